@@ -59,6 +59,8 @@ ONLY_ON_GPU = ("fp16", "cuda-graphs")
 METHODS = ("simsiam", "fastsiam", "simclr", "mocov2", "byol", "swav")
 """Methods that lightly has the parts of."""
 PIPELINES: tuple[Pipeline, ...] = get_args(ImagePipeline)
+HEADLINE = "fastsiam", "simsiam"
+"""What ``fastsiam bench headline`` trains."""
 SOAKED: tuple[Pipeline, ...] = (*PIPELINES, "synthetic")
 """What ``fastsiam bench soak`` has runs with."""
 
@@ -246,6 +248,36 @@ class GpuConfig(Config):
         "auto",
         "auto takes the GPU if there is one; a CPU does it all at a small size, for trying out.",
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadlineConfig(Config):
+    """What ``fastsiam bench headline`` trains, and for how long."""
+
+    data: str = setting("", "CIFAR-10, as of train. Default: $FASTSIAM_DATA, else ./data.")
+    minutes: float = setting(9.0, "Time of this call. The next one resumes.", above=0)
+    goal: float = setting(
+        90.0, "kNN top-1 accuracy in percent at which a method stops.", above=0, at_most=100
+    )
+    only: str = setting("", "Methods to train, as a,b: fastsiam, simsiam. Default: both, in turn.")
+    knn_every: int = setting(5, "Epochs between two kNN evaluations.", at_least=1)
+    epochs: int = setting(0, "Epochs of the schedule; 0 is the recipe's.", at_least=0)
+    width: int = setting(
+        0, "Channels of the backbone's first stage; 0 is the recipe's.", at_least=0
+    )
+    seed: int = setting(0, "Seed of both runs.")
+    device: Literal["auto", "cuda", "cpu"] = setting("auto", "auto takes the GPU if there is one.")
+    out: str = setting("runs/headline", "Folder for the runs, the record and the picture.")
+
+    def check(self) -> None:
+        """Refuse unknown methods."""
+        for name in self.methods:
+            require(name in HEADLINE, f"only are some of {', '.join(HEADLINE)}, not {name!r}")
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods in turn."""
+        return tuple(self.only.split(",")) if self.only else HEADLINE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,9 +61,10 @@ from fastsiam.interchange.pretrained import Input, Pretrained
 from fastsiam.methods.optim import decaying_rate, peak_lr
 from fastsiam.model.backbones import build_backbone
 from fastsiam.model.numerics import keep_freed_memory
-from fastsiam.pipelines import open_training_images
+from fastsiam.pipelines import ViewLoader, open_training_images
 from fastsiam.pipelines.store import Store
 from fastsiam.pipelines.workers import count as count_workers
+from fastsiam.views.batch import Batch
 
 Views = Sequence[Tensor]
 """Of each image: (N, 3, S, S) each, normalised."""
@@ -396,15 +397,16 @@ class _Images(Dataset[list[Tensor]]):
         return self.transform(self.store.decode(index))
 
 
-def train(config: TrainConfig, recipe: str) -> dict[str, Any]:
+def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[str, Any]:
     """Train, in float32 and not compiled; leave backbone.pt and result.json in the run's folder.
 
     Args:
         config: all settings; ``run.out`` is the folder.
         recipe: name of the recipe that the settings are changes of.
+        loader: "lightly" for its transform in torch's DataLoader, "fastsiam" for a ``ViewLoader``.
 
     Returns:
-        The result: losses, seconds, processor seconds, settings and versions.
+        The result: losses, images/s, seconds, processor seconds, settings and versions.
 
     Raises:
         BackendError: lightly's parts lack a setting.
@@ -421,16 +423,7 @@ def train(config: TrainConfig, recipe: str) -> dict[str, Any]:
     if not use_gpu:
         keep_freed_memory()
     images = open_training_images(config.data, batch=config.optim.batch)
-    workers = max(0, count_workers(config.data.workers))
-    batches: DataLoader[list[Tensor]] = DataLoader(
-        _Images(images, transform_of(config.model.method.name, config.augment)),
-        batch_size=config.optim.batch,
-        shuffle=True,
-        drop_last=True,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-        generator=torch.Generator().manual_seed(config.numerics.seed),
-    )
+    batches = _LOADERS[loader](config, images, device)
     torch.manual_seed(config.numerics.seed)
     model = composed(config, steps_per_epoch=len(batches)).to(device)
     model = model.to(memory_format=memory_format(config))
@@ -444,7 +437,9 @@ def train(config: TrainConfig, recipe: str) -> dict[str, Any]:
         "seed": config.numerics.seed,
         "epochs": config.optim.epochs,
         "steps": config.optim.epochs * len(batches),
-        "seconds": time.perf_counter() - wall,
+        "loader": loader,
+        "seconds": (seconds := time.perf_counter() - wall),
+        "images_per_second": config.optim.epochs * len(batches) * config.optim.batch / seconds,
         "cpu_seconds": cpu_seconds() - cpu,
         "losses": losses,
         "weights": str(weights),
@@ -453,6 +448,39 @@ def train(config: TrainConfig, recipe: str) -> dict[str, Any]:
     about = {"recipe": recipe, "config": config.to_dict(), "environment": environment()}
     write_json(out / "result.json", result | about)
     return result
+
+
+def _lightly_batches(config: TrainConfig, images: Store, device: torch.device) -> Any:
+    """Return lightly's transform on PIL images, in torch's DataLoader."""
+    workers = max(0, count_workers(config.data.workers))
+    return DataLoader(
+        _Images(images, transform_of(config.model.method.name, config.augment)),
+        batch_size=config.optim.batch,
+        shuffle=True,
+        drop_last=True,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        generator=torch.Generator().manual_seed(config.numerics.seed),
+    )
+
+
+def _fastsiam_batches(config: TrainConfig, images: Store, device: torch.device) -> Any:
+    """Return fastsiam's loader, as a user of lightly would put it into the loop."""
+    return ViewLoader(
+        config.data,
+        config.augment,
+        batch=config.optim.batch,
+        seed=config.numerics.seed,
+        device=device,
+        transform=_views_of,
+    )
+
+
+def _views_of(batch: Batch) -> list[Tensor]:
+    return list(batch.views)
+
+
+_LOADERS = {"lightly": _lightly_batches, "fastsiam": _fastsiam_batches}
 
 
 def _train(config: TrainConfig, model: Composed, batches: Any, device: torch.device) -> list[float]:

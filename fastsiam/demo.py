@@ -22,7 +22,7 @@ from PIL import Image
 from fastsiam import distributed
 from fastsiam.config import ConvertConfig
 from fastsiam.config.evaluate import KnnConfig, LinearConfig
-from fastsiam.config.recipes import demo
+from fastsiam.config.recipes import RECIPES
 from fastsiam.console import Tally, tally
 from fastsiam.errors import DataError
 from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
@@ -188,7 +188,7 @@ def run_demo(out: Path) -> None:
     """Run the demo into a folder; an earlier demo there continues, or is shown again if done."""
     data, run = out / "images", out / "run"
     make_images_once(data)
-    config = demo()
+    config = RECIPES["demo"]()
     config = replace(
         config, data=replace(config.data, data=str(data)), run=replace(config.run, out=str(run))
     )

@@ -43,6 +43,8 @@ if TYPE_CHECKING:  # torch is loaded with a loader: fastsiam convert does withou
 
     from fastsiam.views.batch import EvalLoader, Loader
 
+    from .loaders import CropTransform
+
 log = logging.getLogger(__name__)
 
 __all__ = [
@@ -79,6 +81,7 @@ def build_loader(
     store: Store | None = None,
     bad: BadImages | None = None,
     shuffle: Window | Mixture | None = None,
+    crop_transform: CropTransform | None = None,
 ) -> Loader:
     """Open a data set's training images as a loader of batches of views.
 
@@ -96,6 +99,9 @@ def build_loader(
         store: the training images, if they are open already; opened by default.
         bad: the bad images that are known, which others replace; by default those that this loader
             finds, if ``data.bad_images`` says so.
+        crop_transform: is called with the uint8 crops of each batch on the device, one tensor
+            (V, N, S, S, 3) for each side of the views, and returns tensors like them, on which the
+            colour operations then work. The pipelines ``torchvision`` and ``synthetic`` have none.
         shuffle: shuffles the images; by default as ``data`` says, by how the images lie now.
 
     With ``DataConfig(pipeline="auto")``, each process chooses for itself: see ``automatic``.
@@ -104,7 +110,7 @@ def build_loader(
         BackendError: the pipeline's package is missing.
         DataError: the data cannot be read, or holds fewer images than a batch.
         ValueError: the batch cannot be shared equally among the ranks, or ``chosen`` holds no
-            ascending positions.
+            ascending positions; or the pipeline has no crops that ``crop_transform`` could change.
     """
     import torch
 
@@ -131,7 +137,13 @@ def build_loader(
         shuffle=shuffle or shuffle_of(data, store, images=images, chosen=chosen),
     )
     dtype = dtype or torch.float32
-    return backend.open(data, store, order, augment, device=device, dtype=dtype)
+    loader = backend.open(data, store, order, augment, device=device, dtype=dtype)
+    if crop_transform is not None:
+        if not backend.crops:
+            loader.close()
+            raise ValueError(f"the {backend.name} pipeline has no crops for crop_transform")
+        loader.crop_transform = crop_transform  # type: ignore[attr-defined]
+    return loader
 
 
 def open_training_images(

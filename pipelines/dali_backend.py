@@ -52,7 +52,7 @@ class DaliLoader(CropLoader):
         order: Order,
         augment: AugmentConfig,
         *,
-        workers: int,
+        workers: int | str,
         device: torch.device,
         dtype: torch.dtype,
         prefetch: int = 2,
@@ -81,7 +81,7 @@ class DaliLoader(CropLoader):
             self._engine.close()
 
     def _views(self, epoch: int, skip: int) -> Generator[Augmented]:
-        if (engine := self._engine) is None:
+        if (engine := self._engine) is None or self.crop_transform is not None:
             return super()._views(epoch, skip)
 
         def make(index: NDArray[np.int64], images: Images, params: ViewParams) -> Crops:
@@ -122,7 +122,7 @@ def central_crops(
     *,
     resize: int,
     side: int,
-    workers: int,
+    workers: int | str,
     prefetch: int,
     hw_decoder_load: float,
     device: torch.device,

@@ -96,7 +96,7 @@ class Cropper:
         store: Store,
         shapes: Sequence[Shape],
         *,
-        workers: int,
+        workers: int | str,
         device: torch.device,
         prefetch: int,
         hw_decoder_load: float,

@@ -92,13 +92,21 @@ class Engine:
         workers: threads that decode and crop; -1 means one per core of this rank.
     """
 
-    def __init__(self, store: Store, *, workers: int) -> None:
-        self._store, self._workers = store, max(1, count(workers))
-        self._threads = ThreadPoolExecutor(self._workers, "fastsiam-engine")
+    def __init__(self, store: Store, *, workers: int | str) -> None:
+        self._store = store
+        self.use(max(1, count(workers)))
         self._readers = ThreadPoolExecutor(_READERS, "fastsiam-reader")
         self.headers = Headers(store)
         self._chunks = BufferPool(_MOST_CHUNKS)
         self._last: Callable[[], PendingBatch | None] = lambda: None
+
+    def use(self, workers: int) -> None:
+        """Decode and crop the batches that are submitted from now on in another number of threads.
+
+        Threads of batches that are pending end with these.
+        """
+        self.workers = workers
+        self._threads = ThreadPoolExecutor(workers, "fastsiam-engine")
 
     def batches(
         self,
@@ -208,7 +216,7 @@ class Engine:
             stages: photometric stage for each side, if views are wanted; it holds the views.
         """
         job = Job(images, cuts, sides, crops, stages, decode=self.headers.decode)
-        pending = PendingBatch(self._store, index, images, job, self._threads, self._workers)
+        pending = PendingBatch(self._store, index, images, job, self._threads, self.workers)
         self._last = weakref.ref(pending)
         return pending
 

@@ -56,7 +56,7 @@ class FfcvLoader(NativeLoader):
         order: Order,
         augment: AugmentConfig,
         *,
-        workers: int,
+        workers: int | str,
         prefetch: int,
         os_cache: bool,
         device: torch.device,

@@ -16,7 +16,7 @@ from torch import Tensor
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import ImageError
 from fastsiam.views.batch import Batch, Crops, crop_shapes, to_device
-from fastsiam.views.digest import seen_in
+from fastsiam.views.digest import batch_digest
 from fastsiam.views.draws import ViewParams, draw_views
 from fastsiam.views.photometric import photometric
 
@@ -109,7 +109,7 @@ class StoreLoader(ABC):
             for step, (index, params, views) in enumerate(made, skip):
                 if self.reads_files:
                     self._store.check()
-                seen = seen_in(params, index, epoch=epoch, place=self._order.place(step))
+                seen = batch_digest(params, index, epoch=epoch, place=self._order.place(step))
                 there = to_device(index, self._device)
                 yield Batch(views, there, self._labels[there], seen, params, self._store.name)
 
@@ -154,8 +154,15 @@ class StoreLoader(ABC):
             self._running = None
 
 
+CropTransform = Callable[[Crops], Crops]
+"""Changes the uint8 crops of a batch on the device, before the colours are changed."""
+
+
 class CropLoader(StoreLoader):
     """Base class of loaders whose photometric stage comes after them, where the model runs."""
+
+    crop_transform: CropTransform | None = None
+    """Is applied to the crops of each batch, before the photometric stage."""
 
     def crops(
         self, number: int, *, skip: int = 0
@@ -173,7 +180,26 @@ class CropLoader(StoreLoader):
     def _views(self, epoch: int, skip: int) -> Generator[Augmented]:
         with contextlib.closing(self._crops(epoch, skip)) as made:
             for index, params, crops in made:
+                if self.crop_transform is not None:
+                    crops = self._transformed(crops)
                 yield index, params, photometric(crops, params, self._augment, dtype=self._dtype)
+
+    def _transformed(self, crops: Crops) -> Crops:
+        """Apply the user's transform, and check that it returns crops like those that it got.
+
+        Raises:
+            ValueError: it does not.
+        """
+        assert self.crop_transform is not None
+        made = tuple(self.crop_transform(crops))
+        shapes, types = [x.shape for x in made], {x.dtype for x in made}
+        if shapes != [x.shape for x in crops] or types != {torch.uint8}:
+            raise ValueError(
+                f"crop_transform must return uint8 tensors of shapes "
+                f"{[tuple(x.shape) for x in crops]}, and returned {[tuple(x) for x in shapes]} "
+                f"({', '.join(sorted(map(str, types)))})"
+            )
+        return made
 
 
 def copy_stream(device: torch.device) -> torch.cuda.Stream | None:

@@ -40,7 +40,7 @@ class MemoryLoader(CropLoader):
         order: Order,
         augment: AugmentConfig,
         *,
-        workers: int,
+        workers: int | str,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -58,7 +58,7 @@ class MemoryLoader(CropLoader):
             self._engine.close()
 
     def _views(self, epoch: int, skip: int) -> Generator[Augmented]:
-        if self._engine is None:
+        if self._engine is None or self.crop_transform is not None:
             yield from super()._views(epoch, skip)
             return
         for index, params, pixels, start, shape in self._drawn(epoch, skip):
@@ -121,7 +121,7 @@ class Pixels:
         self,
         store: Store,
         chosen: NDArray[np.int64] | None,
-        workers: int,
+        workers: int | str,
         device: torch.device,
         *,
         keeps_on: bool,

@@ -8,6 +8,7 @@ streams, and the photometric stage runs on the GPU.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 
@@ -26,6 +27,9 @@ from .job import Images, cut_centres, cut_views, stages_of, views_of
 from .loaders import Augmented, CropLoader, copy_stream, take_over
 from .order import Order
 from .store import Store
+from .tuning import WorkerTuner
+
+log = logging.getLogger(__name__)
 
 OnDevice = tuple[tuple[Tensor, ...], torch.cuda.Event | None]
 """Crops or views, and the event after which they are complete; None if they are complete."""
@@ -37,7 +41,8 @@ class NativeLoader(CropLoader):
     Args:
         store: the images.
         order: as for ``StoreLoader``, as are ``augment``, ``device`` and ``dtype``.
-        workers: threads that decode and crop; -1 means one per core of this rank.
+        workers: threads that decode and crop; -1 means one per core of this rank, and "auto" the
+            fewest that do not slow the training loop down (``tuning``).
         prefetch: batches that are made ahead of the training step, at least two.
     """
 
@@ -47,7 +52,7 @@ class NativeLoader(CropLoader):
         order: Order,
         augment: AugmentConfig,
         *,
-        workers: int,
+        workers: int | str,
         prefetch: int,
         device: torch.device,
         dtype: torch.dtype,
@@ -55,7 +60,14 @@ class NativeLoader(CropLoader):
         super().__init__(store, order, augment, device=device, dtype=dtype)
         self._prefetch = prefetch
         self._engine = Engine(store, workers=workers)
+        self._tuner = WorkerTuner(self._engine.workers) if workers == "auto" else None
         self._slots: list[_Slot] = []
+
+    @property
+    def tuned_workers(self) -> int | None:
+        """The number of threads that was found; None where none is to be found, or not yet."""
+        tuner = self._tuner
+        return tuner.workers if tuner is not None and tuner.is_done else None
 
     def close(self) -> None:
         """End the threads and free the buffers."""
@@ -66,7 +78,7 @@ class NativeLoader(CropLoader):
         self._slots.clear()
 
     def _views(self, epoch: int, skip: int) -> Generator[Augmented]:
-        if self._device.type == "cpu":
+        if self._device.type == "cpu" and self.crop_transform is None:
             return self._made(epoch, skip, finished=True)
         return super()._views(epoch, skip)
 
@@ -79,6 +91,8 @@ class NativeLoader(CropLoader):
 
     def _made(self, epoch: int, skip: int, *, finished: bool) -> Generator[Augmented]:
         """Yield views if they are to be finished on the CPU, else crops on the device."""
+        if self._tuner is not None:
+            self._tuner.pause()
         batches = self._engine.batches(
             partial(self._order.indices, epoch),
             range(skip, self.steps),
@@ -90,6 +104,17 @@ class NativeLoader(CropLoader):
             for index, params, (made, copied) in batches:
                 take_over(made, copied)
                 yield index, params, made
+                self._tune()
+
+    def _tune(self) -> None:
+        """Time the loop, which asks for the next batch; try another number of threads."""
+        tuner = self._tuner
+        if tuner is None or tuner.is_done:
+            return
+        if tuner.note_batch():
+            self._engine.use(tuner.workers)
+        if tuner.is_done:
+            log.info(tuner)
 
     def _read(self, index: NDArray[np.int64]) -> Images:
         """Read the next batch of the epoch."""
@@ -140,7 +165,7 @@ def central_crops(
     *,
     resize: int,
     side: int,
-    workers: int,
+    workers: int | str,
     prefetch: int,
     device: torch.device,
 ) -> Generator[Tensor]:

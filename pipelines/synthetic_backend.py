@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastsiam.config import AugmentConfig
 from fastsiam.views.batch import Batch
-from fastsiam.views.digest import seen_in
+from fastsiam.views.digest import batch_digest
 
 from .order import Order
 
@@ -22,7 +22,7 @@ def noise_shown(order: Order, epoch: int, step: int) -> int:
     """Return the digest of a batch of noise, for which nothing is drawn."""
     share = order.batch // order.world
     index = order.place((epoch * order.steps + step) % _DISTINCT) + np.arange(share)
-    return seen_in(None, index, epoch=epoch, place=order.place(step))
+    return batch_digest(None, index, epoch=epoch, place=order.place(step))
 
 
 class SyntheticLoader:

@@ -229,16 +229,16 @@ class TorchvisionLoader(StoreLoader):
         order: Order,
         augment: AugmentConfig,
         *,
-        workers: int,
+        workers: int | str,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         super().__init__(store, order, augment, device=device, dtype=dtype)
-        self._stream, workers = copy_stream(device), count(workers)
-        self._tasks = _Tasks(order, images_of_an_item(self._shapes, workers=workers), workers)
+        self._stream, processes = copy_stream(device), count(workers)
+        self._tasks = _Tasks(order, images_of_an_item(self._shapes, workers=processes), processes)
         views = _Views(store, augment, order.seed)
         self._processes = LoaderProcesses(
-            views, self._tasks, workers=workers, device=device, forks=not store.is_remote
+            views, self._tasks, workers=processes, device=device, forks=not store.is_remote
         )
 
     def close(self) -> None:

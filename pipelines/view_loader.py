@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # loads torch
 
     from fastsiam.views.batch import Batch, Loader
 
+    from .loaders import CropTransform
+
 
 class ViewLoader:
     """Batches of augmented views, as an iterable that resumes in the middle of an epoch.
@@ -41,6 +43,7 @@ class ViewLoader:
         device: device of the views.
         dtype: floating type of the views; float32 by default.
         chosen: positions in the data set, ascending, of the images to load; all by default.
+        crop_transform: is called with the uint8 crops of each batch; see ``build_loader``.
         transform: is called with each ``Batch``, and returns what the loader yields.
     """
 
@@ -56,6 +59,7 @@ class ViewLoader:
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
         chosen: NDArray[np.int64] | None = None,
+        crop_transform: CropTransform | None = None,
         transform: Callable[[Batch], Any] | None = None,
     ) -> None:
         self._data = data if isinstance(data, DataConfig) else DataConfig(data=str(data))
@@ -66,6 +70,7 @@ class ViewLoader:
             "device": device,
             "dtype": dtype,
             "chosen": chosen,
+            "crop_transform": crop_transform,
         }
         self._rank, self._world, self._transform = rank, world, transform
         self._next = self._position = 0, 0

@@ -19,9 +19,9 @@ Task = TypeVar("Task")
 Made = TypeVar("Made")
 
 
-def count(workers: int) -> int:
-    """Return the number of workers; -1 means one per core of this rank."""
-    return workers if workers >= 0 else own_cores()
+def count(workers: int | str) -> int:
+    """Return the number of workers to start with; -1 and "auto" mean one per core of this rank."""
+    return workers if isinstance(workers, int) and workers >= 0 else own_cores()
 
 
 class _Closes(Protocol):

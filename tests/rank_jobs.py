@@ -29,6 +29,7 @@ from fastsiam.config import (
     TrainConfig,
     ViewConfig,
 )
+from fastsiam.config.evaluate import LinearConfig
 from fastsiam.distributed import (
     Place,
     Signalled,
@@ -40,9 +41,8 @@ from fastsiam.distributed import (
     parallel,
 )
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.evaluate.detection.batch_norm import use_uneven_batch_norm
 from fastsiam.evaluate.knn import knn_accuracy
-from fastsiam.evaluate.linear import LinearTraining
+from fastsiam.evaluate.supervised import SupervisedTraining, linear_training
 from fastsiam.methods import Method, build_method
 from fastsiam.model import batch_norm
 from fastsiam.model.batch_norm import use_view_batch_norm
@@ -403,8 +403,8 @@ def knn_problem() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def linear(rank: int, world: int) -> dict[str, Any]:
     """Train two heads on shares of each batch, and validate uneven shares."""
-    optim = OptimConfig(optimizer="lars", lr=0.1, batch=20, epochs=3, weight_decay=0.0)
-    training = linear_training(optim, [0.1, 10.0], Place(rank, world, torch.device("cpu")))
+    config = LinearConfig(optimizer="lars", lrs="0.1,10", batch=20, epochs=3, seed=5)
+    training = small_training(config, Place(rank, world, torch.device("cpu")))
     features, labels, held, held_labels = linear_problem()
     for epoch in range(3):
         batches = zip(features.split(20), labels.split(20), strict=True)
@@ -412,16 +412,14 @@ def linear(rank: int, world: int) -> dict[str, Any]:
     own = torch.arange(len(held)).tensor_split(world)[rank]
     results = training.evaluate([(held[own], held_labels[own])])
     return {
-        "weight": training.heads.weight[1].detach(),
+        "weight": training.network.weight[1].detach(),  # type: ignore[index]
         "top1": [result.top1 for result in results],
         "images": results[0].images,
     }
 
 
-def linear_training(optim: OptimConfig, rates: list[float], place: Place) -> LinearTraining:
-    return LinearTraining(
-        optim, rates, features=6, classes=4, steps_per_epoch=5, seed=5, place=place
-    )
+def small_training(config: LinearConfig, place: Place) -> SupervisedTraining:
+    return linear_training(config, features=6, classes=4, steps_per_epoch=5, place=place)
 
 
 def linear_problem() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -532,26 +530,6 @@ def what_a_step_exchanges(rank: int, world: int) -> tuple[int, int, int]:
     together: Any = step._model
     data = together._get_ddp_logging_data()
     return len(gathered), sum(gathered), data["total_parameter_size_bytes"]
-
-
-def uneven_bn(rank: int, world: int) -> dict[str, Any]:
-    """Run the detectors' BN on this rank's share of a batch, which is not a half."""
-    plain, joint, target = bn_problem()
-    layer = nn.Sequential(plain)
-    use_uneven_batch_norm(layer, dist.group.WORLD)
-    own = slice(0, 5) if rank == 0 else slice(5, None)
-    share = joint[own].clone().requires_grad_()
-    out = layer(share)
-    (out * target[own]).sum().backward()
-    norm = plain
-    assert norm.running_mean is not None and norm.running_var is not None
-    return {
-        "out": out.detach(),
-        "input_gradient": share.grad,
-        "weight_gradient": norm.weight.grad,
-        "mean": norm.running_mean,
-        "var": norm.running_var,
-    }
 
 
 def main(job: str, world: int, folder: Path, rank: int) -> None:

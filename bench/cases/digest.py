@@ -9,7 +9,7 @@ from fastsiam.bench.contest import Work
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig
-from fastsiam.views.digest import seen_in
+from fastsiam.views.digest import batch_digest
 from fastsiam.views.draws import draw_views
 
 BATCHES = 4000
@@ -54,6 +54,6 @@ def build_digest(*, augment: AugmentConfig, batch: int) -> dict[str, Work]:
 
     def run() -> None:
         for _ in range(BATCHES):
-            seen_in(params, index, epoch=0, place=0)
+            batch_digest(params, index, epoch=0, place=0)
 
     return {"digest": Work(run, BATCHES * batch)}

@@ -102,7 +102,7 @@ def build_loading(
         for _ in epoch(next(epochs)):
             pass
         started = len(children(os.getpid()))
-        if data.pipeline == BASELINE and started < data.workers:
+        if data.pipeline == BASELINE and started < int(data.workers):
             raise RuntimeError(f"{started} of {data.workers} workers started")
 
     def facts() -> dict[str, Any]:

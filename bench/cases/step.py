@@ -23,7 +23,7 @@ from fastsiam.distributed import Place
 from fastsiam.errors import BackendError
 from fastsiam.methods import SimSiam, build_method
 from fastsiam.methods.optim import peak_lr
-from fastsiam.model.numerics import autocast_type, with_settled_precision
+from fastsiam.model.numerics import autocast_type, with_resolved_precision
 from fastsiam.pipelines import build_loader
 from fastsiam.pipelines.backends import CEILING
 from fastsiam.train.step import TrainingStep
@@ -115,7 +115,7 @@ class Fed:
 def fed(config: TrainConfig) -> Fed:
     """Find this process's place, and open the loader of what it trains on."""
     place = distributed.start(config.run)
-    config = with_settled_precision(config, place.device)
+    config = with_resolved_precision(config, place.device)
     loader = build_loader(
         config.data,
         config.augment,

@@ -16,7 +16,7 @@ from torch import nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from fastsiam.config import TrainConfig
-from fastsiam.config.recipes import cifar10, imagenet
+from fastsiam.config.recipes import RECIPES
 from fastsiam.methods import method_skeleton
 from fastsiam.report.markdown import markdown
 
@@ -103,7 +103,10 @@ def seconds(counted: Sequence[Layer], *, fused: bool) -> float:
 
 def table() -> str:
     """Return the table of the page."""
-    recipes: dict[str, Any] = {"ResNet-50, 224 pixels": imagenet, "ResNet-18, 32 pixels": cifar10}
+    recipes: dict[str, Any] = {
+        "ResNet-50, 224 pixels": RECIPES["imagenet"],
+        "ResNet-18, 32 pixels": RECIPES["cifar10"],
+    }
     rows = []
     for name, recipe in recipes.items():
         counted = layers(recipe())

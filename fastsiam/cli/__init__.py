@@ -76,14 +76,14 @@ def _run() -> None:
         app()
     except Interrupted as error:
         if os.environ.get("RANK", "0") == "0":
-            _print(_line(error))
+            _say(error)
         sys.exit(error.exit_code)
     except OtherRankError:
         sys.exit(RANK_LOST)
     except FastSiamError as error:
         if os.environ.get("FASTSIAM_DEBUG"):
             raise
-        _blame(_line(error))
+        _say(error, "error: ")
         sys.exit(ERROR)
     except RuntimeError as error:
         from fastsiam.distributed import peer_is_gone, peer_is_late
@@ -94,24 +94,16 @@ def _run() -> None:
         if os.environ.get("FASTSIAM_DEBUG"):
             traceback.print_exc()
         if late:
-            _blame(late)
+            _say(late, "error: ")
         time.sleep(_LAST)
         sys.exit(RANK_LOST)
 
 
-def _blame(line: str) -> None:
-    """Print an error's line; with several ranks, the line of another than the first is named."""
-    _print(f"error: {line}")
-
-
-def _print(line: str) -> None:
+def _say(error: object, prefix: str = "") -> None:
+    """Print an error's message, and in brackets what was noted on its way up."""
+    notes = [f"({note})" for note in getattr(error, "__notes__", ())]
     with contextlib.suppress(OSError):  # the exit code is to stand, whatever became of the log
-        print(line, file=sys.stderr)
-
-
-def _line(error: Exception) -> str:
-    """Return an error's message, and in brackets what was noted on its way up."""
-    return " ".join([str(error), *(f"({note})" for note in getattr(error, "__notes__", ()))])
+        print(" ".join([f"{prefix}{error}", *notes]), file=sys.stderr)
 
 
 def _leave_at_once(ending: BaseException) -> NoReturn:

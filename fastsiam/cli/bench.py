@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from fastsiam.bench.cases import CASES, Case
-from fastsiam.bench.config import BenchConfig, GpuConfig, SoakConfig
+from fastsiam.bench.config import BenchConfig, GpuConfig, HeadlineConfig, SoakConfig
 from fastsiam.bench.peers import require_lightly
-from fastsiam.cli.help import Group
 from fastsiam.cli.options import Commands
 from fastsiam.config import PipelineSetting, TrainConfig
 
 
-class _BenchGroup(Group):
+class _BenchGroup(typer.core.TyperGroup):
     """``fastsiam bench`` alone, or followed by options, means ``fastsiam bench all``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -82,18 +82,36 @@ def profile(
 
 
 @app.command("lightly")
-def _lightly(recipe: str, config: TrainConfig) -> None:
-    """Train a method by lightly's parts, transform and loader, with a run's settings.
+def _lightly(
+    recipe: str,
+    config: TrainConfig,
+    loader: Annotated[
+        str,
+        typer.Option(help="lightly: its transform in a DataLoader; fastsiam: the run's pipeline."),
+    ] = "lightly",
+) -> None:
+    """Train a method by lightly's parts, with a run's settings and lightly's loader or fastsiam's.
 
     --out is a folder: backbone.pt there is for fastsiam eval, result.json says what was done, and
-    the last line printed is the same in short. --workers are loader processes.
+    the last line printed is the same in short. --workers are loader processes of lightly's.
     """
+    if loader not in ("lightly", "fastsiam"):
+        raise typer.BadParameter(f"--loader must be lightly or fastsiam, not {loader!r}")
     require_lightly()
     if not config.run.out:
         raise typer.BadParameter("name a folder for the weights: --out DIR")
     from fastsiam.bench.lightly import train
 
-    print(json.dumps(train(config, recipe)))
+    print(json.dumps(train(config, recipe, loader=loader)))
+
+
+@app.command("headline")
+def _headline(config: HeadlineConfig) -> None:
+    """Train FastSiam and SimSiam on CIFAR-10 to 90% kNN, some minutes a call; write the curve."""
+    from fastsiam.bench.headline import PICTURE, RECORD, run
+
+    run(config)
+    print(f"wrote {config.out}/{RECORD} and {config.out}/{PICTURE}")
 
 
 @app.command("gpu")

@@ -20,31 +20,35 @@ app = Commands(
 )
 
 
-@app.command()
-def imagenet(config: ConvertConfig) -> None:
-    """ImageNet: the official archives, folders, WebDataset shards or Hugging Face's parquet."""
-    _convert("imagenet", config)
+_KINDS: dict[Kind, str] = {
+    "imagenet": "ImageNet: the official archives, folders, WebDataset shards or Hugging Face's "
+    "parquet.",
+    "cifar10": "CIFAR-10: its authors' python archive, or its images as files.",
+    "folder": "Whatever --data of the train command takes: images, tars, Hugging Face's, .beton or "
+    "parts.\n\nClass folders or none; train/ beside val/ or test/, or training images alone.",
+    "parquet": "Parquet files with an image column (a struct of bytes and path) and a label.",
+}
 
 
-@app.command()
-def cifar10(config: ConvertConfig) -> None:
-    """CIFAR-10: its authors' python archive, or its images as files."""
-    _convert("cifar10", config)
+def _add(kind: Kind, help: str) -> None:
+    """Add the command that converts data of a kind."""
+
+    def convert(config: ConvertConfig) -> None:
+        if config.parts:
+            from fastsiam.pipelines.convert.parts import convert_parts
+
+            convert_parts(kind, config, sys.argv[1:])
+            return
+        from fastsiam.pipelines.convert.command import convert_data
+
+        convert_data(kind, config)
+
+    convert.__doc__ = help
+    app.command(kind)(convert)
 
 
-@app.command()
-def folder(config: ConvertConfig) -> None:
-    """Whatever --data of the train command takes: images, tars, Hugging Face's, .beton or parts.
-
-    Class folders or none; train/ beside val/ or test/, or training images alone.
-    """
-    _convert("folder", config)
-
-
-@app.command()
-def parquet(config: ConvertConfig) -> None:
-    """Parquet files with an image column (a struct of bytes and path) and a label."""
-    _convert("parquet", config)
+for _kind, _help in _KINDS.items():
+    _add(_kind, _help)
 
 
 @app.command("demo")
@@ -53,17 +57,6 @@ def demo_images(config: ConvertConfig) -> None:
     from fastsiam.demo import convert_demo
 
     convert_demo(config)
-
-
-def _convert(kind: Kind, config: ConvertConfig) -> None:
-    if config.parts:
-        from fastsiam.pipelines.convert.parts import convert_parts
-
-        convert_parts(kind, config, sys.argv[1:])
-        return
-    from fastsiam.pipelines.convert.command import convert_data
-
-    convert_data(kind, config)
 
 
 @app.command()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastsiam.cli.options import Commands, picture_path
+from fastsiam.cli.options import Commands, usage_errors
 from fastsiam.config import RunConfig
 from fastsiam.config.detect import NOT_OF_DETECTION, DetectConfig
 from fastsiam.config.evaluate import (
@@ -133,8 +133,10 @@ def neighbours(run: Network, config: NeighboursConfig) -> None:
     """Draw some images and those whose features are nearest to theirs."""
     from fastsiam import distributed
     from fastsiam.evaluate.feature_files import write_neighbours
+    from fastsiam.report.pictures import check_picture
 
-    out = picture_path(Path(config.out))
-    place = distributed.start(RunConfig(device=config.device))
-    write_neighbours(run, config, place, out=out)
+    out = Path(config.out)
+    with usage_errors():
+        check_picture(out)
+    write_neighbours(run, config, distributed.start(RunConfig(device=config.device)), out=out)
     print(f"wrote {config.out}: each row an image, and the training images nearest to it")

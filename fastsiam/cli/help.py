@@ -1,4 +1,4 @@
-"""``--help`` as plain text: options in sections, and summaries in full; refusals of values.
+"""``--help`` as plain text with options in sections; values that are refused.
 
 Typer keeps an option's section in its ``rich_help_panel``, which only its Rich output draws.
 """
@@ -21,8 +21,6 @@ COMMON = frozenset({
 })  # fmt: skip
 """Settings that ``--help`` shows of the commands that take all of them; ``--help-all`` has all."""
 _ALL = "fastsiam.help_all"
-_WHOLE = 1000
-"""More characters than the first sentence of any command's help."""
 
 
 class Command(typer.core.TyperCommand):
@@ -38,7 +36,7 @@ class Command(typer.core.TyperCommand):
         except Exception as error:  # of an unknown option: no class that all versions of Typer name
             option = getattr(error, "option_name", "")
             name = option.removeprefix("--").removeprefix("no-").replace("-", "_")
-            if self._takes_settings() and name in {one.name for one in train_settings()}:
+            if name in train_settings() and self._takes("assignments"):
                 error.message = f"No such option: {option}; add --set {name}=VALUE"  # type: ignore[attr-defined]
             raise
 
@@ -46,16 +44,16 @@ class Command(typer.core.TyperCommand):
         """Write arguments, options of no section, and then the sections."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         notes = getattr(self.callback, "notes", dict)(ctx.params)
+        is_short = self._takes("help_all") and _ALL not in ctx.meta
         for parameter in self.get_params(ctx):
-            if self._is_left_out(parameter, ctx):
+            section = getattr(parameter, "rich_help_panel", None)
+            record = parameter.get_help_record(ctx)
+            if record is None or (is_short and section and parameter.name not in COMMON):
                 continue
+            if note := notes.get(parameter.name):
+                record = record[0], f"{record[1]}  [{note}]"
             kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
-            name = getattr(parameter, "rich_help_panel", None) or kind
-            if record := parameter.get_help_record(ctx):
-                option, text = record
-                if note := notes.get(parameter.name):
-                    text = f"{text}  [{note}]"
-                sections.setdefault(name, []).append((option, text))
+            sections.setdefault(section or kind, []).append(record)
         for name, records in sections.items():
             if records:
                 formatter.write_paragraph()
@@ -64,14 +62,9 @@ class Command(typer.core.TyperCommand):
                 formatter.write_dl(records)
                 formatter.dedent()
 
-    def _is_left_out(self, parameter: Any, ctx: Any) -> bool:
-        """Tell whether ``--help`` leaves an option to ``--help-all``."""
-        of_settings = getattr(parameter, "rich_help_panel", None) is not None
-        has_both = any(other.name == "help_all" for other in self.params)
-        return has_both and of_settings and parameter.name not in COMMON and _ALL not in ctx.meta
-
-    def _takes_settings(self) -> bool:
-        return any(parameter.name == "assignments" for parameter in self.params)
+    def _takes(self, name: str) -> bool:
+        """Tell whether there is a parameter of that name."""
+        return any(parameter.name == name for parameter in self.params)
 
 
 def show_all(context: typer.Context, asked: bool) -> None:
@@ -92,17 +85,3 @@ def _refusal(error: typer.BadParameter) -> str:
     if not one_of:
         return message
     return or_nearest(message.rstrip("."), given.strip("'"), re.findall("'(.*?)'", choices))
-
-
-class Group(typer.core.TyperGroup):
-    """Commands with the first sentence of each one's help, however long."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands."""
-        rows = [
-            (name, command.get_short_help_str(_WHOLE))
-            for name in self.list_commands(ctx)
-            if (command := self.get_command(ctx, name)) is not None and not command.hidden
-        ]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
-from fastsiam.cli.options import Commands, picture_path, usage_errors
-from fastsiam.config import AugmentConfig, DataConfig, NumericsConfig, PipelineSetting
+from fastsiam.cli.options import Commands, usage_errors
+from fastsiam.config import AugmentConfig, DataConfig, NumericsConfig
 from fastsiam.config.flags import augment_from_flags, sections
 from fastsiam.files import write_json
 
@@ -64,15 +64,14 @@ def views(
     ] = None,
 ) -> None:
     """Show images beside the views that pipelines make of each, as training sees them."""
-    from fastsiam.report.pictures import save_picture
+    from fastsiam.report.pictures import check_picture, save_picture
     from fastsiam.report.views import show_views
 
-    out = picture_path(out)
     data, augment, seed = config
-    names = (pipeline or (data.pipeline if run else "auto")).split(",")
+    names: list[Any] = (pipeline or (data.pipeline if run else "auto")).split(",")
     with usage_errors():
-        settings = [cast("PipelineSetting", name) for name in names]
-        sources = [replace(data, pipeline=name, workers=0) for name in settings]
+        check_picture(out)
+        sources = [replace(data, pipeline=name, workers=0) for name in names]
     sheet, record, shown = show_views(sources, augment, images=images, epoch=epoch, seed=seed)
     save_picture(sheet, out)
     print(

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
-from fastsiam.cli.help import Command, Group, show_all
+from fastsiam.cli.help import Command, show_all
 from fastsiam.config.files import (
     Settings,
     merge,
@@ -37,7 +38,7 @@ from fastsiam.config.flags import (
     train_settings,
 )
 from fastsiam.config.recipes import RECIPES
-from fastsiam.config.setting import Config, Setting, settings_of
+from fastsiam.config.setting import Config, Setting, settings_of, title
 
 _FRESH = "auto", "never", ""
 """Values of ``--resume`` that name no run."""
@@ -48,10 +49,10 @@ _READ_FIRST = "method", "resume"
 
 
 class Commands(typer.Typer):
-    """A Typer app whose commands may take settings, and whose help is ``fastsiam.cli.help``'s."""
+    """A Typer app whose commands may take settings, and are listed with a whole sentence each."""
 
-    def __init__(self, *, cls: type[Group] = Group, **how: Any) -> None:
-        super().__init__(cls=cls, **how)
+    def __init__(self, *, help: str = "", **how: Any) -> None:
+        super().__init__(help=help, short_help=help, **how)
 
     def command(  # type: ignore[override]
         self,
@@ -64,7 +65,7 @@ class Commands(typer.Typer):
 
         def added(run: Callable[..., Any]) -> Callable[..., Any]:
             command = with_options(run, options=options, build=build)
-            super(Commands, self).command(name, cls=Command)(command)
+            super(Commands, self).command(name, cls=Command, short_help=f"{title(run)}.")(command)
             return run
 
         return added
@@ -88,54 +89,103 @@ def with_options(
         options: names of the settings that there are options for; by default all.
         build: makes ``config`` out of all settings of a training run.
     """
-    hints = get_type_hints(run, include_extras=True)
-    parameters = [*inspect.signature(run).parameters.values()]
-    of_a_run = any(x.name == "recipe" and x.default is x.empty for x in parameters)
-    settings = {name: [*settings_of(kind).values()] for name, kind in _configs(hints).items()}
+    parameters = inspect.signature(run, eval_str=True).parameters
+    of_a_run = "recipe" in parameters and parameters["recipe"].default is inspect.Parameter.empty
+    groups = {name: x.annotation for name, x in parameters.items() if _is_config(x.annotation)}
     if of_a_run:
-        settings["config"] = train_settings()
-    if not settings:
+        groups.pop("config", None)
+    each = [train_settings()] if of_a_run else []
+    each += [settings_of(kind) for kind in groups.values()]
+    if not each:
         return run
-    for name, group in settings.items():
-        settings[name] = [x for x in group if x.option and (options is None or x.name in options)]
-    own = [
-        x.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[x.name])
-        for x in parameters
-        if x.name not in {*settings, "recipe"}
+    shown = [
+        [x for x in group.values() if x.option and (options is None or x.name in options)]
+        for group in each
     ]
+    of_settings = {*groups, *(("recipe", "config") if of_a_run else ())}
+    own = [
+        x.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, x in parameters.items()
+        if name not in of_settings
+    ]
+
+    def sources(values: Mapping[str, Any]) -> tuple[dict[str, Any], Settings]:
+        """Return the settings that the command line gives, and all without it."""
+        flags = {name: value for name, value in values.items() if value not in (None, [])}
+        for first, others in SEVERAL.items():
+            if of_a_run and first in flags:
+                flags[first], *flags[others] = flags[first]
+        flags = parse_assignments(flags.pop("assignments", ())) | flags
+        return flags, merge_sources(flags) if of_a_run else Settings()
 
     # Typer takes the annotation of this name for that of an option: none begins with an underscore.
     def command(**_values: Any) -> None:
         arguments = {x.name: _values.pop(x.name) for x in own}
         with usage_errors():
-            flags = _flags(_values)
-            base = merge_sources(flags | {"run": arguments.get("run")}) if of_a_run else Settings()
+            flags, base = sources(_values | {"run": arguments.get("run")})
         with usage_errors(base.source):
             if of_a_run:
-                config = build({**base.flags, **_only(flags, train_settings())})
-                arguments |= {"recipe": base.recipe, "config": config}
-            for name in settings.keys() - arguments.keys():
-                arguments[name] = hints[name](**_only(flags, settings[name]))
+                arguments |= {"recipe": base.recipe, "config": build({**base.flags, **flags})}
+            for name, kind in groups.items():
+                given = flags.keys() & settings_of(kind).keys()
+                arguments[name] = kind(**{setting: flags[setting] for setting in given})
         run(**arguments)
 
     def notes(values: Mapping[str, Any]) -> dict[str, str]:
         with usage_errors():
-            base = merge_sources(_flags(values)) if of_a_run else Settings()
-        each = [one for group in settings.values() for one in group]
-        texts = {one.name: _note(one, base.flags.get(one.name, one.default)) for one in each}
+            base = sources(values)[1]
+        texts = {x.name: _note(x, base.flags.get(x.name, x.default)) for x in chain(*shown)}
         return texts | ({"recipe": f"default: {base.recipe}"} if of_a_run else {})
 
+    from_files = [*inspect.signature(_sources, eval_str=True).parameters.values()]
     command.__name__, command.__doc__ = run.__name__, run.__doc__
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
-            *(_sources() if of_a_run else []),
+            *(from_files[:-1] if of_a_run else []),
             *own,
-            *(option for group in settings.values() for option in _options(group, of_a_run)),
-            *([_help_all()] if of_a_run and options is None else []),
+            *(_option(one, group, of_a_run=of_a_run) for group in shown for one in group),
+            *(from_files[-1:] if of_a_run and options is None else []),
         ]
     )
     command.notes = notes  # type: ignore[attr-defined]
     return command
+
+
+def _sources(
+    *,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            is_eager=True,
+            help=f"Named starting point: {', '.join(RECIPES)}. Flags change single settings of it.",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            is_eager=True,
+            help="Settings: a TOML or YAML file, or a run, whose config.json is read. They beat "
+            "the recipe's; flags beat them. fastsiam config writes such a file.",
+        ),
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            is_eager=True,
+            metavar="NAME=VALUE",
+            help="A setting, as in a settings file, such as lr_end=0.001; may be given several "
+            "times. Some settings have no flag of their own; fastsiam config lists all.",
+        ),
+    ] = None,
+    help_all: Annotated[
+        bool,
+        typer.Option(
+            "--help-all", is_eager=True, callback=show_all, help="Show all options and exit."
+        ),
+    ] = False,
+) -> None:
+    """Declare the options that say where settings are from, and the one that shows all options."""
 
 
 def merge_sources(flags: Mapping[str, Any]) -> Settings:
@@ -149,12 +199,10 @@ def merge_sources(flags: Mapping[str, Any]) -> Settings:
         ValueError: one of them names nothing that holds settings.
     """
     files = [read_settings(flags["config"])] if "config" in flags else []
-    resume = flags.get("resume") or next(
-        (x.flags["resume"] for x in files if "resume" in x.flags), ""
-    )
+    resume = flags.get("resume") or "".join(str(x.flags.get("resume", "")) for x in files)
     run = None
     if resume not in _FRESH:
-        run = _resumed_run(resume, flags.get("out", ""))
+        run = _resumed_run(resume, str(flags.get("out", "")))
     elif flags.get("run"):
         run = _settings_of_run(Path(flags["run"]))
     base = merge(
@@ -167,35 +215,13 @@ def merge_sources(flags: Mapping[str, Any]) -> Settings:
     return base
 
 
-@contextlib.contextmanager
-def usage_errors(source: str = "") -> Iterator[None]:
-    """Turn a ``ValueError`` inside into a usage error, with where settings are from."""
-    try:
-        yield
-    except ValueError as error:
-        where = f" (with the settings of {source})" if source else ""
-        raise typer.BadParameter(f"{error}{where}") from error
-
-
-def picture_path(path: Path) -> Path:
-    """Return the path of a picture to write; another ending than a picture's is a usage error."""
-    from fastsiam.report.pictures import check_picture
-
-    try:
-        check_picture(path)
-    except ValueError as error:
-        raise typer.BadParameter(f"--out {error}") from error
-    return path
-
-
 def _resumed_run(path: str, out: str) -> Settings:
     """Return the settings of a run that is resumed, in its own folder or in a branch's.
 
     A branch that has begun has settings of the optimizer of its own.
     """
     run, folder = _settings_of_run(Path(path)), run_folder(Path(path))
-    place = {"resume": path, "out": "" if folder is None else str(folder)}
-    flags = {**run.flags, **place}
+    flags = {**run.flags, "resume": path, "out": "" if folder is None else str(folder)}
     if out and (Path(out) / "config.json").is_file():
         branch = _settings_of_run(Path(out)).flags
         flags |= {name: branch[name] for name in _OF_A_BRANCH if name in branch}
@@ -212,55 +238,34 @@ def _settings_of_run(path: Path) -> Settings:
     return Settings(source=str(path), flags=to_flags(checkpoint.load(path).config))
 
 
-def _sources() -> list[inspect.Parameter]:
-    """Return the options that say where settings are from."""
-    recipe = typer.Option(
-        None,
-        is_eager=True,
-        help=f"Named starting point: {', '.join(RECIPES)}. Flags change single settings of it.",
-    )
-    file = typer.Option(
-        None,
-        is_eager=True,
-        help="Settings: a TOML or YAML file, or a run, whose config.json is read. They beat the "
-        "recipe's; flags beat them. fastsiam config writes such a file.",
-    )
-    single = typer.Option(
-        None,
-        "--set",
-        is_eager=True,
-        metavar="NAME=VALUE",
-        help="A setting, as in a settings file, such as lr_end=0.001; may be given several times. "
-        "Some settings have no flag of their own; fastsiam config lists all.",
-    )
-    return [
-        _parameter("recipe", str | None, recipe),
-        _parameter("config", Path | None, file),
-        _parameter("assignments", list[str] | None, single),
-    ]
+@contextlib.contextmanager
+def usage_errors(source: str = "") -> Iterator[None]:
+    """Turn a ``ValueError`` inside into a usage error, with where settings are from."""
+    try:
+        yield
+    except ValueError as error:
+        where = f" (with the settings of {source})" if source else ""
+        raise typer.BadParameter(f"{error}{where}") from error
 
 
-def _help_all() -> inspect.Parameter:
+def _option(one: Setting, group: list[Setting], *, of_a_run: bool) -> inspect.Parameter:
+    """Return the option of a setting, which is None unless it is given."""
+    kind: Any = str if one.kind == int | str else one.kind  # Typer knows no unions
+    metavar = None
+    if of_a_run and one.name in SEVERAL:
+        kind = list[str]
+    if is_of_a_view(one):
+        kind, metavar = str, f"{'INTEGER' if kind is int else 'FLOAT'}[,...]"
     option = typer.Option(
-        False, "--help-all", is_eager=True, callback=show_all, help="Show all options and exit."
+        None,
+        help=one.help,
+        is_eager=of_a_run and one.name in _READ_FIRST,
+        metavar=metavar,
+        rich_help_panel=one.section if len({x.section for x in group}) > 1 else None,
     )
-    return _parameter("help_all", bool, option)
-
-
-def _options(settings: list[Setting], of_a_run: bool) -> Iterator[inspect.Parameter]:
-    """Yield the option of each setting, which is None unless it is given."""
-    several = len({one.section for one in settings}) > 1
-    for one in settings:
-        how: dict[str, Any] = {"help": one.help, "is_eager": of_a_run and one.name in _READ_FIRST}
-        kind = str if one.kind == int | str else one.kind  # Typer knows no unions
-        if one.name in SEVERAL:
-            kind = list[str]
-        if is_of_a_view(one):
-            how["metavar"] = f"{'INTEGER' if kind is int else 'FLOAT'}[,...]"
-            kind = str
-        if several:
-            how["rich_help_panel"] = one.section
-        yield _parameter(one.name, kind | None, typer.Option(None, **how))
+    return inspect.Parameter(
+        one.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind | None
+    )
 
 
 def _note(one: Setting, value: Any) -> str:
@@ -276,30 +281,6 @@ def _note(one: Setting, value: Any) -> str:
     return "; ".join(filter(None, [text and f"default: {text}", str(one.bounds) if ends else ""]))
 
 
-def _flags(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the options that stand on the command line, those by ``--set`` too."""
-    flags = {name: value for name, value in values.items() if value not in (None, [])}
-    for first, others in SEVERAL.items():
-        if first in flags:
-            flags[first], *flags[others] = flags[first]
-    return parse_assignments(flags.pop("assignments", ())) | flags
-
-
-def _parameter(name: str, annotation: Any, option: Any) -> inspect.Parameter:
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation
-    )
-
-
-def _only(flags: Mapping[str, Any], settings: Iterable[Setting]) -> dict[str, Any]:
-    """Return the flags of some settings."""
-    return {one.name: flags[one.name] for one in settings if one.name in flags}
-
-
-def _configs(hints: Mapping[str, Any]) -> dict[str, type[Config]]:
-    """Return the parameters that are groups of settings."""
-    return {
-        name: kind
-        for name, kind in hints.items()
-        if isinstance(kind, type) and issubclass(kind, Config)
-    }
+def _is_config(kind: Any) -> bool:
+    """Tell whether a parameter is a group of settings."""
+    return isinstance(kind, type) and issubclass(kind, Config)

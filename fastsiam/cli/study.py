@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fastsiam.cli.options import Commands, usage_errors
-from fastsiam.config.checks import or_nearest
+from fastsiam.config.checks import check_name
 from fastsiam.config.study import StudyConfig, StudyRunConfig, StudyTableConfig
-from fastsiam.study.catalogue import STUDIES, Study
-from fastsiam.study.record import StudyRecord, collect, read_record, write_record
-from fastsiam.study.runs import folder_of, runs_of, seeds_in
-from fastsiam.study.scales import scale
-from fastsiam.study.table import as_markdown, as_text
+
+if TYPE_CHECKING:
+    from fastsiam.study.catalogue import Study
+    from fastsiam.study.record import StudyRecord
 
 app = Commands(
     no_args_is_help=True,
@@ -32,6 +31,8 @@ Names = Annotated[
 @app.command("list")
 def show_list() -> None:
     """Show the studies: name, where the paper has it, rows."""
+    from fastsiam.study.catalogue import STUDIES
+
     wide = max(map(len, STUDIES))
     for study in STUDIES.values():
         print(f"{study.name:{wide}}  {study.title} ({study.source})")
@@ -46,6 +47,8 @@ def run(names: Names, config: StudyRunConfig) -> None:
     """
     from fastsiam.study import preparation
     from fastsiam.study.runner import do_runs
+    from fastsiam.study.runs import folder_of, runs_of
+    from fastsiam.study.scales import scale
 
     chosen = _studies(names)
     size = scale(config.scale, epochs=config.epochs)
@@ -66,6 +69,9 @@ def table(names: Names, config: StudyTableConfig) -> None:
 
     Figures are of what is done so far. With --record it is that file's table.
     """
+    from fastsiam.study.record import read_record, write_record
+    from fastsiam.study.table import as_markdown, as_text
+
     chosen = _studies(names)
     if len(chosen) > 1 and (config.json or config.record or config.picture):
         raise typer.BadParameter("--picture, --json and --record are of one study: name one")
@@ -87,6 +93,10 @@ def table(names: Names, config: StudyTableConfig) -> None:
 
 def _collected(study: Study, config: StudyConfig) -> StudyRecord:
     """Return the record of a study's runs as they are now."""
+    from fastsiam.study.record import collect
+    from fastsiam.study.runs import folder_of, runs_of, seeds_in
+    from fastsiam.study.scales import scale
+
     size, folder = scale(config.scale, epochs=config.epochs), folder_of(config)
     runs = runs_of([study], size, folder, seeds=seeds_in(folder))
     for one in runs:
@@ -94,16 +104,12 @@ def _collected(study: Study, config: StudyConfig) -> StudyRecord:
     return collect(study, size, runs, config)
 
 
-def _studies(names: Iterable[str]) -> list[Study]:
-    """Return studies by their names.
+def _studies(names: list[str]) -> list[Study]:
+    """Return studies by their names, each once; one that is unknown is a usage error."""
+    from fastsiam.study.catalogue import STUDIES
 
-    Raises:
-        typer.BadParameter: a name is unknown.
-    """
-    chosen = [one for name in names for one in (STUDIES if name == "all" else [name])]
-    for name in chosen:
-        if name not in STUDIES:
-            there = ", ".join([*STUDIES, "all"])
-            refusal = or_nearest(f"no study {name!r}", name, STUDIES)
-            raise typer.BadParameter(f"{refusal}; there are {there}")
-    return [STUDIES[name] for name in dict.fromkeys(chosen)]
+    with usage_errors():
+        for name in names:
+            check_name("study", name, [*STUDIES, "all"])
+    every = chain(*(STUDIES if name == "all" else [name] for name in names))
+    return [STUDIES[name] for name in dict.fromkeys(every)]

@@ -7,70 +7,34 @@ records; ``files`` reads settings files and says what beats what.
 
 from __future__ import annotations
 
-from .checks import require
-from .convert import ConvertConfig
-from .data import (
-    AUTOMATIC,
-    ColumnNames,
-    DataConfig,
-    ImagePipeline,
-    Pipeline,
-    PipelineSetting,
-)
-from .methods import (
-    METHOD_CONFIGS,
-    BYOLConfig,
-    FastSiamConfig,
-    HeadNorm,
-    MethodConfig,
-    MoCoV2Config,
-    SimCLRConfig,
-    SimSiamConfig,
-    SwAVConfig,
-)
-from .model import OWN_BACKBONES, BackboneConfig, ModelConfig, Stem
-from .train import (
-    Compile,
-    MonitorConfig,
-    NumericsConfig,
-    OptimConfig,
-    Precision,
-    RunConfig,
-    StepConfig,
-    TrainConfig,
-)
-from .views import AugmentConfig, ViewConfig
-
-__all__ = [
-    "AUTOMATIC",
-    "METHOD_CONFIGS",
-    "OWN_BACKBONES",
-    "AugmentConfig",
-    "BYOLConfig",
-    "BackboneConfig",
-    "ColumnNames",
-    "Compile",
-    "ConvertConfig",
-    "DataConfig",
-    "FastSiamConfig",
-    "HeadNorm",
-    "ImagePipeline",
-    "MethodConfig",
-    "MoCoV2Config",
-    "ModelConfig",
-    "MonitorConfig",
-    "NumericsConfig",
-    "OptimConfig",
-    "Pipeline",
-    "PipelineSetting",
-    "Precision",
-    "RunConfig",
-    "SimCLRConfig",
-    "SimSiamConfig",
-    "Stem",
-    "StepConfig",
-    "SwAVConfig",
-    "TrainConfig",
-    "ViewConfig",
-    "require",
-]
+from .checks import require as require
+from .convert import ConvertConfig as ConvertConfig
+from .data import AUTOMATIC as AUTOMATIC
+from .data import ColumnNames as ColumnNames
+from .data import DataConfig as DataConfig
+from .data import ImagePipeline as ImagePipeline
+from .data import Pipeline as Pipeline
+from .data import PipelineSetting as PipelineSetting
+from .methods import METHOD_CONFIGS as METHOD_CONFIGS
+from .methods import MethodConfig as MethodConfig
+from .methods.byol import BYOLConfig as BYOLConfig
+from .methods.mocov2 import MoCoV2Config as MoCoV2Config
+from .methods.simclr import SimCLRConfig as SimCLRConfig
+from .methods.simsiam import FastSiamConfig as FastSiamConfig
+from .methods.simsiam import HeadNorm as HeadNorm
+from .methods.simsiam import SimSiamConfig as SimSiamConfig
+from .methods.swav import SwAVConfig as SwAVConfig
+from .model import OWN_BACKBONES as OWN_BACKBONES
+from .model import BackboneConfig as BackboneConfig
+from .model import ModelConfig as ModelConfig
+from .model import Stem as Stem
+from .train import Compile as Compile
+from .train import MonitorConfig as MonitorConfig
+from .train import NumericsConfig as NumericsConfig
+from .train import OptimConfig as OptimConfig
+from .train import Precision as Precision
+from .train import RunConfig as RunConfig
+from .train import StepConfig as StepConfig
+from .train import TrainConfig as TrainConfig
+from .views import AugmentConfig as AugmentConfig
+from .views import ViewConfig as ViewConfig

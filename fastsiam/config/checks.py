@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 def require(condition: bool, message: str) -> None:
@@ -52,3 +52,10 @@ def nearest(name: str, known: Iterable[str], *, most: int = 1, alike: float = 0.
 def or_nearest(refusal: str, name: str, known: Iterable[str]) -> str:
     """Return a refusal of a name, with the nearest one that there is."""
     return "; ".join(filter(None, [refusal, nearest(name, known)]))
+
+
+def check_name(what: str, name: object, known: Collection[str]) -> None:
+    """Raise ``ValueError`` unless there is a recipe, a method, ... of that name."""
+    there_are = f"unknown {what} {name!r}; there are {', '.join(known)}"
+    good = isinstance(name, str) and name in known
+    require(good, or_nearest(there_are, str(name), known))

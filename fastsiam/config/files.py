@@ -17,7 +17,7 @@ from typing import Any
 from fastsiam.errors import FastSiamError, in_a_line
 from fastsiam.files import explained, parsed_json
 
-from .checks import or_nearest, require
+from .checks import check_name, or_nearest, require
 from .flags import (
     flags_by_section,
     is_of_a_method,
@@ -25,12 +25,12 @@ from .flags import (
     sections,
     to_flags,
     train_settings,
-    unknown_method,
+    with_method,
+    without_method,
 )
-from .methods import METHOD_CONFIGS, MethodConfig
-from .plain import from_plain
+from .methods import METHOD_CONFIGS
 from .recipes import RECIPES
-from .setting import Setting, from_text, settings_of
+from .setting import Setting, checked
 from .train import TrainConfig
 
 _OF_ONE_RUN = "out", "resume", "extend", "extend_schedule", "restarts"
@@ -83,11 +83,12 @@ def read_settings(path: Path, *, goes_on: bool = False) -> Settings:
         raise ValueError(f"{file} cannot be read as {file.suffix[1:].upper()}: {error}") from None
     try:
         require(isinstance(content, dict), "settings must be a table of sections")
-        if "config" in content:
-            return _of_a_run(content, str(file), goes_on=goes_on)
-        return _of_a_file(content, str(file))
+        recipe, flags = (_of_a_run if "config" in content else _of_a_file)(content)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
+    if "config" in content and not goes_on:
+        flags = {name: value for name, value in flags.items() if name not in _OF_ONE_RUN}
+    return Settings(source=str(file), recipe=recipe, flags=flags)
 
 
 def to_toml(config: TrainConfig, *, recipe: str) -> str:
@@ -96,8 +97,10 @@ def to_toml(config: TrainConfig, *, recipe: str) -> str:
         *_comment("Settings of a training run: fastsiam train --config FILE. Flags beat them."),
         f"recipe = {_literal(recipe)}",
     ]
+    method = type(config.model.method)
     for section, values in flags_by_section(config).items():
-        lines += _section(section, values, type(config.model.method))
+        settings = [x for x in sections()[section] if x.owner is method or not is_of_a_method(x)]
+        lines += _section(section, settings, values)
     return "\n".join(lines) + "\n"
 
 
@@ -107,7 +110,7 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
     Raises:
         ValueError: there is no such setting, or it has no such value.
     """
-    known, flags = {one.name: one for one in train_settings()}, {}
+    known, flags = train_settings(), {}
     for text in texts:
         name, equals, value = text.partition("=")
         name = name.strip().replace("-", "_")
@@ -157,93 +160,70 @@ def merge(*, recipe: str = "", method: str = "", files: Iterable[Settings] = ())
         ValueError: there is no such recipe or method.
     """
     files = list(files)
-    recipe = recipe or _last(file.recipe for file in files) or next(iter(RECIPES))
-    require(recipe in RECIPES, _unknown_recipe(recipe))
+    for file in files[::-1]:
+        recipe, method = recipe or file.recipe, method or file.method
+    recipe = recipe or next(iter(RECIPES))
+    check_name("recipe", recipe, RECIPES)
     flags = to_flags(RECIPES[recipe]())
-    method = method or _last(file.method for file in files) or flags["method"]
-    require(method in METHOD_CONFIGS, unknown_method(method))
-    if method != flags["method"]:
-        own = settings_of(METHOD_CONFIGS[method]).values()
-        flags = _without(flags, flags["method"]) | {one.name: one.default for one in own}
+    method = method or flags["method"]
+    check_name("method", method, METHOD_CONFIGS)
+    flags = with_method(flags, method)
     for file in files:
         other = file.method and file.method != method
-        flags |= _without(file.flags, file.method) if other else file.flags
+        flags |= without_method(file.flags, file.method) if other else file.flags
     source = " and ".join(file.source for file in files)
     return Settings(source=source, recipe=recipe, flags=flags | {"method": method})
 
 
-def _of_a_run(content: dict[str, Any], source: str, *, goes_on: bool) -> Settings:
+def _of_a_run(content: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the recipe and the flags of a run's config.json."""
     config, recipe = content["config"], content.get("recipe")
     require(isinstance(config, dict), f"config must be a table of sections, not {config!r}")
-    flags = to_flags(TrainConfig.from_dict(config))
-    if not goes_on:
-        flags = {name: value for name, value in flags.items() if name not in _OF_ONE_RUN}
     known = recipe if isinstance(recipe, str) and recipe in RECIPES else ""
-    return Settings(source=source, recipe=known, flags=flags)
+    return known, to_flags(TrainConfig.from_dict(config))
 
 
-def _of_a_file(content: dict[str, Any], source: str) -> Settings:
-    recipe = content.pop("recipe", "")
-    require(not recipe or (isinstance(recipe, str) and recipe in RECIPES), _unknown_recipe(recipe))
+def _of_a_file(content: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the recipe and the flags of a settings file."""
+    recipe, flags = content.pop("recipe", ""), dict[str, Any]()
+    if recipe != "":
+        check_name("recipe", recipe, RECIPES)
     known = {  # of a name that several methods have the first, as in train_settings
         f"{section}.{one.name}": one
         for section, settings in sections().items()
         for one in reversed(settings)
     }
-    flags: dict[str, Any] = {}
     for section, values in content.items():
         if section not in sections():
-            what = "setting" if any(section == one.name for one in known.values()) else "section"
-            raise ValueError(_unknown(what, in_a_line(section), known))
+            require(section not in train_settings(), _unknown_setting(str(section), known))
+            check_name("section", section, sections())
         require(isinstance(values, dict), f"{section} must be a table of settings, not {values!r}")
         for key, value in values.items():
             dotted = f"{section}.{in_a_line(key).replace('-', '_')}"
-            if dotted not in known:
-                raise ValueError(_unknown("setting", dotted, known))
+            require(dotted in known, _unknown_setting(dotted, known))
             name = known[dotted].name
             require(name not in flags, f"{dotted} is there twice")
             flags[name] = _value(known[dotted], value, dotted)
-    method = flags.get("method")
-    require(method is None or method in METHOD_CONFIGS, unknown_method(method))
-    return Settings(source=source, recipe=recipe, flags=flags)
+    if "method" in flags:
+        check_name("method", flags["method"], METHOD_CONFIGS)
+    return recipe, flags
 
 
 def _value(setting: Setting, value: Any, where: str) -> Any:
     """Check the type of a setting's value; of a setting of the views, of each one's."""
-
-    def checked(one: Any) -> Any:
-        return from_plain(setting.kind, from_text(setting.kind, one), where=where)
-
     if not is_of_a_view(setting):
-        return checked(value)
+        return checked(setting.kind, value, where, text=True)
     if isinstance(value, str):
         return value  # a,b as on the command line
-    return ",".join(str(checked(one)) for one in (value if isinstance(value, list) else [value]))
+    each = value if isinstance(value, list) else [value]
+    return ",".join(str(checked(setting.kind, one, where, text=True)) for one in each)
 
 
-def _unknown(what: str, name: str, known: Mapping[str, Setting]) -> str:
+def _unknown_setting(name: str, known: Mapping[str, Setting]) -> str:
     """Refuse a name: suggest the same one in another section, else the nearest."""
-    refusal = f"unknown {what} {name}"
-    if same := [other for other, one in known.items() if one.name == name.rpartition(".")[2]]:
-        return f"{refusal}; did you mean {same[0]}?"
-    if what == "section":
-        return or_nearest(f"{refusal}; there are {', '.join(sections())}", name, sections())
-    return or_nearest(refusal, name, known)
-
-
-def _unknown_recipe(name: Any) -> str:
-    there_are = f"unknown recipe {name!r}; there are {', '.join(RECIPES)}"
-    return or_nearest(there_are, str(name), RECIPES)
-
-
-def _last(names: Iterable[str]) -> str:
-    return next((name for name in reversed(list(names)) if name), "")
-
-
-def _without(flags: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """Leave out a method's settings."""
-    own = settings_of(METHOD_CONFIGS[method])
-    return {name: value for name, value in flags.items() if name not in own}
+    refusal, last = f"unknown setting {name}", name.rpartition(".")[2]
+    same = next((dotted for dotted, one in known.items() if one.name == last), "")
+    return f"{refusal}; did you mean {same}?" if same else or_nearest(refusal, name, known)
 
 
 def _yaml(text: str) -> Any:
@@ -256,11 +236,9 @@ def _yaml(text: str) -> Any:
         raise ValueError(" ".join(str(error).split())) from None
 
 
-def _section(section: str, values: dict[str, Any], method: type[MethodConfig]) -> Iterator[str]:
+def _section(section: str, settings: list[Setting], values: dict[str, Any]) -> Iterator[str]:
     above = ""
-    for one in sections()[section]:
-        if is_of_a_method(one) and one.owner is not method:
-            continue
+    for one in settings:
         if one.section != above:
             yield from ["", "", *_comment(one.section)]
         if not above:
@@ -273,14 +251,10 @@ def _section(section: str, values: dict[str, Any], method: type[MethodConfig]) -
 
 
 def _literal(value: Any) -> str:
-    match value:
-        case bool():
-            return str(value).lower()
-        case int() | float():
-            return repr(value)
-        case tuple():
-            return f"[{', '.join(map(_literal, value))}]"
-    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    """Write a value as TOML does, which is how JSON does, but for one character."""
+    if isinstance(value, float):
+        return repr(value)  # inf, too
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _comment(text: str) -> list[str]:

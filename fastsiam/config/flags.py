@@ -6,14 +6,15 @@ A setting of the views holds for all of them (``--crop 224``), or has a value fo
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, get_type_hints
 
-from .checks import require
+from .checks import check_name, require
 from .methods import METHOD_CONFIGS, MethodConfig
 from .model import ModelConfig
-from .setting import Setting, fits, from_text, settings_of, title
+from .setting import Setting, checked, settings_of, title
 from .train import TrainConfig
 from .views import AugmentConfig, ViewConfig
 
@@ -61,16 +62,12 @@ def sections() -> dict[str, list[Setting]]:
     return found
 
 
-def train_settings() -> list[Setting]:
-    """Return all settings of a training run, each name once; those of every method are there."""
+def train_settings() -> dict[str, Setting]:
+    """Return all settings of a training run by name; a name of several methods is the first's."""
     found: dict[str, Setting] = {}
-    for settings in sections().values():
-        for one in settings:
-            known = found.setdefault(one.name, one)
-            assert known is one or (is_of_a_method(known) and is_of_a_method(one)), (
-                f"{one.name} is in two sections; names are flat"
-            )
-    return list(found.values())
+    for one in itertools.chain(*sections().values()):
+        found.setdefault(one.name, one)
+    return found
 
 
 def is_of_a_method(one: Setting) -> bool:
@@ -106,22 +103,34 @@ def from_flags(flags: Mapping[str, Any]) -> TrainConfig:
     Raises:
         ValueError: a value makes no sense, or is of another method.
     """
-    method = flags["method"]
-    require(method in METHOD_CONFIGS, unknown_method(method))
+    check_name("method", method := flags["method"], METHOD_CONFIGS)
     own = METHOD_CONFIGS[method]
-    for one in train_settings():
-        if is_of_a_method(one) and one.name not in settings_of(own):
-            given = flags.get(one.name) is not None
-            require(not given, f"{one.flag} is no setting of {method}")
+    for one in train_settings().values():
+        given = flags.get(one.name) is not None
+        foreign = is_of_a_method(one) and one.name not in settings_of(own)
+        require(not (given and foreign), f"{one.flag} is no setting of {method}")
 
     def built(kind: type, **others: Any) -> Any:
-        return kind(
-            **{name: flags[name] for name in settings_of(kind) if name not in others}, **others
-        )
+        values = {name: flags[name] for name in settings_of(kind) if name not in others}
+        return kind(**values, **others)
 
     special = {"augment": augment_from_flags(flags), "model": built(ModelConfig, method=built(own))}
     sections = get_type_hints(TrainConfig).items()
     return TrainConfig(**{name: special.get(name) or built(kind) for name, kind in sections})
+
+
+def with_method(flags: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """Return the flags with a method's defaults for the settings of the method they are of."""
+    if method == flags["method"]:
+        return dict(flags)
+    own = {one.name: one.default for one in settings_of(METHOD_CONFIGS[method]).values()}
+    return without_method(flags, flags["method"]) | own | {"method": method}
+
+
+def without_method(flags: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """Return the flags without those that are a method's settings."""
+    own = settings_of(METHOD_CONFIGS[method])
+    return {name: value for name, value in flags.items() if name not in own}
 
 
 def as_arguments(flags: Mapping[str, Any]) -> list[str]:
@@ -131,7 +140,7 @@ def as_arguments(flags: Mapping[str, Any]) -> list[str]:
         flags: as ``to_flags`` returns them.
     """
     words = []
-    for one in train_settings():
+    for one in train_settings().values():
         value = flags.get(one.name)
         if one.name in SEVERAL.values():
             (option,) = (first for first, others in SEVERAL.items() if others == one.name)
@@ -142,11 +151,6 @@ def as_arguments(flags: Mapping[str, Any]) -> list[str]:
             text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
             words += [f"--{one.flag}", text] if one.option else ["--set", f"{one.name}={text}"]
     return words
-
-
-def unknown_method(name: Any) -> str:
-    """Say that there is no such method, and which there are."""
-    return f"unknown method {name!r}; there are {', '.join(METHOD_CONFIGS)}"
 
 
 def differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:
@@ -209,12 +213,7 @@ def augment_from_flags(flags: Mapping[str, Any]) -> AugmentConfig:
 
 def _for_each_view(one: Setting, value: Any, count: int) -> list[Any]:
     """Read one value for all views, or as many as there are views."""
-    values = [from_text(one.kind, part) for part in str(value).split(",")]
-    what = "a whole number" if one.kind is int else "a number"
-    require(
-        all(fits(one.kind, part) for part in values),
-        f"{one.flag} takes {what}, or one for each view (a,b): {value!r}",
-    )
+    values = [checked(one.kind, part, one.flag, text=True) for part in str(value).split(",")]
     require(
         len(values) in (1, count),
         f"{one.flag} has {len(values)} values for {count} views: give one, or one for each",

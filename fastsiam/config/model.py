@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .checks import nearest, require
-from .methods import METHOD_CONFIGS, MethodConfig, SimSiamConfig
+from .methods import METHOD_CONFIGS, MethodConfig
+from .methods.simsiam import SimSiamConfig
 from .setting import Config, setting
 
 Stem = Literal["imagenet", "cifar", "cifar-pad2", "cifar-no-relu"]

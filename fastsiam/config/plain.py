@@ -1,8 +1,7 @@
-"""Settings as plain nested dictionaries, which is how files hold them."""
+"""Dataclasses out of plain nested dictionaries, which is how files hold them."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
@@ -11,28 +10,14 @@ from fastsiam.errors import in_a_line
 
 from .checks import or_nearest, require
 from .methods import METHOD_CONFIGS, MethodConfig
-from .setting import fits, refusal
-
-
-def to_plain(value: Any) -> Any:
-    """Return a setting, or all of them, as plain values; a method's settings begin with its name.
-
-    Args:
-        value: a dataclass of this package, or what one holds.
-    """
-    if isinstance(value, tuple):
-        return tuple(to_plain(item) for item in value)
-    if not is_dataclass(value):
-        return value
-    named = {"name": value.name} if isinstance(value, MethodConfig) else {}
-    return named | {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
+from .setting import checked
 
 
 def from_plain(kind: Any, value: Any, *, where: str = "") -> Any:
-    """Rebuild what ``to_plain`` took apart.
+    """Build a value out of what JSON holds of it; a method's settings name the method.
 
     Args:
-        kind: type of what is rebuilt.
+        kind: its type.
         value: plain; fields that are missing get their defaults.
         where: what the messages call it.
 
@@ -43,14 +28,11 @@ def from_plain(kind: Any, value: Any, *, where: str = "") -> Any:
     if isinstance(kind, type) and is_dataclass(kind):
         require(isinstance(value, Mapping), f"{where or 'settings'} must be a table, not {value!r}")
         return _dataclass_of(kind, dict(value), where)
-    if get_origin(kind) is tuple:
-        return _tuple_of(get_args(kind), value, where)
-    if kind is float and type(value) is int:
-        with contextlib.suppress(OverflowError):
-            return float(value)
-    elif fits(kind, value):
-        return value
-    raise ValueError(refusal(where, kind, value))
+    items = get_args(kind)
+    if get_origin(kind) is tuple and is_dataclass(items[0]):
+        require(isinstance(value, list | tuple), f"{where} must be a list, not {value!r}")
+        return tuple(from_plain(items[0], one, where=where) for one in value)
+    return checked(kind, value, where)
 
 
 def _dataclass_of(kind: type, values: dict[str, Any], where: str) -> Any:
@@ -66,11 +48,3 @@ def _dataclass_of(kind: type, values: dict[str, Any], where: str) -> Any:
         refusal = f"unknown setting {dotted}"
         require(name in known, or_nearest(refusal, dotted, (prefix + one for one in known)))
     return kind(**{k: from_plain(hints[k], v, where=prefix + k) for k, v in values.items()})
-
-
-def _tuple_of(items: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
-    require(isinstance(value, list | tuple), f"{where} must be a list, not {value!r}")
-    if items[-1] is Ellipsis:
-        items = items[:1] * len(value)
-    require(len(items) == len(value), f"{where} must have {len(items)} values: {value!r}")
-    return tuple(from_plain(kind, one, where=where) for kind, one in zip(items, value, strict=True))

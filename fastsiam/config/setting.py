@@ -25,6 +25,11 @@ _CALLED = {
     str: "text",
     NoneType: "nothing",
 }
+_CONVERTED: dict[Any, Callable[[Any], Any]] = {
+    bool: lambda text: {"true": True, "false": False}[text.lower()],
+    int: int,
+    float: float,
+}
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "above": operator.gt,
     "at_least": operator.ge,
@@ -73,8 +78,7 @@ class Setting:
 
     def check(self, value: Any) -> None:
         """Raise ``ValueError`` unless the value is of the setting's type, choices and range."""
-        if not fits(self.kind, value):
-            raise ValueError(refusal(self.flag, self.kind, value))
+        checked(self.kind, value, self.flag)
         numbers = value if isinstance(value, tuple | list) else [value]
         if value is not None and not all(map(self.bounds.contain, numbers)):
             raise ValueError(f"{self.flag} must be {self.bounds}, not {value}")
@@ -152,44 +156,49 @@ def _settings_of(cls: Any, section: str) -> dict[str, Setting]:
     return settings
 
 
-def title(cls: type) -> str:
-    """Return what a group of settings is about: the first sentence of its docstring."""
-    first = inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0]
+def title(documented: object) -> str:
+    """Return what a group of settings or a command is about: its docstring's first sentence."""
+    first = inspect.cleandoc(documented.__doc__ or "").split("\n\n")[0]
     return " ".join(first.split()).partition(". ")[0].rstrip(".")
 
 
-def fits(kind: Any, value: Any) -> bool:
-    """Tell whether a value is of a type; a whole number is a number too."""
-    if get_origin(kind) in (Union, UnionType):
-        return any(fits(one, value) for one in get_args(kind))
-    if get_origin(kind) is Literal:
-        return value in get_args(kind)
-    if get_origin(kind) is tuple:
-        items = get_args(kind)
-        if items[-1] is Ellipsis:
-            return isinstance(value, tuple | list) and all(fits(items[0], one) for one in value)
-        return (
-            isinstance(value, tuple | list)
-            and len(value) == len(items)
-            and all(map(fits, items, value))
-        )
-    return type(value) is kind or (kind is float and type(value) is int)
+def checked(kind: Any, value: Any, name: str, *, text: bool = False) -> Any:
+    """Return a value as its type has it: a float for a whole number, a tuple for a list.
+
+    Args:
+        kind: the type.
+        value: plain, as files and flags have it.
+        name: of the setting, for the message.
+        text: whether a text may stand for a number, for true or false, or for a list of these.
+
+    Raises:
+        ValueError: it is of another type, or none of the choices.
+    """
+    items, origin = get_args(kind), get_origin(kind)
+    if origin in (Union, UnionType):
+        for one in items:
+            with contextlib.suppress(ValueError):
+                return checked(one, value, name, text=text)
+    elif origin is Literal:
+        if value in items:
+            return value
+    elif origin is tuple:
+        if text and isinstance(value, str):
+            value = value.strip("[]").split(",")
+        if isinstance(value, list | tuple):
+            kinds = items[:1] * len(value) if items[-1] is Ellipsis else items
+            if len(kinds) == len(value):
+                pairs = zip(kinds, value, strict=True)
+                return tuple(checked(one, item, name, text=text) for one, item in pairs)
+    elif type(value) is kind:
+        return value
+    elif (kind is float and type(value) is int) or (text and isinstance(value, str)):
+        with contextlib.suppress(ValueError, KeyError, OverflowError):
+            return _CONVERTED[kind](value)
+    raise ValueError(_refusal(name, kind, value))
 
 
-def from_text(kind: Any, value: Any) -> Any:
-    """Return what a text stands for in a setting of a type; any other value as it is."""
-    if get_origin(kind) is tuple and isinstance(value, str | list):
-        items = value.strip("[]").split(",") if isinstance(value, str) else value
-        return [from_text(get_args(kind)[0], item) for item in items]
-    if isinstance(value, str) and kind in (int, float):
-        with contextlib.suppress(ValueError):
-            return kind(value)
-    if isinstance(value, str) and kind is bool:
-        return {"true": True, "false": False}.get(value.lower(), value)
-    return value
-
-
-def refusal(name: str, kind: Any, value: Any) -> str:
+def _refusal(name: str, kind: Any, value: Any) -> str:
     """Return the message that a value is not of a type, with the nearest choice if there is one."""
     message = f"{name} must be {_called(kind)}, not {value!r}"
     choices = get_args(kind) if get_origin(kind) is Literal else ()

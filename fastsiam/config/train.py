@@ -8,7 +8,7 @@ before torch is imported or a worker starts: standard library only.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from .data import DataConfig
 from .model import ModelConfig
 from .nodes import NodesConfig
 from .older import upgraded
-from .plain import from_plain, to_plain
+from .plain import from_plain
 from .setting import Config, setting
 from .views import AugmentConfig, usual_resize
 
@@ -383,7 +383,9 @@ class TrainConfig(Config):
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return plain nested dictionaries, as config.json and checkpoints hold them."""
-        sections: dict[str, dict[str, Any]] = to_plain(self)
+        sections = asdict(self)
+        method = {"name": self.model.method.name}
+        sections["model"]["method"] = method | sections["model"]["method"]
         return sections
 
     @classmethod

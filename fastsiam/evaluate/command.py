@@ -6,14 +6,14 @@ Every rank calls these functions, and each gets the same record (see ``evaluate.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from fastsiam.config import MonitorConfig, OptimConfig
+from fastsiam.config import MonitorConfig
 from fastsiam.config.evaluate import (
     EvalConfig,
     FinetuneConfig,
@@ -21,24 +21,22 @@ from fastsiam.config.evaluate import (
     LabelConfig,
     LinearConfig,
 )
-from fastsiam.console import Console, counted, duration
-from fastsiam.distributed import Place, from_leader
+from fastsiam.console import counted, duration
+from fastsiam.distributed import Place
 from fastsiam.errors import DataError
-from fastsiam.evaluate.epochs import Partial, Trained, train_epochs
-from fastsiam.evaluate.features import fingerprint, pixel_batches
-from fastsiam.evaluate.finetune import FineTuning
-from fastsiam.evaluate.knn import KnnResult, knn_between
+from fastsiam.evaluate.features import collected, fingerprint, pixel_batches
+from fastsiam.evaluate.knn import KnnResult, knn_accuracy
 from fastsiam.evaluate.labelled import (
     AugmentedFeatures,
-    AugmentedImages,
+    Batches,
     CachedFeatures,
     LabelledImages,
-    Source,
     check_shared,
 )
-from fastsiam.evaluate.linear import LinearTraining
+from fastsiam.evaluate.record_files import RecordFiles, Show
 from fastsiam.evaluate.subject import Subject, data_facts, open_subject
-from fastsiam.run.records import Destination, Evaluation, Record, check_targets
+from fastsiam.evaluate.supervised import Trained, fine_tuning, linear_training, train_epochs
+from fastsiam.run.records import Evaluation, Record, check_targets
 from fastsiam.views.batch import EvalLoader
 
 _PIXELS_GB = 8
@@ -50,14 +48,6 @@ Features = Literal["pixels", "untrained", "trained"]
 _NAMES = {"pixels": "raw pixels", "untrained": "untrained network", "trained": "trained"}
 
 _STORAGE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-Show = Callable[[Record], None]
-"""What shows a record to the user: it is seen even if it cannot be written."""
-
-
-def unseen(record: Record) -> None:
-    """Show nothing."""
 
 
 def preflight(path: Path, config: EvalConfig) -> None:
@@ -75,7 +65,9 @@ def preflight(path: Path, config: EvalConfig) -> None:
         check_shared(config.global_batch, ranks)
 
 
-def evaluate_knn(path: Path, config: KnnConfig, place: Place, *, show: Show = unseen) -> Record:
+def evaluate_knn(
+    path: Path, config: KnnConfig, place: Place, *, show: Show | None = None
+) -> Record:
     """Classify the validation images by their nearest training images; return the record.
 
     Args:
@@ -94,7 +86,7 @@ def evaluate_knn(path: Path, config: KnnConfig, place: Place, *, show: Show = un
         data_facts(subject.data, bank, queries),
         {"features": "pool5", "similarity": "cosine", "votes": [list(vote) for vote in votes]},
     )
-    destination = _destination(subject, config, evaluation)
+    files = _files(subject, config, evaluation)
     subject.introduce()
     own: Features = "untrained" if subject.untrained else "trained"
     kinds: tuple[Features, ...] = (own,)
@@ -122,10 +114,18 @@ def evaluate_knn(path: Path, config: KnnConfig, place: Place, *, show: Show = un
         per_class=dict(zip(bank.classes, results[0].per_class, strict=True)),
         speed=speed,
     )
-    if place.leads:
-        show(record)
-        destination.keep(record)
+    files.keep(record, show)
     return record
+
+
+def _files(
+    subject: Subject, config: EvalConfig, evaluation: Evaluation, *details: str
+) -> RecordFiles:
+    """Return where a subject's record will go."""
+    return RecordFiles(
+        subject.pretrained.run, evaluation, *details,
+        asked=config.json, place=subject.place, console=subject.console,
+    )  # fmt: skip
 
 
 def _votes(config: KnnConfig, subject: Subject) -> list[tuple[int, float]]:
@@ -164,15 +164,14 @@ def _classified(
     if kind == "pixels":
         known, asked = pixel_batches(bank), pixel_batches(queries)
     else:
-        shown = subject
         if kind == "untrained" and not subject.untrained:
-            shown = subject.as_untrained()
-        known, asked = shown.extract(bank, "bank: image"), shown.extract(queries, "query")
-    return knn_between(known, asked, votes=votes, classes=len(bank.classes))
+            subject = subject.as_untrained()
+        known, asked = subject.extract(bank, "bank: images"), subject.extract(queries, "queries")
+    return knn_accuracy(known, *collected(asked), votes=votes, classes=len(bank.classes))
 
 
 def evaluate_linear(
-    path: Path, config: LinearConfig, place: Place, *, show: Show = unseen
+    path: Path, config: LinearConfig, place: Place, *, show: Show | None = None
 ) -> Record:
     """Train a linear classifier for each rate on frozen features, and validate; return the record.
 
@@ -187,9 +186,18 @@ def evaluate_linear(
     """
     subject = open_subject(path, config, place)
     images = LabelledImages(subject, config)
-    why, config = config.why_settled(images.train.images), config.settled(images.train.images)
-    assert config.optimizer != "auto"
-    evaluation = subject.evaluation("linear", images.facts(), _linear_protocol(config, images))
+    why = config.why_settled(images.train.images)
+    config = replace(config.settled(images.train.images), batch=images.batch)
+    protocol = _protocol(config, images) | {
+        "optimizer": config.optimizer,
+        "lars_trust": config.lars_trust if config.optimizer == "lars" else None,
+        "rates": config.rates,
+        "epochs": config.epochs,
+        "cached": config.cached,
+        "storage": config.storage if config.cached else None,
+        "scale_min": None if config.cached else config.scale_min,
+    }
+    evaluation = subject.evaluation("linear", images.facts(), protocol)
     subject.introduce(*_linear_conventions(config, images), *filter(None, [why]))
     if config.optimizer == "lars" and config.little_for_lars(images.train.images):
         subject.console.warn(
@@ -199,56 +207,32 @@ def evaluate_linear(
     details = (
         "" if config.optimizer == "lars" else "sgd",
         "cached" if config.cached else "",
-        images.part.name,
+        images.part,
     )
-    destination = _destination(subject, config, evaluation, *details)
-    source: Source = (
+    files = _files(subject, config, evaluation, *details)
+    source: CachedFeatures | AugmentedFeatures = (
         CachedFeatures(images, _STORAGE[config.storage])
         if config.cached
         else AugmentedFeatures(images)
     )
-    held = list(subject.extract(images.val, "validation: image"))
-    training = LinearTraining(
-        OptimConfig(
-            optimizer=config.optimizer,
-            batch=images.batch,
-            epochs=config.epochs,
-            lr=config.rates[0],
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-            lars_trust=config.lars_trust,
-        ),
-        config.rates,
+    held = list(subject.extract(images.val, "validation: images"))
+    training = linear_training(
+        config,
         features=subject.features,
         classes=len(images.train.classes),
         steps_per_epoch=images.steps,
-        seed=config.seed,
         place=place,
     )
-    partial = Partial(destination.first, evaluation, place=place, console=subject.console)
-    trained = train_epochs(
-        training, source, held, images=images, epochs=config.epochs, partial=partial
-    )
+    with closing(source):
+        trained = train_epochs(
+            training, source.epoch, lambda: held, images=images, epochs=config.epochs, files=files
+        )
     if fingerprint(subject.network) != evaluation.network.fingerprint:
         raise RuntimeError("linear evaluation changed the backbone, which is an error of fastsiam")
     subject.console.say("the backbone is what it was before, by its hash")
-    summary = _linear_summary(config, images, trained)
-    record = _record(evaluation, images, trained, summary)
-    if place.leads:
-        _show_and_keep(record, show, destination, partial)
+    record = _record(evaluation, images, trained, _linear_summary(config, images, trained))
+    files.keep(record, show)
     return record
-
-
-def _linear_protocol(config: LinearConfig, images: LabelledImages) -> dict[str, Any]:
-    return _label_protocol(config, images) | {
-        "optimizer": config.optimizer,
-        "lars_trust": config.lars_trust if config.optimizer == "lars" else None,
-        "rates": config.rates,
-        "epochs": config.epochs,
-        "cached": config.cached,
-        "storage": config.storage if config.cached else None,
-        "scale_min": None if config.cached else config.scale_min,
-    }
 
 
 def _linear_conventions(config: LinearConfig, images: LabelledImages) -> list[str]:
@@ -274,7 +258,9 @@ def _linear_conventions(config: LinearConfig, images: LabelledImages) -> list[st
 
 def _linear_summary(config: LinearConfig, images: LabelledImages, trained: Trained) -> list[str]:
     way = "cached features of central crops" if config.cached else "random crops and flips"
-    how = f"{config.optimizer}, batch {images.batch:,}, {config.epochs} epochs, {way}{images.part}"
+    how = (
+        f"{config.optimizer}, batch {images.batch:,}, {config.epochs} epochs, {way}{images.on_part}"
+    )
     start = "untrained network, linear" if images.subject.untrained else "linear"
     summary = [f"{start} {r} (base rate {r.lr:g}, {how})" for r in trained.results]
     if len(trained.results) > 1:
@@ -286,7 +272,7 @@ def _linear_summary(config: LinearConfig, images: LabelledImages, trained: Train
 
 
 def evaluate_finetuned(
-    path: Path, config: FinetuneConfig, place: Place, *, show: Show = unseen
+    path: Path, config: FinetuneConfig, place: Place, *, show: Show | None = None
 ) -> Record:
     """Train the whole network with labels, and validate; return the record.
 
@@ -298,9 +284,10 @@ def evaluate_finetuned(
     """
     subject = open_subject(path, config, place)
     images = LabelledImages(subject, config)
-    few = images.part.percent <= _FEW_PERCENT if config.subset else config.percent <= 1
+    few = images.percent <= _FEW_PERCENT if config.subset else config.percent <= 1
     epochs = config.epochs or (60 if few else 30)
-    protocol = _label_protocol(config, images) | {
+    config = replace(config, batch=images.batch, epochs=epochs)
+    protocol = _protocol(config, images) | {
         "optimizer": "sgd, Nesterov",
         "lr": config.lr,
         "epochs": epochs,
@@ -309,51 +296,39 @@ def evaluate_finetuned(
     evaluation = subject.evaluation("finetune", images.facts(), protocol)
     how = (
         f"rate {config.lr:g} x {images.batch} / 256, batch {images.batch}, "
-        f"{epochs} epochs{images.part}"
+        f"{epochs} epochs{images.on_part}"
     )
     subject.introduce(
         f"fine-tuning all of it on {images}: SGD (Nesterov), {how}, cosine per step, "
         f"momentum {config.momentum:g}, weight decay {config.weight_decay:g}",
         f"trained on random crops ({config.scale_min:g} to 1 of the area) and flips",
     )
-    destination = _destination(subject, config, evaluation, images.part.name)
-    source = AugmentedImages(images)
-    training = FineTuning(
-        OptimConfig(
-            batch=images.batch,
-            epochs=epochs,
-            lr=config.lr,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-        ),
+    files = _files(subject, config, evaluation, images.part)
+    loader = images.augmented(images.batch)
+
+    def batches(epoch: int) -> Batches:
+        return ((batch.view1, batch.label) for batch in loader.epoch(epoch))
+
+    training = fine_tuning(
+        config,
         subject.network,
         features=subject.features,
         classes=len(images.train.classes),
         steps_per_epoch=images.steps,
-        seed=config.seed,
         dtype=subject.dtype,
         place=place,
     )
-    partial = Partial(destination.first, evaluation, place=place, console=subject.console)
-    trained = train_epochs(
-        training, source, images.val, images=images, epochs=epochs, partial=partial
-    )
+    with closing(loader):
+        trained = train_epochs(
+            training, batches, images.validation, images=images, epochs=epochs, files=files
+        )
     start = "untrained network, fine-tuned" if subject.untrained else "fine-tuned"
-    summary = [f"{start} {trained.best} ({how})"]
-    record = _record(evaluation, images, trained, summary)
-    if place.leads:
-        _show_and_keep(record, show, destination, partial)
+    record = _record(evaluation, images, trained, [f"{start} {trained.best} ({how})"])
+    files.keep(record, show)
     return record
 
 
-def _show_and_keep(record: Record, show: Show, destination: Destination, partial: Partial) -> None:
-    """Show what came out, then write it; what was saved on the way goes when it is written."""
-    show(record)
-    if destination.keep(record):
-        partial.remove()
-
-
-def _label_protocol(config: LabelConfig, images: LabelledImages) -> dict[str, Any]:
+def _protocol(config: LabelConfig, images: LabelledImages) -> dict[str, Any]:
     """Return for a record what all evaluations that train with labels share."""
     return {
         "batch": images.batch,
@@ -376,37 +351,3 @@ def _record(
         speed={"seconds": trained.seconds, "epochs": trained.epochs},
         images_validated=best.images,
     )
-
-
-def _destination(
-    subject: Subject, config: EvalConfig, evaluation: Evaluation, *details: str
-) -> Destination:
-    """Return where a subject's record will go."""
-    return destination_of(
-        subject.pretrained.run, config, evaluation, *details,
-        place=subject.place, console=subject.console,
-    )  # fmt: skip
-
-
-def destination_of(
-    run: Path | None,
-    config: EvalConfig,
-    evaluation: Evaluation,
-    *details: str,
-    place: Place,
-    console: Console,
-) -> Destination:
-    """Return where a record will go: into its run, and where the user wants it.
-
-    Raises:
-        FastSiamError: it cannot be written where the user wants it.
-    """
-    destination = Destination(
-        own=None if run is None else evaluation.path(run, *details),
-        asked=Path(config.json) if config.json else None,
-        console=console,
-    )
-    if place.leads:
-        destination = destination.checked()
-    writable = from_leader("yes" if destination.own else "")  # all continue from the same state
-    return destination if writable else replace(destination, own=None)

@@ -164,7 +164,7 @@ def _in_order(subject: Subject, loader: EvalLoader) -> Iterator[Rows]:
     place, shown = subject.place, loader.rows()
     own = (
         (features, labels, torch.tensor(list(islice(shown, len(labels))), device=place.device))
-        for features, labels in subject.extract(loader, "image")
+        for features, labels in subject.extract(loader, "images")
     )
     if place.world == 1:
         yield from own
@@ -312,10 +312,10 @@ def draw_neighbours(path: Path, config: NeighboursConfig, place: Place) -> Image
     chosen = shuffled[: config.images].sort().values.numpy()
     most = config.k + (split == "train")  # a training image is nearest to itself
     asked, known = _loader(subject, split, chosen), _loader(subject, "train")
-    queries, _ = collected(subject.extract(asked, "query"))
+    queries, _ = collected(subject.extract(asked, "queries"))
     chosen = chosen[list(asked.rows())]
     nearest, rows_known = Nearest(queries, most=most), known.rows()
-    for features, _ in subject.extract(known, "bank: image"):
+    for features, _ in subject.extract(known, "bank: images"):
         nearest.add(features, torch.tensor(list(islice(rows_known, len(features)))))
     nearest.finish()
     rows = []

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from fastsiam.distributed import gather_uneven, sum_across_ranks
 from fastsiam.evaluate.accuracy import Accuracy
-from fastsiam.evaluate.features import collected
 
 _BLOCK = 65536
 """Rows of the bank that are compared at a time."""
@@ -197,20 +196,6 @@ def knn_accuracy(
         KnnResult(count.top1, count.top5, min(k, total), temperature, total, count.per_class)
         for (k, temperature), count in zip(votes, counts, strict=True)
     ]
-
-
-def knn_between(
-    bank: Iterable[tuple[Tensor, Tensor]],
-    queries: Iterable[tuple[Tensor, Tensor]],
-    *,
-    votes: Sequence[tuple[int, float]],
-    classes: int,
-) -> list[KnnResult]:
-    """Classify queries that come in parts, as the bank does; else as ``knn_accuracy``.
-
-    The queries' features are collected, for all of them are held; the bank's stream by.
-    """
-    return knn_accuracy(bank, *collected(queries), votes=votes, classes=classes)
 
 
 def normalized(features: Tensor) -> Tensor:

@@ -1,17 +1,15 @@
 """Labelled images to train on, for evaluation: which ones, and in which batches.
 
-Linear evaluation and fine-tuning share ``LabelledImages`` and take their batches from one of the
-sources below it; ``fastsiam.evaluate.epochs`` drives the training.
+Linear evaluation and fine-tuning share ``LabelledImages``; ``fastsiam.evaluate.supervised`` trains.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastsiam.bad_image_list import BadImage
-from fastsiam.config import AugmentConfig, DataConfig
+from fastsiam.config import AugmentConfig
 from fastsiam.config.evaluate import LabelConfig
 from fastsiam.distributed import complete, minimum_across_ranks
 from fastsiam.errors import BackendError, FastSiamError
@@ -33,63 +31,37 @@ Batches = Iterator[tuple[Tensor, Tensor]]
 """Images or features of this rank's share of a batch, and labels."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingPart:
-    """Which of the training images are trained on: all, a percentage, or those of a list."""
-
-    positions: NDArray[np.int64] | None
-    """Of the images in the data set; None is all."""
-    percent: float
-    """Share of the training images, as counted."""
-    name: str
-    """For names of files; empty for all."""
-    origin: str
-    """Where the choice comes from, for people; empty for all."""
-    seed: int
-
-    @classmethod
-    def of(cls, data: DataConfig, config: LabelConfig) -> TrainingPart:
-        """Choose the part that is asked for.
-
-        Args:
-            data: where the images lie, and which share of them is held out.
-            config: a percentage, or a list of names.
-
-        Raises:
-            DataError: the data or the list cannot be read, or a name is unknown.
-        """
-        if not config.subset and config.percent == 100:
-            return cls(positions=None, percent=100.0, name="", origin="", seed=config.seed)
-        store = open_split(data, "train")
-        if config.subset:
-            positions = read_list(store, Path(config.subset))
-            name, origin = Path(config.subset).stem, f"by {config.subset}"
-        else:
-            positions = choose(store.labels, percent=config.percent, seed=config.seed)
-            name, origin = f"{config.percent:g}percent", f"seed {config.seed}"
-        percent = 100 * len(positions) / len(store)
-        return cls(positions=positions, percent=percent, name=name, origin=origin, seed=config.seed)
-
-    def __str__(self) -> str:
-        """The end of a line about results: empty for all images."""
-        return f", on {self.name}, seed {self.seed}" if self.name else ""
-
-
 class LabelledImages:
     """Training images with labels, in steps of one size, and validation images.
 
     Args:
         subject: network and data.
-        config: which of the images; the global batch, which is at most the training images.
+        config: which of the images (all, a percentage, or a list of names); the global batch, which
+            is at most the training images.
 
     Raises:
-        FastSiamError: the batch cannot be shared by the ranks, or there are too few images.
+        FastSiamError: the data or the list cannot be read, the batch cannot be shared by the ranks,
+            or there are too few images.
     """
 
     def __init__(self, subject: Subject, config: LabelConfig) -> None:
         self.subject = subject
-        self.part = TrainingPart.of(subject.data, config)
-        self.train, self.val = subject.loaders(self.part.positions)
+        self.positions: NDArray[np.int64] | None = None
+        """Of the training images in the data set; None is all."""
+        self.percent = 100.0
+        """Share of the training images, as counted."""
+        self.part, self._origin = "", ""
+        """The part's name, for names of files; empty for all."""
+        if config.subset or config.percent != 100:
+            store = open_split(subject.data, "train")
+            if config.subset:
+                self.positions = read_list(store, Path(config.subset))
+                self.part, self._origin = Path(config.subset).stem, f"by {config.subset}"
+            else:
+                self.positions = choose(store.labels, percent=config.percent, seed=config.seed)
+                self.part, self._origin = f"{config.percent:g}percent", f"seed {config.seed}"
+            self.percent = 100 * len(self.positions) / len(store)
+        self.train, self.val = subject.loaders(self.positions)
         self.config = config.settled(self.train.images)
         self.batch = self._possible(self.config.global_batch)
         """Images of a step, over all ranks."""
@@ -113,26 +85,26 @@ class LabelledImages:
     def __str__(self) -> str:
         """What is trained on, for people."""
         text = f"{self.train.images:,} training images"
-        if self.part.positions is None:
-            return text
-        return f"{text} ({self.part.percent:.3g}% of them, {self.part.origin})"
+        return f"{text} ({self.percent:.3g}% of them, {self._origin})" if self.part else text
+
+    @property
+    def on_part(self) -> str:
+        """The end of a line about results: empty for all images."""
+        return f", on {self.part}, seed {self.config.seed}" if self.part else ""
 
     def facts(self) -> TrainingDataFacts:
         """Return for a record which images these are."""
-        data = data_facts(self.subject.data, self.train, self.val)
-        chosen = self.part.positions
+        chosen = self.positions
         return TrainingDataFacts(
-            root=data.root,
-            train=data.train,
-            val=data.val,
-            classes=data.classes,
-            labels_crc32=data.labels_crc32,
-            holdout=data.holdout,
-            image_column=data.image_column,
+            **asdict(data_facts(self.subject.data, self.train, self.val)),
             percent=self.config.percent,
             subset=self.config.subset or None,
             chosen_crc32=None if chosen is None else f"{zlib.crc32(chosen.tobytes()):08x}",
         )
+
+    def validation(self) -> Batches:
+        """Return this rank's validation images and their labels, once."""
+        return ((batch.image, batch.label) for batch in self.val)
 
     def augmented(self, batch: int) -> Loader:
         """Open the training images with random crops and flips, and nothing else.
@@ -163,7 +135,7 @@ class LabelledImages:
                 rank=place.rank,
                 world=place.world,
                 device=place.device,
-                chosen=self.part.positions,
+                chosen=self.positions,
             )
         except BackendError as error:
             raise BackendError(f"{error}; or evaluate with --pipeline torchvision") from error
@@ -177,31 +149,6 @@ def check_shared(batch: int, world: int) -> None:
     """
     if batch % world:
         raise FastSiamError(f"--batch {batch} cannot be shared equally by {world} ranks")
-
-
-class Source(Protocol):
-    """Where the batches of an epoch come from."""
-
-    def epoch(self, number: int) -> Batches:
-        """Yield the batches of an epoch, ``LabelledImages.steps`` of them."""
-
-    def close(self) -> None:
-        """Give back what is held."""
-
-
-class AugmentedImages:
-    """Batches of augmented images (n, 3, S, S)."""
-
-    def __init__(self, images: LabelledImages) -> None:
-        self._loader = images.augmented(images.batch)
-
-    def epoch(self, number: int) -> Batches:
-        """Yield the batches of an epoch."""
-        return ((batch.view1, batch.label) for batch in self._loader.epoch(number))
-
-    def close(self) -> None:
-        """Close the loader."""
-        self._loader.close()
 
 
 class AugmentedFeatures:
@@ -222,14 +169,13 @@ class AugmentedFeatures:
         subject = self._subject
         views = self._loader.epoch(number)
         for _ in range(self._steps):
-            made = [
+            yield collected(
                 (frozen(subject.network, image, dtype=subject.dtype), label)
                 for batch in islice(views, self._parts)
                 for image, label in zip(
                     batch.view1.split(subject.batch), batch.label.split(subject.batch), strict=True
                 )
-            ]
-            yield collected(made)
+            )
 
     def close(self) -> None:
         """Close the loader."""
@@ -250,10 +196,10 @@ class CachedFeatures:
         self._features = torch.empty(total, subject.features, dtype=storage, device=device)
         self._labels = to_device(train.labels, device)
         shares = [len(share) for share in np.array_split(np.arange(total), place.world)]
-        shown = train.rows()
+        positions = train.rows()
         absent = torch.ones(total, dtype=torch.uint8, device=device)  # in the end: bad images
-        for part, _ in subject.extract(train, "training: image"):
-            rows = torch.tensor(list(islice(shown, len(part))), device=device)
+        for part, _ in subject.extract(train, "training: images"):
+            rows = torch.tensor(list(islice(positions, len(part))), device=device)
             absent[rows] = 0
             self._features[rows] = part.to(storage)
         complete(self._features, shares)

@@ -6,10 +6,8 @@ both is the business of ``command``, writing the features out that of ``feature_
 
 from __future__ import annotations
 
-import contextlib
-import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +20,7 @@ from torch import Tensor, nn
 from fastsiam.config import AugmentConfig, ColumnNames, DataConfig, TrainConfig
 from fastsiam.config.evaluate import EvalConfig
 from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD, usual_resize
-from fastsiam.console import Console, pace
+from fastsiam.console import Console
 from fastsiam.distributed import Place, from_leader
 from fastsiam.errors import DataError, FastSiamError, NoLabelsError, NoSplitError
 from fastsiam.evaluate.features import feature_batches, fingerprint
@@ -73,8 +71,10 @@ class Subject:
 
     def extract(self, loader: EvalLoader, what: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's features and labels batch by batch, and show the progress."""
-        parts = feature_batches(self.network, loader, dtype=self.dtype)
-        return _shown(parts, self.console, what, loader.images, self.place.world)
+        with self.console.tally(what, loader.images) as done:
+            for features, labels in feature_batches(self.network, loader, dtype=self.dtype):
+                yield features, labels
+                done.add(len(labels) * self.place.world)
 
     def introduce(self, *lines: str) -> None:
         """Print what is evaluated, with the conventions that figures depend on."""
@@ -98,20 +98,9 @@ class Subject:
         if own and own.data.holdout != held and own.data.has_same_root(self.data):
             yield "the network was trained on images that are held out here, without labels"
 
-    def facts(self) -> NetworkFacts:
-        """Return for a record which network this is; its weights are hashed as they are now."""
-        return NetworkFacts(
-            backbone=self.pretrained.model.backbone,
-            stem=self.pretrained.model.stem,
-            layout=self.pretrained.layout,
-            file=str(self.pretrained.path),
-            epoch=self.pretrained.epoch,
-            untrained=self.untrained,
-            fingerprint=fingerprint(self.network),
-        )
-
     def evaluation(self, kind: Kind, data: DataFacts, protocol: dict[str, Any]) -> Evaluation:
         """Return what is evaluated and how, before it is done."""
+        network = network_facts(self.pretrained, self.network, untrained=self.untrained)
         images = ImageFacts(
             crop=self.augment.crop,
             resize=self.resize,
@@ -121,9 +110,7 @@ class Subject:
             precision=short_name(self.dtype),
             ranks=self.place.world,
         )
-        return Evaluation(
-            kind=kind, network=self.facts(), data=data, images=images, protocol=protocol
-        )
+        return Evaluation(kind=kind, network=network, data=data, images=images, protocol=protocol)
 
     def as_untrained(self) -> Subject:
         """Return the backbone with the weights that its run began with, and the same images."""
@@ -190,6 +177,19 @@ def open_network(path: Path, config: EvalConfig) -> Pretrained:
     return _untrained(pretrained) if config.untrained else pretrained
 
 
+def network_facts(pretrained: Pretrained, network: nn.Module, *, untrained: bool) -> NetworkFacts:
+    """Return for a record which network this is; its weights are hashed as they are now."""
+    return NetworkFacts(
+        backbone=pretrained.model.backbone,
+        stem=pretrained.model.stem,
+        layout=pretrained.layout,
+        file=str(pretrained.path),
+        epoch=pretrained.epoch,
+        untrained=untrained,
+        fingerprint=fingerprint(network),
+    )
+
+
 def as_evaluated(*, crop: int, resize: int) -> str:
     """Say how evaluation cuts its images, which figures depend on."""
     return f"shorter side to {resize} pixels, central {crop} x {crop}"
@@ -218,6 +218,11 @@ def labelled_loaders(
         DataError: a split or its labels are missing, or the classes differ.
     """
 
+    no_labels = DataError(
+        f"{data.root} has no labels, which this evaluation needs: class folders, or a column of "
+        "labels (--label-column)"
+    )
+
     def loader(split: Split, chosen: NDArray[np.int64] | None) -> EvalLoader:
         return build_eval_loader(
             data,
@@ -231,13 +236,21 @@ def labelled_loaders(
             chosen=chosen,
         )
 
-    with _naming_the_holdout(data):
+    try:
         val = loader("val", None)
+    except NoLabelsError:
+        raise
+    except NoSplitError as error:
+        if not open_split(data, "train").classes:
+            raise no_labels from error
+        raise NoSplitError(
+            f"{error}; --holdout 10% holds out a share of each class instead"
+        ) from error
     train = loader("train", chosen)
     if min(train.images, val.images) < place.world:
         raise DataError(f"{data.root} has a split with fewer images than the {place.world} ranks")
     if not train.classes:
-        raise _no_labels_error(data)
+        raise no_labels
     if train.classes != val.classes:
         raise DataError(
             f"the training and validation images under {data.root} have different class folders"
@@ -247,28 +260,6 @@ def labelled_loaders(
             f"{missing:,} of the images under {data.root} have no label: this evaluation needs all"
         )
     return train, val
-
-
-@contextlib.contextmanager
-def _naming_the_holdout(data: DataConfig) -> Iterator[None]:
-    """Say how to do without validation images, or that labels are missing too."""
-    try:
-        yield
-    except NoLabelsError:
-        raise
-    except NoSplitError as error:
-        if not open_split(data, "train").classes:
-            raise _no_labels_error(data) from error
-        raise NoSplitError(
-            f"{error}; --holdout 10% holds out a share of each class instead"
-        ) from error
-
-
-def _no_labels_error(data: DataConfig) -> DataError:
-    return DataError(
-        f"{data.root} has no labels, which this evaluation needs: class folders, or a column of "
-        "labels (--label-column)"
-    )
 
 
 def data_facts(data: DataConfig, train: EvalLoader, val: EvalLoader) -> DataFacts:
@@ -291,7 +282,10 @@ def _image_settings(pretrained: Pretrained, config: EvalConfig) -> tuple[Augment
     Raises:
         FastSiamError: the images would be smaller than the crop.
     """
-    seen = pretrained.input or _usual_input(pretrained.model.stem)
+    seen = pretrained.input
+    if seen is None:  # a network of which nothing is known
+        crop = 224 if pretrained.model.stem == "imagenet" else 32
+        seen = Input(crop=crop, resize=usual_resize(crop), mean=IMAGENET_MEAN, std=IMAGENET_STD)
     augment = AugmentConfig.alike(
         crop=config.crop or seen.crop,
         mean=config.mean or seen.mean,
@@ -304,12 +298,6 @@ def _image_settings(pretrained: Pretrained, config: EvalConfig) -> tuple[Augment
             f"--resize {resize} is smaller than the crop of {augment.crop} pixels: give --crop too"
         )
     return augment, resize
-
-
-def _usual_input(stem: str) -> Input:
-    """Return how networks take images of which nothing is known."""
-    crop = 224 if stem == "imagenet" else 32
-    return Input(crop=crop, resize=usual_resize(crop), mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
 
 def _data_settings(
@@ -391,16 +379,3 @@ def autocast_of(config: EvalConfig, own: TrainConfig | None, place: Place) -> to
 def short_name(dtype: torch.dtype) -> str:
     """Return a type's name, such as float32."""
     return str(dtype).removeprefix("torch.")
-
-
-def _shown(
-    parts: Iterable[tuple[Tensor, Tensor]], console: Console, what: str, images: int, world: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pass on batches of features, and show how many images are done, over all ranks."""
-    began, done = time.monotonic(), 0
-    with console.progress(images, 0, what):
-        for features, labels in parts:
-            yield features, labels
-            done = min(images, done + len(labels) * world)
-            speed = done / max(time.monotonic() - began, 1e-9)
-            console.advance(done, pace(speed, images - done), place=f" of {images:,}")

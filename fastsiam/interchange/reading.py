@@ -49,10 +49,10 @@ def load_pretrained(path: Path, *, backbone: str = "", stem: str = "") -> Pretra
     """
     named: dict[str, Any] = {"backbone": backbone, "stem": stem}
     asked = BackboneConfig(**{key: name for key, name in named.items() if name})
-    found = checkpoints.found(path)
+    found = checkpoints.locate(path)
     content = weight_files.read(found)
     if isinstance(content, dict) and "steps_per_epoch" in content:
-        read = _of_run(checkpoints.parsed(found, content), found)
+        read = _of_run(checkpoints.parse(found, content), found)
     elif plain.is_plain(content):
         read = _of_plain(content, found)
     else:

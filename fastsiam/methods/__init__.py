@@ -1,4 +1,4 @@
-"""Methods: what is trained on a backbone, one file for each, all behind ``Method``."""
+"""Self-supervised methods, one module for each, with ``Method`` as their interface."""
 
 from __future__ import annotations
 
@@ -38,11 +38,16 @@ __all__ = [
 
 
 def build_method(config: ModelConfig, *, images: int = 0) -> Method:
-    """Build the method, backbone fresh, on the CPU; seed torch before for repeatable weights.
+    """Build a method with a newly initialised backbone, on the CPU.
+
+    Call ``torch.manual_seed`` first for reproducible weights.
 
     Args:
         config: names the backbone and the method.
-        images: how many the data set holds, for methods that keep a row for each.
+        images: number of images in the data set, for methods that store a row for each.
+
+    Raises:
+        ValueError, BackendError: as ``build_backbone``.
     """
     return _build(config, build_backbone(config), images)
 
@@ -60,10 +65,10 @@ def method_skeleton(config: ModelConfig, *, images: int = 0) -> Method:
 
 @cache
 def image_rows(config: ModelConfig) -> dict[str, Tensor]:
-    """Return one row of each of a method's memories of the images, by the buffers' names.
+    """Return one row of each buffer in which a method stores a row per image, by buffer names.
 
-    They are the buffers that are longer where there are more images: (images, ...) of a method that
-    is built for so many. The rows are (1, ...), without memory.
+    These are the buffers whose length depends on the number of images. The rows have shape
+    (1, ...) and lie on the meta device.
 
     Raises:
         ValueError, BackendError: as ``build_backbone``.

@@ -1,7 +1,7 @@
-"""What a method is: the one interface behind which SimSiam, its ablations and its relatives differ.
+"""The interface of methods: SimSiam, its ablations and related methods.
 
-The loop, the step, checkpoints, import and export, evaluation and bench know nothing else of a
-method. A method of its own is its settings, which name what builds it, a class, and a line in
+The loop, the step, checkpoints, import, export, evaluation and benchmarks use this interface alone.
+A new method needs a settings class that names its builder, a ``Method`` class, and a line in
 ``fastsiam.config.METHOD_CONFIGS``.
 """
 
@@ -18,38 +18,39 @@ from torch import Tensor, nn
 from fastsiam.model.backbones import Backbone
 
 Schedule = Literal["cosine", "constant"]
-"""How a learning rate continues: with warm-up and cosine, or always the same."""
+"""Schedule of a learning rate: warm-up and cosine decay, or constant."""
 
 
 class Output(NamedTuple):
-    """What a forward pass returns."""
+    """The result of a forward pass."""
 
     loss: Tensor
     """Scalar float32, the mean over this rank's images."""
     embedding: Tensor
-    """(N, d) what the loss compares, of one view, without gradient: for the collapse monitors."""
+    """(N, d) embeddings of one view that the loss compares, without gradient; used to detect
+    collapse."""
     carry: dict[str, Tensor]
-    """What ``after_step`` needs of this pass, without gradient; empty if nothing."""
+    """Tensors of this pass for ``after_step``, without gradient; may be empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Where a run is: the step that is being taken."""
+    """The position of a step in the schedule."""
 
     step: int
-    """Its number, from 0."""
+    """Number of the step, from 0."""
     steps_per_epoch: int
     total: int
     """Steps of the whole schedule."""
 
     @property
     def done(self) -> int:
-        """Steps that will be done after it."""
+        """Number of steps done, including this one."""
         return self.step + 1
 
     @property
     def progress(self) -> float:
-        """Share of the training that was done before it, 0 to below 1."""
+        """Share of the schedule before this step, in [0, 1)."""
         return self.step / self.total
 
 
@@ -61,23 +62,26 @@ class ParamGroup:
     params: list[nn.Parameter]
     schedule: Schedule = "cosine"
     weight_decay: float | None = None
-    """None is the optimizer's own."""
+    """None means the optimizer's default."""
 
 
 class Method(nn.Module, ABC):
-    """A way to train a backbone without labels.
+    """A method that trains a backbone without labels.
 
-    All state lies in parameters and buffers (momentum encoders, queues, a row for each image), so
-    it is saved, resumed and spread over ranks as weights are. Buffers stay equal on all ranks:
-    ``after_step`` gathers what it puts into them (``fastsiam.distributed.gather``).
+    All state (momentum encoders, queues, a row for each image) is in parameters and buffers, so
+    that checkpoints and ranks handle it like weights. Buffers must be equal on all ranks:
+    ``after_step`` gathers what it writes to them (``fastsiam.distributed.gather``).
 
-    Args of a method's constructor: its settings; the backbone; ``images``, how many the data set
-    holds, for memories of one row per image (0 where nothing is trained).
+    Args:
+        config: the method's settings.
+        backbone: the encoder.
+        images: number of images in the data set, for buffers with one row per image; 0 if the
+            method is not trained.
     """
 
     parts: tuple[str, ...]
-    """Names of the modules that ``--init`` may take over and that are exported, the backbone
-    first; each takes what the one before it returns."""
+    """Names of the modules that are exported and that ``--init`` can load, the backbone first. Each
+    takes the output of the previous one."""
 
     @abstractmethod
     def __init__(self, config: Any, backbone: Backbone, *, images: int = 0) -> None:
@@ -87,54 +91,56 @@ class Method(nn.Module, ABC):
     dim: int
     """Dimension of the embeddings."""
     views_together: bool = False
-    """Whether views of one size go through the layers as one batch; see ``joined``."""
+    """Whether views of the same size go through the layers as one batch; see ``join_views``."""
 
     @abstractmethod
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
-        """Compute the loss of one batch; all of it, because several ranks reduce one forward.
+        """Compute the loss of one batch, in a single call: DDP wraps this method.
 
         Args:
-            views: of each image; view v is (N, 3, S_v, S_v), normalised.
+            views: view v of all images is (N, 3, S_v, S_v), normalised.
             index: (N,) int64 positions of the images in the data set.
         """
 
     @abstractmethod
     def param_groups(self) -> list[ParamGroup]:
-        """Return what is trained, each parameter once; the backbone is in the first group."""
+        """Return the trained parameters, each in one group; the backbone is in the first group."""
 
     def start_from(self, weights: dict[str, Tensor]) -> None:
-        """Take over the weights of some parts; override it where a momentum encoder follows them.
+        """Load the weights of some parts; methods with a momentum encoder override it.
 
         Args:
-            weights: by their names in this method's state: of whole parts.
+            weights: weights of complete parts, by their names in this method's state dict.
         """
         self.load_state_dict(self.state_dict() | weights)
 
     def after_step(self, outputs: Sequence[Output], *, at: Moment) -> None:
-        """Move what no gradient moves, after the optimizer's step; called without gradients.
+        """Update state that has no gradient, after the optimizer's step, under ``no_grad``.
 
         Args:
-            outputs: of this rank's forward passes: one for each accumulated part.
+            outputs: outputs of this rank's forward passes, one for each accumulated part.
             at: the step.
         """
 
     def before_optimizer(self, *, at: Moment) -> None:
-        """Change the gradients before the optimizer's step: drop those of frozen prototypes, say.
+        """Change gradients before the optimizer's step, for example drop those of frozen weights.
 
-        They are summed over parts and averaged over ranks. With fp16 they are scaled by the loss
-        scale: set them to zero or None, and leave thresholds out.
+        Gradients are summed over parts and averaged over ranks. With fp16 they are multiplied by
+        the loss scale, so only set them to zero or None; do not compare them with thresholds.
 
         Args:
             at: the step.
         """
 
-    def joined(self, views: Sequence[Tensor]) -> list[Tensor]:
-        """Return the batches in which the layers take the views.
+    def join_views(self, views: Sequence[Tensor]) -> list[Tensor]:
+        """Return the views as batches for the layers.
 
-        They are the views themselves, or with ``views_together`` one batch of those neighbours
-        that have one size, which the compiler makes faster kernels for.
+        With ``views_together``, adjacent views of the same size become one batch, for which the
+        compiler generates faster kernels; otherwise each view is a batch. BN normalises each view
+        by its own statistics in both cases (``ViewBatchNorm``).
 
-        BN normalises each view by its own statistics in both cases (``ViewBatchNorm``).
+        Args:
+            views: (N, 3, S_v, S_v) each.
         """
         if not self.views_together:
             return list(views)
@@ -147,6 +153,11 @@ class Method(nn.Module, ABC):
         return [torch.cat(batch) for batch in batches]
 
     @staticmethod
-    def apart(outputs: Sequence[Tensor], images: int) -> tuple[Tensor, ...]:
-        """Take apart what became of ``joined`` batches: (N, ...) for each view."""
+    def split_views(outputs: Sequence[Tensor], images: int) -> tuple[Tensor, ...]:
+        """Split the layers' outputs for the batches of ``join_views`` into (N, ...) per view.
+
+        Args:
+            outputs: (views * N, ...) each.
+            images: N.
+        """
         return tuple(view for output in outputs for view in output.split(images))

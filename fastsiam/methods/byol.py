@@ -1,4 +1,4 @@
-"""BYOL (Grill et al., NeurIPS 2020): SimSiam with a momentum encoder that gives the targets."""
+"""BYOL (Grill et al., NeurIPS 2020): SimSiam with a momentum encoder for the targets."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fastsiam.model.heads import mlp
 from fastsiam.model.losses import negative_cosine
 
 from .base import Method, Moment, Output, ParamGroup
-from .momentum import follow, momentum_copy, renew, rising
+from .momentum import copy_state, momentum_copy, rising_momentum, update_average
 
 
 class BYOL(Method):
-    """Encoder, projector and predictor (online), and their target, a momentum encoder."""
+    """An online network (encoder, projector, predictor) and a momentum encoder as the target."""
 
     parts: tuple[str, ...] = ("backbone", "projector", "predictor")
 
@@ -29,36 +29,36 @@ class BYOL(Method):
         self.target = momentum_copy(self.backbone, self.projector)
 
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
-        """Return the loss (in [0, 8]) and the first view's projections.
+        """Return the loss, in [0, 8], and the first view's projections.
 
-        The paper's equation 2, 2 - 2 cos, of each view predicted from the other, both added up.
+        The loss is the paper's equation 2, 2 - 2 cos, added up over both directions.
 
         Args:
             views: two of (N, 3, S, S): the same images, augmented.
             index: (N,) int64 positions of the images in the data set.
         """
-        batches, images = self.joined(views), len(index)
+        batches, images = self.join_views(views), len(index)
         projected = [self.projector(self.backbone(batch)) for batch in batches]
-        z = self.apart(projected, images)
-        p = self.apart([self.predictor(batch) for batch in projected], images)
+        z = self.split_views(projected, images)
+        p = self.split_views([self.predictor(batch) for batch in projected], images)
         with torch.no_grad():
-            targets = self.apart([self.target(batch) for batch in batches], images)
+            targets = self.split_views([self.target(batch) for batch in batches], images)
         cosines = negative_cosine(p[0], targets[1]) + negative_cosine(p[1], targets[0])
         return Output(4 + 2 * cosines, z[0].detach(), {})
 
     def param_groups(self) -> list[ParamGroup]:
-        """One group of what is trained, of which the target is none."""
+        """Return one group with all parameters except the target's."""
         online = nn.Sequential(self.backbone, self.projector, self.predictor)
         return [ParamGroup(name="all", params=list(online.parameters()))]
 
     def start_from(self, weights: dict[str, Tensor]) -> None:
-        """Take over the weights of some parts; the target is the same afterwards."""
+        """Load the weights of some parts, and copy them to the target."""
         super().start_from(weights)
-        renew(self.target, self.backbone, self.projector)
+        copy_state(self.target, self.backbone, self.projector)
 
     def after_step(self, outputs: Sequence[Output], *, at: Moment) -> None:
         """Move the target towards the online network."""
         momentum = self.config.encoder_momentum
         if self.config.momentum_schedule == "cosine":
-            momentum = rising(momentum, at)
-        follow(self.target, self.backbone, self.projector, momentum=momentum)
+            momentum = rising_momentum(momentum, at)
+        update_average(self.target, self.backbone, self.projector, momentum=momentum)

@@ -1,9 +1,10 @@
 """MoCo v2 (He et al., CVPR 2020; Chen et al., 2020), its loss symmetrised as SimSiam's authors did.
 
-BN would tell a query its key, where both were normalised among the same images. The authors encode
-the keys in a random order over the GPUs (ShuffleBN). Here the order is fixed: what BN normalises
-together is spread evenly over all such parts of the global batch. Batches are random already; a
-fixed order is the same on any number of ranks and needs no state.
+If BN normalised a query and its key with the same images, it would leak which key belongs to which
+query. The authors encode the keys in a random order over the GPUs (ShuffleBN). Here the order is
+fixed: images that BN normalises together as queries are distributed evenly over the parts of the
+global batch as keys. Batches are random already; a fixed order is the same for any number of ranks
+and needs no state.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from fastsiam.model.heads import mlp
 from fastsiam.model.losses import info_nce, unit
 
 from .base import Method, Moment, Output, ParamGroup
-from .momentum import follow, momentum_copy, push, renew
+from .momentum import copy_state, momentum_copy, push, update_average
 
 
 class MoCoV2(Method):
-    """Encoder and projector; a momentum encoder's keys, the latest of which are negatives.
+    """Encoder and projector, with a momentum encoder for the keys and a queue of negatives.
 
-    ``queue`` is (queue, dim) float32: l2-normalised keys of all ranks, of both views of a batch one
-    after the other, the oldest overwritten first; random at first. ``pushed`` counts them.
+    ``queue`` is (queue, dim) float32: l2-normalised keys of all ranks, random at first. Each batch
+    adds the keys of its first view, then those of its second, and overwrites the oldest. ``pushed``
+    counts all keys added.
     """
 
     parts: tuple[str, ...] = ("backbone", "projector")
@@ -55,8 +57,8 @@ class MoCoV2(Method):
         asking, answering = views, views[::-1]
         if not self.config.symmetric:
             asking, answering = views[:1], views[1:]
-        batches = [self.projector(self.backbone(batch)) for batch in self.joined(asking)]
-        queries = [unit(query) for query in self.apart(batches, images)]
+        batches = [self.projector(self.backbone(batch)) for batch in self.join_views(asking)]
+        queries = [unit(query) for query in self.split_views(batches, images)]
         with torch.no_grad():
             keys = self._keys(answering)
         losses = [
@@ -67,18 +69,20 @@ class MoCoV2(Method):
         return Output(torch.stack(losses).mean(), queries[0].detach(), {"keys": kept})
 
     def param_groups(self) -> list[ParamGroup]:
-        """One group of what is trained, of which the momentum encoder is none."""
+        """Return one group with all parameters except the momentum encoder's."""
         own = nn.Sequential(self.backbone, self.projector)
         return [ParamGroup(name="all", params=list(own.parameters()))]
 
     def start_from(self, weights: dict[str, Tensor]) -> None:
-        """Take over the weights of some parts; the momentum encoder is the same afterwards."""
+        """Load the weights of some parts, and copy them to the momentum encoder."""
         super().start_from(weights)
-        renew(self.target, self.backbone, self.projector)
+        copy_state(self.target, self.backbone, self.projector)
 
     def after_step(self, outputs: Sequence[Output], *, at: Moment) -> None:
-        """Move the momentum encoder, and put the keys of all ranks into the queue."""
-        follow(self.target, self.backbone, self.projector, momentum=self.config.encoder_momentum)
+        """Update the momentum encoder, and add the keys of all ranks to the queue."""
+        update_average(
+            self.target, self.backbone, self.projector, momentum=self.config.encoder_momentum
+        )
         keys = gather(torch.cat([output.carry["keys"] for output in outputs]))
         push(self.queue, self.pushed, keys.transpose(0, 1).flatten(0, 1))
 
@@ -87,21 +91,21 @@ class MoCoV2(Method):
         images = len(views[0])
         rank, world = rank_and_world()
         parts = groups_of(self, images, world)
-        if parts == 1:  # there is no other part to be dealt to
-            batches = [self.target(batch) for batch in self.joined(views)]
-            return [unit(key) for key in self.apart(batches, images)]
+        if parts == 1:  # BN normalises the whole global batch together: nothing to shuffle
+            batches = [self.target(batch) for batch in self.join_views(views)]
+            return [unit(key) for key in self.split_views(batches, images)]
         order = torch.arange(images * world, device=views[0].device)
         mixed = order.view(parts, -1).T.flatten()
         back = order.view(-1, parts).T.flatten()
         own = slice(rank * images, (rank + 1) * images)
-        shuffled = self.joined([_taken(view, mixed[own]) for view in views])
-        keys = self.apart([self.target(batch) for batch in shuffled], images)
-        return [_taken(unit(key), back[own]) for key in keys]
+        shuffled = self.join_views([_gather_rows(view, mixed[own]) for view in views])
+        keys = self.split_views([self.target(batch) for batch in shuffled], images)
+        return [_gather_rows(unit(key), back[own]) for key in keys]
 
 
-def _taken(rows: Tensor, which: Tensor) -> Tensor:
-    """Return some rows of all ranks', in the rows' memory format."""
+def _gather_rows(rows: Tensor, which: Tensor) -> Tensor:
+    """Gather rows from all ranks and return some of them, in the same memory format."""
     if rows.dim() < 4:
         return gather_with_gradient(rows)[which]
-    # Channels come last on the way, so that gathering copies nothing of what already lies so.
+    # Gather with channels last, so that channels-last images need no copy.
     return gather_with_gradient(rows.movedim(1, -1))[which].movedim(-1, 1)

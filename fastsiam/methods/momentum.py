@@ -1,4 +1,4 @@
-"""What methods with a memory share: momentum encoders, and queues of earlier projections."""
+"""Momentum encoders, and queues of earlier projections."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from .base import Moment
 
 
 def momentum_copy(*parts: nn.Module) -> nn.Sequential:
-    """Return a copy of some parts, one after the other, that no gradient moves.
+    """Return a sequential copy of some modules whose parameters need no gradient.
 
-    Its BN has statistics of its own, as in the authors' code of MoCo and BYOL.
+    Its BN layers have their own statistics, as in the authors' code of MoCo and BYOL.
     """
     return copy.deepcopy(nn.Sequential(*parts)).requires_grad_(False)
 
 
-def renew(copied: nn.Module, *parts: nn.Module) -> None:
-    """Make a ``momentum_copy`` what its parts are now, BN's statistics included."""
+def copy_state(copied: nn.Module, *parts: nn.Module) -> None:
+    """Copy the parts' weights and BN statistics to a ``momentum_copy``."""
     copied.load_state_dict(nn.Sequential(*parts).state_dict())
 
 
-def follow(copied: nn.Module, *parts: nn.Module, momentum: float) -> None:
-    """Move the parameters of a ``momentum_copy`` towards those of its parts, in one call.
+def update_average(copied: nn.Module, *parts: nn.Module, momentum: float) -> None:
+    """Update the parameters of a ``momentum_copy`` as a moving average of those of its parts.
 
     Args:
-        copied: keeps ``momentum`` of itself.
-        parts: of which it was made.
-        momentum: 0 to 1.
+        copied: the ``momentum_copy``, changed in place.
+        parts: the modules that it was copied from.
+        momentum: weight of the old values, 0 to 1.
     """
     own: list[Tensor] = list(nn.Sequential(*parts).parameters())
     torch._foreach_lerp_(list(copied.parameters()), own, 1 - momentum)
 
 
-def rising(momentum: float, at: Moment) -> float:
+def rising_momentum(momentum: float, at: Moment) -> float:
     """Return a momentum that rises to 1 along a cosine (Grill et al. 2020, section 3.3)."""
     return 1 - (1 - momentum) * (math.cos(math.pi * at.progress) + 1) / 2
 
 
 def push(queue: Tensor, pushed: Tensor, rows: Tensor) -> None:
-    """Write rows over the oldest of a queue, in place.
+    """Overwrite the oldest rows of a queue with new ones, in place.
 
     Args:
         queue: (K, ...).
-        pushed: () int64, how many rows it was given until now; row i of all lies at i modulo K.
+        pushed: () int64, number of rows added so far; row i is stored at i modulo K.
         rows: (R, ...), the oldest first.
     """
     places = torch.arange(len(rows), device=rows.device) + pushed

@@ -1,4 +1,4 @@
-"""The optimizer and its learning rates."""
+"""Optimizers and learning rate schedules."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fastsiam.console import rounded
 from fastsiam.methods import ParamGroup
 
 SETTINGS = ("momentum", "weight_decay", "trust", "adapt_all")
-"""What a parameter group holds of the settings, beside its rate, which every step sets."""
+"""Settings in a parameter group, besides the learning rate, which every step sets."""
 _TOO_SMALL = 0.01
-"""Share of the peak below which a cosine does not start anew from the last rate."""
+"""Share of the peak rate below which a cosine cannot restart from the last rate."""
 
 
 def build_optimizer(config: OptimConfig, groups: Sequence[ParamGroup]) -> torch.optim.Optimizer:
-    """Build the optimizer over a method's parameter groups; all momenta are there, at zero."""
+    """Build the optimizer for a method's parameter groups, with all momenta set to zero."""
     own = [
         {"params": group.params, "name": group.name}
         | ({} if group.weight_decay is None else {"weight_decay": group.weight_decay})
@@ -49,9 +49,9 @@ def build_optimizer(config: OptimConfig, groups: Sequence[ParamGroup]) -> torch.
 
 
 def with_momenta(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Give every parameter its momentum, at zero, before the first step.
+    """Set the momentum of every parameter to zero, before the first step.
 
-    The fused kernel would leave a first momentum that a loss-scaled step skips unset.
+    Without this, the fused kernel leaves it uninitialised if loss scaling skips the first step.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -66,18 +66,18 @@ class Lars(torch.optim.Optimizer):
 
         (g + wd w) * trust |w| / (|g| + wd |w|)
 
-    in place of g + wd w; with a norm of zero, by g + wd w as it is. Parameters of one dimension (BN
-    and biases) are neither scaled nor decayed, as in SimCLR (Chen et al. 2020, appendix B.9),
-    unless ``adapt_all``. torch has no LARS. Never waits for the device, under a ``GradScaler``
-    neither: a step whose gradients overflowed changes nothing.
+    instead of g + wd w; if a norm is zero, with g + wd w. One-dimensional parameters (BN and
+    biases) are neither scaled nor decayed, as in SimCLR (Chen et al. 2020, appendix B.9), unless
+    ``adapt_all``. torch has no LARS. A step does not synchronise with the device, even under a
+    ``GradScaler``: if gradients overflowed, it leaves weights and momenta unchanged.
 
     Args:
         groups: parameters, as torch's optimizers take them.
         lr: learning rate.
         momentum: 0 to below 1.
         weight_decay: wd above.
-        trust: the coefficient above (0.001 in the paper).
-        adapt_all: treat all parameters alike.
+        trust: the trust coefficient above (0.001 in the paper).
+        adapt_all: scale and decay all parameters.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class Lars(torch.optim.Optimizer):
             "adapt_all": adapt_all,
         }
         super().__init__(groups, defaults)
-        self._step_supports_amp_scaling = True  # torch's sign for "unscales and skips by itself"
+        self._step_supports_amp_scaling = True  # tells GradScaler that step() handles overflow
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Take one step with the gradients that are there."""
+        """Take one step; parameters without a gradient are left unchanged."""
         assert closure is None
         scale: Tensor | None = getattr(self, "grad_scale", None)
         overflow: Tensor | None = getattr(self, "found_inf", None)
@@ -154,10 +154,9 @@ def _scaled_gradients(
 
 
 def peak_lr(config: OptimConfig) -> float:
-    """The scaled rate: "lr x BatchSize / 256" (section 3).
+    """Return the peak learning rate, "lr x BatchSize / 256" (section 3).
 
-    The batch is that of one optimizer step over all ranks and accumulated parts, so neither the
-    number of ranks nor of parts enters.
+    The batch is that of one optimizer step, over all ranks and accumulated parts.
     """
     return config.lr * config.batch / 256
 
@@ -165,15 +164,15 @@ def peak_lr(config: OptimConfig) -> float:
 def cosine(
     peak: float, step: int, *, total: int, warmup: int = 0, start: float = 0.0, end: float = 0.0
 ) -> float:
-    """Return a rate that rises to its peak along a line, and then falls along a cosine.
+    """Return the rate of a schedule with linear warm-up and cosine decay.
 
     Args:
-        peak: the rate at the end of the warm-up.
-        step: from 0; ``warmup`` is the first at the peak.
-        total: steps in all; the rate would be at its end after the last.
-        warmup: steps of them that rise.
-        start: the rate from which it rises.
-        end: the rate to which it falls.
+        peak: rate at the end of the warm-up.
+        step: number of the step, from 0; step ``warmup`` is the first at the peak.
+        total: number of steps, including the warm-up.
+        warmup: number of warm-up steps.
+        start: rate before the warm-up.
+        end: rate after the last step.
     """
     if step < warmup:
         return start + (peak - start) * (step + 1) / warmup
@@ -186,7 +185,7 @@ def rates_at(
 ) -> dict[str, float]:
     """Return the learning rate of each parameter group at a step, by the groups' names.
 
-    A cosine group warms up and decays; a constant one does neither.
+    Groups with schedule "cosine" warm up and decay; "constant" ones stay at the peak rate.
 
     Args:
         config: base rate, batch and epochs.
@@ -199,9 +198,14 @@ def rates_at(
 
 
 def decaying_rate(config: OptimConfig, step: int, steps_per_epoch: int) -> float:
-    """Return the rate of the groups that decay; arguments as of ``rates_at``.
+    """Return the learning rate of the groups with schedule "cosine" at a step.
 
-    A restart is a cosine from the rate of the step before it.
+    A restart is a cosine that starts at the rate of the previous step.
+
+    Args:
+        config: base rate, batch, epochs and restarts.
+        step: optimizer step, from 0.
+        steps_per_epoch: optimizer steps in an epoch.
     """
     total, peak = config.epochs * steps_per_epoch, peak_lr(config)
     end = peak * config.lr_end
@@ -215,7 +219,7 @@ def decaying_rate(config: OptimConfig, step: int, steps_per_epoch: int) -> float
     return cosine(last, step - restart, total=total - restart, end=min(end, last))
 
 
-def longer(
+def extend_schedule(
     config: OptimConfig,
     *,
     epochs: int,
@@ -223,24 +227,24 @@ def longer(
     step: int,
     steps_per_epoch: int,
 ) -> tuple[OptimConfig, str]:
-    """Make a schedule longer that has begun.
+    """Extend the schedule of a run that has started.
 
     Args:
-        config: until now.
-        epochs: in all, more than until now.
-        schedule: one cosine over all epochs, or one from the last rate over those that are left.
+        config: the present settings.
+        epochs: new number of epochs, larger than the present one.
+        schedule: "whole" for one cosine over all epochs, "restart" for a cosine from the last rate
+            over the remaining epochs.
         step: steps done.
         steps_per_epoch: optimizer steps in an epoch.
 
     Returns:
-        The settings from now on, and what becomes of the learning rate, for people.
+        The new settings, and a message on the learning rate.
 
     Raises:
-        ValueError: a restart makes no sense: the rate has fallen to next to nothing, or still
-            rises.
+        ValueError: a restart is useless, because the rate is almost zero or still warms up.
     """
     if config.before_restart is not None and config.before_restart[1] == step:
-        config, _ = config.before_restart  # not a step was taken since: this one comes in its place
+        config, _ = config.before_restart  # no step was taken since the last restart: replace it
     whole = replace(config, epochs=epochs, restarts="")
     last = decaying_rate(config, max(0, step - 1), steps_per_epoch)
     jump = decaying_rate(whole, step, steps_per_epoch)
@@ -251,22 +255,22 @@ def longer(
         )
     peak = peak_lr(config)
     if step < max(1, round(config.warmup_epochs * steps_per_epoch)):
-        raise ValueError("the rate has not begun to fall, so there is none to start from anew")
+        raise ValueError("the learning rate is still warming up; use --extend-schedule whole")
     if last < _TOO_SMALL * peak:
         raise ValueError(
-            f"the learning rate has fallen to {last:.3g}, {last / peak:.2%} of its peak, from "
-            f"which hardly anything would be learnt: --extend-schedule whole starts at {jump:.3g}"
+            f"the learning rate is down to {last:.3g}, {last / peak:.2%} of its peak, too low to "
+            f"learn with; --extend-schedule whole starts at {jump:.3g}"
         )
     restarts = ",".join(filter(None, [config.restarts, f"{config.epochs}@{step}"]))
     left = f"{rounded(epochs - step / steps_per_epoch)} epochs"
     return replace(config, epochs=epochs, restarts=restarts), (
         f"learning rate: {last:.3g} now and at the next step, {last / peak:.0%} of its peak: "
         f"a cosine from there to {min(last, peak * config.lr_end):.3g} "
-        f"over the {left} that are left"
+        f"over the remaining {left}"
     )
 
 
 def set_rates(optimizer: torch.optim.Optimizer, rates: dict[str, float]) -> None:
-    """Give each parameter group its rate."""
+    """Set the learning rate of each parameter group, by the groups' names."""
     for group in optimizer.param_groups:
         group["lr"] = rates[group["name"]]

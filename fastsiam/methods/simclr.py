@@ -1,8 +1,8 @@
-"""SimCLR (Chen, Kornblith, Norouzi and Hinton, ICML 2020), and SimSiam's additions to it.
+"""SimCLR (Chen, Kornblith, Norouzi and Hinton, ICML 2020), and its variants in the SimSiam paper.
 
 The paper's section 6.2 "append[s] the extra predictor to one branch and stop-gradient to the other
-branch, and symmetrize[s] this by swapping": a predicted projection is the anchor, plain projections
-are what it is compared with.
+branch, and symmetrize[s] this by swapping": a predicted projection is the anchor, which is compared
+with plain projections.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .base import Method, Output, ParamGroup
 
 
 class SimCLR(Method):
-    """Encoder and projector; two views of an image attract, all other images of a batch repel."""
+    """Encoder and projector with a contrastive loss over all images of a batch."""
 
     parts: tuple[str, ...] = ("backbone", "projector")
 
@@ -39,10 +39,10 @@ class SimCLR(Method):
             views: two of (N, 3, S, S): the same images, augmented.
             index: (N,) int64 positions of the images in the data set.
         """
-        batches = [self.projector(self.backbone(batch)) for batch in self.joined(views)]
+        batches = [self.projector(self.backbone(batch)) for batch in self.join_views(views)]
         images = len(index)
-        z = [unit(view) for view in self.apart(batches, images)]
-        p = [unit(view) for view in self.apart([self.predictor(b) for b in batches], images)]
+        z = [unit(view) for view in self.split_views(batches, images)]
+        p = [unit(view) for view in self.split_views([self.predictor(b) for b in batches], images)]
         stop = self.config.stop_gradient
         others = [gather_with_gradient(view.detach() if stop else view) for view in z]
         rank, _ = rank_and_world()
@@ -50,5 +50,5 @@ class SimCLR(Method):
         return Output(loss, z[0].detach(), {})
 
     def param_groups(self) -> list[ParamGroup]:
-        """One group of all parameters."""
+        """Return one group with all parameters."""
         return [ParamGroup(name="all", params=list(self.parameters()))]

@@ -1,6 +1,6 @@
 """SimSiam (Chen and He, "Exploring Simple Siamese Representation Learning", 2020).
 
-What the paper's experiments change is in ``simsiam_variants.py``.
+``simsiam_variants.py`` has the variants of the paper's experiments.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class SimSiam(Method):
             views: two of (N, 3, S, S): the same images, augmented.
             index: (N,) int64 positions of the images in the data set; not used.
         """
-        z = [self.projector(self.backbone(x)) for x in self.joined(views)]
+        z = [self.projector(self.backbone(x)) for x in self.join_views(views)]
         p = [self.predictor(batch) for batch in z]
-        z1, z2 = self.apart(z, len(index))
-        p1, p2 = self.apart(p, len(index))
+        z1, z2 = self.split_views(z, len(index))
+        p1, p2 = self.split_views(p, len(index))
         loss = (D(p1, z2.detach()) + D(p2, z1.detach())) / 2
         return Output(loss, z1.detach(), {})
 
     def param_groups(self) -> list[ParamGroup]:
-        """Return encoder and predictor, whose rate may be constant; weight decay is on both."""
+        """Return encoder and predictor as two groups; the predictor's rate may be constant."""
         encoder = nn.Sequential(self.backbone, self.projector)
         return [
             ParamGroup(name="encoder", params=list(encoder.parameters())),

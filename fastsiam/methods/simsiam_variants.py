@@ -1,4 +1,4 @@
-"""The variants of SimSiam that its paper studies; each is a setting of ``SimSiamConfig``."""
+"""The variants of SimSiam in its paper's experiments; each is a setting of ``SimSiamConfig``."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from fastsiam.model.backbones import Backbone
 from fastsiam.model.losses import negative_cosine, softmax_cross_entropy
 
 from .base import Moment, Output, ParamGroup
-from .momentum import follow, momentum_copy, renew
+from .momentum import copy_state, momentum_copy, update_average
 from .simsiam import SimSiam
 
 SIMILARITIES = {"cosine": negative_cosine, "cross-entropy": softmax_cross_entropy}
-"""The losses of section 4.5 by their names."""
+"""Losses of section 4.5, by the values of ``similarity``."""
 
 Comparison = tuple[int, tuple[int, ...]]
-"""A view whose prediction is compared, and the views whose mean projection it is compared with."""
+"""A predicted view, and the views whose mean projection is its target."""
 
 
 def build_simsiam(config: SimSiamConfig, backbone: Backbone, *, images: int = 0) -> SimSiam:
-    """Return SimSiam, or the variant of it that the settings describe."""
+    """Return SimSiam, or the variant that the settings describe."""
     usual = replace(
         config,
         predictor="trained",
@@ -45,13 +45,13 @@ def build_simsiam(config: SimSiamConfig, backbone: Backbone, *, images: int = 0)
 class SimSiamVariant(SimSiam):
     """SimSiam with other targets, comparisons, losses or predictors.
 
-    ``frozen`` exists where another encoder than the trained one gives the targets. In the k-step
-    alternation of section 5.2 it is the encoder as it was before the k steps. The paper computes
-    their targets before the steps and caches them; a frozen encoder gives the same targets with the
-    memory of one network, however large k. With ``encoder_momentum`` it is BYOL's momentum encoder.
+    ``frozen`` exists if the targets come from another encoder than the trained one. In the k-step
+    alternation of section 5.2 it is the encoder from before the k steps. The paper computes the
+    targets before the steps and caches them; a frozen encoder gives the same targets with the
+    memory of one network for any k. With ``encoder_momentum`` it is BYOL's momentum encoder.
 
-    ``averages`` exists for section 5.2's expectation over augmentations: (images, dim) float32, for
-    each image a moving average of its l2-normalised projections (footnote 2). The cosine loss
+    ``averages`` exists for section 5.2's expectation over augmentations: (images, dim) float32, a
+    moving average of each image's l2-normalised projections (footnote 2). The cosine loss
     normalises the average.
     """
 
@@ -76,7 +76,9 @@ class SimSiamVariant(SimSiam):
         """
         comparisons = self.comparisons(len(views))
         predicting = [view for view, _ in comparisons]
-        batches = [self._encoded(batch) for batch in self.joined([views[v] for v in predicting])]
+        batches = [
+            self._encoded(batch) for batch in self.join_views([views[v] for v in predicting])
+        ]
         z = self._by_view(predicting, batches, len(index))
         p = self._by_view(predicting, [self.predictor(batch) for batch in batches], len(index))
         targets = self._targets(views, z, {of for _, others in comparisons for of in others})
@@ -95,24 +97,24 @@ class SimSiamVariant(SimSiam):
         return Output(torch.stack(losses).mean(), z[0].detach(), carry)
 
     def comparisons(self, views: int) -> list[Comparison]:
-        """Return which views are compared: both of each pair, or only the first of it."""
+        """Return the comparisons: both views of each pair, or only the first, with the other."""
         pairs = [(view, view + 1) for view in range(0, views, 2)]
         if not self.config.symmetric:
             return [(first, (second,)) for first, second in pairs]
         return [(a, (b,)) for first, second in pairs for a, b in ((first, second), (second, first))]
 
     def param_groups(self) -> list[ParamGroup]:
-        """Return encoder and predictor; the predictor may be left untrained (Table 1)."""
+        """Return encoder and predictor as two groups, without an untrained predictor (Table 1)."""
         return super().param_groups()[: 2 if self.config.predictor == "trained" else 1]
 
     def start_from(self, weights: dict[str, Tensor]) -> None:
-        """Take over the weights of some parts; the frozen encoder is the same afterwards."""
+        """Load the weights of some parts, and copy them to the frozen encoder."""
         super().start_from(weights)
         if self._has_frozen:
-            renew(self.frozen, self.backbone, self.projector)
+            copy_state(self.frozen, self.backbone, self.projector)
 
     def after_step(self, outputs: Sequence[Output], *, at: Moment) -> None:
-        """Keep the images' averages, and bring the frozen encoder up to date."""
+        """Store the images' averages, and update the frozen encoder."""
         if self.config.target_average:
             rows, index = (
                 gather(torch.cat([output.carry[name] for output in outputs]))
@@ -121,9 +123,9 @@ class SimSiamVariant(SimSiam):
             self.averages.index_copy_(0, index, rows)
         every = self.config.alternate_every or at.steps_per_epoch
         if momentum := self.config.encoder_momentum:
-            follow(self.frozen, self.backbone, self.projector, momentum=momentum)
+            update_average(self.frozen, self.backbone, self.projector, momentum=momentum)
         elif self._has_frozen and at.done % every == 0:
-            renew(self.frozen, self.backbone, self.projector)
+            copy_state(self.frozen, self.backbone, self.projector)
 
     @property
     def _has_frozen(self) -> bool:
@@ -136,8 +138,8 @@ class SimSiamVariant(SimSiam):
     def _by_view(
         self, which: Iterable[int], batches: Sequence[Tensor], images: int
     ) -> dict[int, Tensor]:
-        """Return the outputs of some views, (N, ...) each, by the views' numbers."""
-        return dict(zip(which, self.apart(batches, images), strict=True))
+        """Return the outputs of the given views, (N, ...) each, by the views' numbers."""
+        return dict(zip(which, self.split_views(batches, images), strict=True))
 
     def _targets(
         self, views: tuple[Tensor, ...], z: dict[int, Tensor], wanted: set[int]
@@ -150,15 +152,19 @@ class SimSiamVariant(SimSiam):
         encoder, found = (self.frozen, {}) if self._has_frozen else (self._encoded, z)
         others = [view for view in sorted(wanted) if view not in found]
         with torch.no_grad() if stop else nullcontext():
-            batches = [encoder(batch) for batch in self.joined([views[v] for v in others])]
+            batches = [encoder(batch) for batch in self.join_views([views[v] for v in others])]
         found = found | self._by_view(others, batches, len(views[0]))
         return {view: found[view].detach() if stop else found[view] for view in sorted(wanted)}
 
     def _averaged(self, rows: Tensor | None, targets: list[Tensor]) -> Tensor:
-        """Return the mean of some views' targets in float32; with rows, these moved towards it.
+        """Return the mean of some views' targets, float32; given rows, their moving average.
 
-        The row of an image that was never seen is zero, and becomes the mean: the paper's first
-        targets are the network's output (section 5.3).
+        The row of an image that was not trained on yet is zero, and is replaced by the mean: the
+        paper's first targets are the network's output (section 5.3).
+
+        Args:
+            rows: (N, dim) averages so far, or None.
+            targets: (N, dim) each.
         """
         each = torch.stack(targets).float()
         if rows is None:

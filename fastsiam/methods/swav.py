@@ -1,9 +1,9 @@
-"""SwAV (Caron et al., NeurIPS 2020), as SimSiam's section 6.2 has it.
+"""SwAV (Caron et al., NeurIPS 2020), in the form of the SimSiam paper's section 6.2.
 
 Prototypes are normalised within the graph ("weight-normalized [...] by full gradient computation"),
-so that the ablation without stop-gradient trains through the assignments. These are of the images
-of all ranks: each rank gathers the projections and computes all of them, which is cheaper than to
-exchange the sums of each round, and the same on any number of ranks.
+so that the ablation without stop-gradient trains through the assignments. Assignments are computed
+over the images of all ranks: each rank gathers the projections and computes all assignments. This
+is cheaper than an exchange of the sums of each round, and the same for any number of ranks.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .base import Method, Moment, Output, ParamGroup
 from .momentum import push
 
 _ASSIGNED = 2
-"""Views whose assignments are predicted: the first ones, which are the large ones of multi-crop."""
+"""Number of views with assignments: the first ones, which are the large ones in multi-crop."""
 
 
 class SwAV(Method):
-    """Encoder, projector and prototypes; each view predicts the others' assignments to these.
+    """Encoder, projector and prototypes; each view predicts the prototypes of the other views.
 
-    ``queue`` is there for small batches alone, (queue, 2, dim) float32: l2-normalised projections
-    of the first two views of earlier batches, which are assigned beside the batch. ``pushed``
-    counts them: they count once the queue is full.
+    ``queue`` exists for small batches only: (queue, 2, dim) float32, l2-normalised projections of
+    the first two views of earlier batches, which are assigned together with the batch once the
+    queue is full. ``pushed`` counts all projections added.
     """
 
     parts: tuple[str, ...] = ("backbone", "projector", "prototypes")
@@ -60,14 +60,14 @@ class SwAV(Method):
             index: (N,) int64 positions of the images in the data set.
         """
         images, device = len(index), views[0].device.type
-        batches = [self.projector(self.backbone(batch)) for batch in self.joined(views)]
-        p = self.apart([self.predictor(batch) for batch in batches], images)
-        z = [unit(view) for view in self.apart(batches, images)[:_ASSIGNED]]
+        batches = [self.projector(self.backbone(batch)) for batch in self.join_views(views)]
+        p = self.split_views([self.predictor(batch) for batch in batches], images)
+        z = [unit(view) for view in self.split_views(batches, images)[:_ASSIGNED]]
         with torch.autocast(device, enabled=False):
             prototypes = unit(self.prototypes.weight)
             predicted = [unit(view) @ prototypes.T / self.config.temperature for view in p]
             with torch.no_grad() if self.config.stop_gradient else nullcontext():
-                codes = [self._assigned(view, prototypes, of) for of, view in enumerate(z)]
+                codes = [self._assignments(view, prototypes, of) for of, view in enumerate(z)]
         losses = [
             cross_entropy(code, logits)
             for of, code in enumerate(codes)
@@ -78,22 +78,22 @@ class SwAV(Method):
         return Output(torch.stack(losses).mean(), z[0].detach(), kept)
 
     def param_groups(self) -> list[ParamGroup]:
-        """One group of all parameters."""
+        """Return one group with all parameters."""
         return [ParamGroup(name="all", params=list(self.parameters()))]
 
     def before_optimizer(self, *, at: Moment) -> None:
-        """Keep the prototypes as they are in the first epochs."""
+        """Freeze the prototypes during the first ``frozen_epochs``."""
         if at.step < round(self.config.frozen_epochs * at.steps_per_epoch):
             self.prototypes.weight.grad = None
 
     def after_step(self, outputs: Sequence[Output], *, at: Moment) -> None:
-        """Put the projections of all ranks into the queue, from its epoch on."""
+        """Add the projections of all ranks to the queue, from epoch ``queue_from`` on."""
         if self.config.queue and at.step >= round(self.config.queue_from * at.steps_per_epoch):
             rows = gather(torch.cat([output.carry["projections"] for output in outputs]))
             push(self.queue, self.pushed, rows)
 
-    def _assigned(self, z: Tensor, prototypes: Tensor, view: int) -> Tensor:
-        """Return the shares of each prototype in this rank's images, (N, prototypes)."""
+    def _assignments(self, z: Tensor, prototypes: Tensor, view: int) -> Tensor:
+        """Return the assignments of this rank's images to the prototypes, (N, prototypes)."""
         every = gather_with_gradient(z)
         weights = every.new_ones(len(every))
         if self.config.queue:

@@ -1,1 +1,1 @@
-"""The networks that are trained: backbones, heads, batch normalisation, losses."""
+"""Building blocks of networks: backbones, heads, batch normalisation, losses."""

@@ -1,7 +1,7 @@
-"""Backbones by name: ResNets out of torchvision's blocks, and torchvision's and timm's networks.
+"""Backbones by name: fastsiam's ResNets, and torchvision's and timm's networks.
 
-Each maps normalised images to pooled features, without a classifier and without randomness: what a
-run draws at random are its images alone, and that is what makes it resume exactly.
+Each maps normalised images to pooled features, without a classifier. Dropout and stochastic depth
+are off, so that resumed runs are exact.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torchvision.ops import StochasticDepth
 from fastsiam.config import OWN_BACKBONES, BackboneConfig
 from fastsiam.config.checks import nearest
 from fastsiam.errors import BackendError
-from fastsiam.model.batch_norm import recomputing, unknown_batch_norm
+from fastsiam.model.batch_norm import recomputation, unknown_batch_norm
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -33,7 +33,7 @@ BLOCKS: dict[str, tuple[type[BasicBlock | Bottleneck], tuple[int, int, int, int]
     "resnet101": (Bottleneck, (3, 4, 23, 3)),
     "resnet152": (Bottleneck, (3, 8, 36, 3)),
 }
-"""Our ResNets: kind of block, and how many in each stage."""
+"""fastsiam's ResNets: type of block, and number of blocks in each stage."""
 assert tuple(BLOCKS) == OWN_BACKBONES
 
 _STEMS = {
@@ -45,22 +45,22 @@ _STEMS = {
 """The first convolution: kernel, stride, padding."""
 
 _SIDE = 224
-"""Pixels that torchvision's networks take if they take one size alone."""
+"""Image side, in pixels, of torchvision's networks that accept only one size."""
 
 
 _FEWEST_SAFE_CHANNELS = 16
 
 
 class StridedPointwise(nn.Conv2d):
-    """A strided 1x1 convolution of few channels: on a CPU, of every s-th pixel with stride 1.
+    """A strided 1x1 convolution, computed on a CPU as an unstrided one of every s-th pixel.
 
-    torch's oneDNN (2.11 to 2.15) writes out of bounds in the backward pass of a channels-last
-    strided 1x1 convolution with fewer than 16 input channels on a CPU, if the batch is not a
-    multiple of the threads; the compiler makes it channels-last whatever the layout of the input.
+    This avoids a bug: oneDNN in torch 2.11 to 2.15 writes out of bounds in the backward pass of a
+    channels-last strided 1x1 convolution with fewer than 16 input channels, if the batch is not a
+    multiple of the number of threads. The compiler makes any convolution channels-last.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Convolve (N, C, H, W) as ``nn.Conv2d`` does, on a CPU up to rounding."""
+        """Convolve (N, C, H, W); on a CPU the result differs from ``nn.Conv2d`` by rounding."""
         if input.device.type != "cpu":
             return super().forward(input)
         down, right = self.stride
@@ -68,7 +68,7 @@ class StridedPointwise(nn.Conv2d):
 
 
 def _without_unsafe_convolutions(network: nn.Module) -> None:
-    """Make those convolutions ``StridedPointwise`` that need to be; names and weights stay."""
+    """Replace affected convolutions by ``StridedPointwise``; names and weights stay the same."""
     for conv in network.modules():
         if (
             type(conv) is nn.Conv2d
@@ -87,20 +87,20 @@ class Backbone(nn.Module):
     features: int
     """Dimension of the output."""
     classifier: str = "fc"
-    """Name of the layer that is left out, as torchvision calls it; "" in timm's networks."""
+    """torchvision's name of the removed classifier; "" for timm's networks."""
     recompute: bool = False
-    """Keep only each block's input for the backward pass, which computes the rest again."""
+    """Whether to save only each block's input for the backward pass and recompute the rest."""
 
 
 class ResNet(Backbone):
     """A ResNet up to its pooled features ("pool5"): (N, 3, S, S) to (N, ``features``).
 
-    torchvision's ``ResNet`` fixes the width at 64; this one does not, and else builds the same
-    modules under the same names, so torchvision's weights load (all but ``fc``) and ours load
-    there. The "cifar" stem is He et al.'s for 32-pixel images (CVPR 2016, section 4.2): 3x3,
-    stride 1, no pool. "cifar-pad2" pads it by 2, as solo-learn does (solo/methods/base.py), and
-    "cifar-no-relu" has no ReLU after it: lightly's ``ResNetGenerator`` has that one in ``forward``
-    alone, so it is lost where the network's children are put into an ``nn.Sequential``.
+    It has the modules and names of torchvision's ``ResNet``, so that weights can be exchanged
+    (except ``fc``), but its width need not be 64. The "cifar" stem is that of He et al. for
+    32-pixel images (CVPR 2016, section 4.2): 3x3, stride 1, no pool. "cifar-pad2" has padding 2, as
+    in solo-learn (solo/methods/base.py). "cifar-no-relu" has no ReLU: lightly's ``ResNetGenerator``
+    calls that ReLU in ``forward`` only, so it is lost when the network's children are put into an
+    ``nn.Sequential``.
     """
 
     def __init__(self, name: str, *, stem: str, width: int) -> None:
@@ -134,9 +134,9 @@ class ResNet(Backbone):
 
 
 class ForeignNetwork(Backbone):
-    """A network of another library's; its state dict has that library's names.
+    """A network of another library, with that library's names in its state dict.
 
-    It is a module within this one, for some (ConvNeXt, DenseNet) have a module called ``features``.
+    The network is a submodule because some (ConvNeXt, DenseNet) have a module called ``features``.
     """
 
     def __init__(self, network: nn.Module, *, features: int, classifier: str = "") -> None:
@@ -150,7 +150,7 @@ class ForeignNetwork(Backbone):
         return features
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the network's state under its own names."""
+        """Return the network's state dict, with the library's names."""
         return self.network.state_dict(*args, **kwargs)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -160,14 +160,15 @@ class ForeignNetwork(Backbone):
 
 
 def build_backbone(config: BackboneConfig) -> Backbone:
-    """Build the encoder that the config names; nothing is ever downloaded.
+    """Build the encoder that the config names, without any download.
 
-    Our ResNets are initialised as torchvision's (He et al., fan-out), the others as their library
-    does. With ``zero_init_residual`` the last BN of each block starts at scale 0 (Goyal et al.
-    2017), in all that have torchvision's residual blocks. Dropout and stochastic depth are off.
+    fastsiam's ResNets are initialised like torchvision's (He et al., fan-out), other networks by
+    their library. With ``zero_init_residual`` the last BN of each block starts at scale 0 (Goyal et
+    al. 2017), in all networks with torchvision's residual blocks. Dropout and stochastic depth are
+    off.
 
     Raises:
-        ValueError: there is no such network, or it has no classifier to leave out.
+        ValueError: the network is unknown, or has no classifier to remove.
         BackendError: timm is not installed.
     """
     backbone: Backbone
@@ -191,37 +192,43 @@ def build_backbone(config: BackboneConfig) -> Backbone:
 
 
 def check_backbone(config: BackboneConfig, *, crop: int) -> None:
-    """Try the encoder on images of a size, without memory or computing, and refuse what fails.
+    """Check, on the meta device, that the encoder works on images of a size.
+
+    Args:
+        config: names the network.
+        crop: side of the images, in pixels.
 
     Raises:
-        ValueError: no such network, images that it does not take, or no (N, d) features.
-        BackendError: timm is not installed, or the network normalises batches in its own way.
+        ValueError: the network is unknown, does not accept this size, or has no (N, d) features.
+        BackendError: timm is not installed, or the network's batch normalisation is unsupported.
     """
     if config.is_own:
         return
     backbone, name = skeleton(config), config.backbone
     if unknown := unknown_batch_norm(backbone):
         raise BackendError(
-            f"{name} normalises batches by {unknown}, whose views cannot be kept apart; "
-            "choose a network with GroupNorm, LayerNorm or a BatchNorm that keeps running averages"
+            f"{name} uses {unknown}, which cannot normalise each view separately; choose a network "
+            "with GroupNorm, LayerNorm or a BatchNorm with running averages"
         )
     try:
         out = _tried(backbone, crop)
-    except Exception as error:  # what a library raises for a wrong size may be anything
+    except Exception as error:  # libraries may raise anything for a wrong size
         side = _usual_side(backbone)
         try:
             _tried(backbone, side)
         except Exception:
             reason = next(iter(str(error).splitlines()), type(error).__name__)
-            raise ValueError(f"{name} does not work on {crop} pixels: {reason[:200]}") from error
+            raise ValueError(
+                f"{name} does not work on images of {crop} pixels: {reason[:200]}"
+            ) from error
         raise ValueError(
-            f"{name} takes images of {side} pixels, not {crop}: use --crop {side}"
+            f"{name} needs images of {side} pixels, not {crop}; pass --crop {side}"
         ) from error
     if not isinstance(out, Tensor) or out.shape != (2, backbone.features):
         made = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ValueError(
-            f"{name} does not make one feature vector an image in training ({made} of 2 images); "
-            "choose another backbone"
+            f"{name} does not return one feature vector per image in training ({made} for 2 "
+            "images); choose another backbone"
         )
 
 
@@ -238,12 +245,12 @@ def _on_meta(build: Callable[[], Network]) -> Network:
     try:
         with torch.device("meta"):
             return build()
-    except (NotImplementedError, RuntimeError):  # some (RegNet) compute with tensors to be built
+    except (NotImplementedError, RuntimeError):  # some (RegNet) compute with tensors on build
         return build().to("meta")
 
 
 def classifier_keys(config: BackboneConfig) -> set[str]:
-    """Return the names of those weights of the library's network that the encoder leaves out.
+    """Return the names of the library's weights that the encoder does not have: the classifier's.
 
     Raises:
         ValueError, BackendError: as ``build_backbone``.
@@ -259,7 +266,7 @@ def classifier_keys(config: BackboneConfig) -> set[str]:
 
 
 def _tried(backbone: Backbone, side: int) -> Any:
-    """Return what comes out in training, on the meta device."""
+    """Return the output for two images in training mode, on the meta device."""
     return backbone.train()(torch.empty(2, 3, side, side, device="meta"))
 
 
@@ -272,19 +279,19 @@ def _of_torchvision(name: str) -> ForeignNetwork:
     known = torchvision.models.list_models(module=torchvision.models)
     if name not in known:
         raise ValueError(_unknown(name, [*OWN_BACKBONES, *known, *_timm_names()]))
-    # GoogLeNet and Inception warn that this default will change.
+    # GoogLeNet and Inception warn that the default of this option will change.
     options = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
     network = torchvision.models.get_model(name, weights=None, **options)
     if isinstance(network, torchvision.models.MNASNet):
         raise ValueError(
-            f"{name} cannot be loaded again: torchvision's MNASNet wants a version beside its "
-            "weights, which files of plain weights lack; choose another backbone"
+            f"{name} is not supported: torchvision's MNASNet needs a version number with its "
+            "weights, which plain weight files lack; choose another backbone"
         )
     linear = [(path, m) for path, m in network.named_modules() if isinstance(m, nn.Linear)]
     if not linear:
         raise ValueError(
-            f"{name} has no fully-connected classifier to leave out, so no pooled features; "
-            "choose another backbone"
+            f"{name} has no fully-connected classifier, so no pooled features; choose another "
+            "backbone"
         )
     path, last = linear[-1]
     network.set_submodule(path, nn.Identity())
@@ -301,8 +308,7 @@ def _of_timm(name: str) -> ForeignNetwork:
     name, _, tag = name.partition(".")
     if tag:
         raise ValueError(
-            f"timm/{name}.{tag} names trained weights, but weights start fresh here: "
-            f"use timm/{name}"
+            f"timm/{name}.{tag} names pretrained weights, which cannot be loaded; pass timm/{name}"
         )
     if not timm.is_model(name):
         raise ValueError(_unknown(f"timm/{name}", _timm_names()))
@@ -321,29 +327,29 @@ def _timm_names() -> list[str]:
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:
-    there_are = (
-        f"there are {', '.join(OWN_BACKBONES)}, torchvision's classification networks and timm/NAME"
+    choices = (
+        f"pass {', '.join(OWN_BACKBONES)}, a classification network of torchvision or timm/NAME"
     )
-    return f"unknown backbone {name!r}; {nearest(name, known, most=4) or there_are}"
+    return f"unknown backbone {name!r}; {nearest(name, known, most=4) or choices}"
 
 
 def _without_randomness(module: nn.Module) -> None:
     """Set the probabilities of dropout and stochastic depth to 0."""
     if isinstance(module, _DropoutNd | StochasticDepth):
         module.p = 0.0
-    for name in ("drop_prob", "drop_rate"):  # timm's, some of which work without a module
+    for name in ("drop_prob", "drop_rate"):  # of timm, which may apply them without a module
         if isinstance(getattr(module, name, None), float):
             setattr(module, name, 0.0)
 
 
 def _recomputed(block: nn.Module, x: Tensor) -> Tensor:
-    """Run a block whose BNs are ``ViewBatchNorm`` so that the backward pass runs it again."""
+    """Run a block with activation checkpointing; its BNs must be ``ViewBatchNorm``."""
     out: Tensor = checkpoint(
         block,
         x,
         use_reentrant=False,
-        preserve_rng_state=False,  # nothing in it is random
-        context_fn=lambda: (nullcontext(), recomputing()),
+        preserve_rng_state=False,  # a block has no randomness
+        context_fn=lambda: (nullcontext(), recomputation()),
     )
     return out
 
@@ -351,7 +357,7 @@ def _recomputed(block: nn.Module, x: Tensor) -> Tensor:
 def _block(
     block: type[BasicBlock | Bottleneck], channels: int, planes: int, stride: int
 ) -> BasicBlock | Bottleneck:
-    """One residual block; a 1x1 convolution on the shortcut where the shape changes."""
+    """Build a residual block, with a 1x1 convolution on the shortcut if the shape changes."""
     out = planes * block.expansion
     shortcut = None
     if stride != 1 or channels != out:

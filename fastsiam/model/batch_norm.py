@@ -1,7 +1,7 @@
-"""Batch normalisation of a training step: of each view by itself, over one rank or several.
+"""Batch normalisation of each view separately, over one or several ranks.
 
-BN ties the images of a batch together, so it alone has to know what else lies in the batch (the
-other view) and where the rest of it is (on other ranks). Everything else computes image by image.
+BN is the only layer whose output for an image depends on the rest of the batch. So it must know
+which images belong to the same view, and which ranks have the rest of the batch.
 """
 
 from __future__ import annotations
@@ -22,24 +22,23 @@ _recomputing = False
 
 
 class ViewBatchNorm(_BatchNorm):
-    """A ``BatchNorm`` whose batch may hold several views and lie on several ranks.
+    """A ``BatchNorm`` for batches of several views, distributed over several ranks.
 
-    In training mode each view is normalised by its own mean and variance, taken over all ranks of
-    the group, and moves the running statistics in its turn: the same as one call for each view on
-    the joint batch. In evaluation mode it is a plain ``BatchNorm``, and so are its parameters,
-    buffers and their names. Every rank holds a batch of the same shape, which every loader here
-    guarantees.
+    In training mode each view is normalised by its own mean and variance over all ranks of the
+    group, and updates the running statistics in turn, as if it were called once for each view of
+    the global batch. In evaluation mode, and in its parameters, buffers and names, it is a plain
+    ``BatchNorm``. Batches must have the same shape on all ranks.
 
-    Statistics are float32, as in torch's kernels. With a group there is one exchange for each layer
-    and direction, of both views at once: means and variances forward (gathered, so that they can be
-    joined without cancellation), their gradients backward.
+    Statistics are float32, as in torch's kernels. With a group, each layer communicates once per
+    direction, for all views together: means and variances in the forward pass (gathered, so that
+    they can be combined without cancellation), and their gradients in the backward pass.
     """
 
     images: int = 0
-    """Images of each view, or of the part of one that shares statistics: a batch is as many of
-    them, one after the other, as it holds of these. 0: a batch is one view, of any length."""
+    """Number of consecutive images that share statistics: a view, or a part of one. 0 means that
+    the whole batch does."""
     group: dist.ProcessGroup | None = None
-    """Ranks that share statistics; none is this one alone."""
+    """Ranks that share statistics; None means this rank alone."""
 
     def _check_input_dim(self, input: Tensor) -> None:
         assert input.dim() >= 2
@@ -55,11 +54,11 @@ class ViewBatchNorm(_BatchNorm):
         assert self.running_mean is not None and self.running_var is not None
         running = self.running_mean, self.running_var
         if _recomputing:
-            # Not None: torch's kernel keeps as many tensors for the backward pass as before.
+            # Copies, not None, so that torch's kernel saves the same tensors for backward.
             running = self.running_mean.clone(), self.running_var.clone()
         else:
             self.num_batches_tracked += views
-        if not torch.compiler.is_compiling():  # torch has kernels for these
+        if not torch.compiler.is_compiling():  # use torch's own kernels
             if self.group is None:
                 parts = [
                     F.batch_norm(
@@ -79,11 +78,11 @@ class ViewBatchNorm(_BatchNorm):
     def _formula(
         self, input: Tensor, views: int, running_mean: Tensor, running_var: Tensor
     ) -> Tensor:
-        """Normalise by a formula of plain operations, which ``torch.compile`` fuses.
+        """Normalise with elementwise operations, which ``torch.compile`` fuses.
 
-        Channels come last within it: the compiler then writes channels-last results, without
-        copies (it loses the layout of a five-dimensional tensor otherwise).
-        Rounding comes after the permutation: torch 2.11 writes NCHW gradients otherwise.
+        Channels are the last dimension inside, because otherwise the compiler loses the layout of a
+        five-dimensional tensor and copies it. The result is rounded after the permutation, because
+        otherwise torch 2.11 writes NCHW gradients.
         """
         x = input.movedim(1, -1).unflatten(0, (views, -1))  # (views, N, ..., C)
         axes = tuple(range(1, x.dim() - 1))
@@ -108,7 +107,7 @@ class ViewBatchNorm(_BatchNorm):
         return out
 
     def _move(self, running: Tensor, seen: Tensor) -> None:
-        """Move running statistics (C,) by those of each part in turn, (parts, C), in one sum."""
+        """Update running statistics, (C,), with those of each part in turn, (parts, C)."""
         assert self.momentum is not None
         stays = 1 - self.momentum
         ages = torch.arange(len(seen) - 1, -1, -1, device=seen.device)
@@ -117,19 +116,19 @@ class ViewBatchNorm(_BatchNorm):
 
 
 class ViewBatchNormAct(ViewBatchNorm):
-    """The same for timm's ``BatchNormAct2d``, which holds the dropout and activation after it."""
+    """``ViewBatchNorm`` for timm's ``BatchNormAct2d``, which includes dropout and activation."""
 
     drop: nn.Module
     act: nn.Module
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise as ``ViewBatchNorm``, then activate."""
+        """Normalise as ``ViewBatchNorm``, then apply dropout and activation."""
         out: Tensor = self.act(self.drop(super().forward(input)))
         return out
 
 
 def unknown_batch_norm(module: nn.Module) -> str:
-    """Name the kind of layer within that normalises batches in a way unknown here; "" if none."""
+    """Return the type of a batch normalisation layer that is unsupported, or ""."""
     for child in module.modules():
         if _view_kind(child) is None and (
             isinstance(child, _BatchNorm)
@@ -142,15 +141,15 @@ def unknown_batch_norm(module: nn.Module) -> str:
 def use_view_batch_norm(
     module: nn.Module, *, images: int = 0, group: dist.ProcessGroup | None = None
 ) -> None:
-    """Turn a module's BatchNorms into ``ViewBatchNorm``; parameters and buffers stay as they are.
+    """Replace a module's BatchNorms by ``ViewBatchNorm``; parameters and buffers stay the same.
 
-    Check ``unknown_batch_norm`` first: a layer that it names keeps mixing views and ranks.
+    Call ``unknown_batch_norm`` first: layers that it names stay as they are.
 
     Args:
-        module: is changed in place.
-        images: of each view, on this rank, where batches hold several views, or of the parts of a
-            view that have statistics of their own; 0: a batch is one view.
-        group: ranks that share statistics; none is this one alone.
+        module: changed in place.
+        images: number of consecutive images on this rank that share statistics: a view or a part of
+            one; 0 means that the whole batch does.
+        group: ranks that share statistics; None means this rank alone.
     """
     for child in module.modules():
         if (kind := _view_kind(child)) is not None:
@@ -160,8 +159,8 @@ def use_view_batch_norm(
 
 
 @contextlib.contextmanager
-def recomputing() -> Iterator[None]:
-    """Leave running statistics alone inside: the forward pass that counts has moved them."""
+def recomputation() -> Iterator[None]:
+    """Leave running statistics unchanged inside: the first forward pass has updated them."""
     global _recomputing
     before, _recomputing = _recomputing, True
     try:
@@ -171,12 +170,12 @@ def recomputing() -> Iterator[None]:
 
 
 def groups_of(module: nn.Module, images: int, ranks: int) -> int:
-    """Return into how many parts of one size BN cuts a view, each with statistics of its own.
+    """Return the number of equal parts of a view's global batch that BN normalises separately.
 
     Args:
-        module: has been through ``use_view_batch_norm``; of others each rank's share is a part.
-        images: of the view on each rank.
-        ranks: that have as many each.
+        module: a module after ``use_view_batch_norm``; for other modules each rank is a part.
+        images: images of the view on each rank.
+        ranks: number of ranks.
     """
     for child in module.modules():
         if isinstance(child, ViewBatchNorm):
@@ -186,12 +185,12 @@ def groups_of(module: nn.Module, images: int, ranks: int) -> int:
 
 
 def _view_kind(module: nn.Module) -> type[ViewBatchNorm] | None:
-    """Return what replaces a BatchNorm and computes the same; None for all other layers."""
+    """Return the equivalent class for a BatchNorm; None for other layers and unsupported ones."""
     if isinstance(module, ViewBatchNorm):
         return type(module)
     if not isinstance(module, _BatchNorm):
         return None
-    if not module.track_running_stats or module.momentum is None:  # other averages than ours
+    if not module.track_running_stats or module.momentum is None:  # other running averages
         return None
     if type(module).forward is _BatchNorm.forward:
         return ViewBatchNorm
@@ -200,7 +199,7 @@ def _view_kind(module: nn.Module) -> type[ViewBatchNorm] | None:
 
 
 def _joined(mean: Tensor, var: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
-    """Join the ranks' means and biased variances, each of as many samples."""
+    """Combine the ranks' means and biased variances, which are of equally many samples."""
     own = torch.stack([mean, var])[None]
     means, variances = gather_with_gradient(own, group).unbind(1)
     mean = means.mean(0)

@@ -1,8 +1,7 @@
-"""The projection and prediction MLPs of the methods; SimSiam's are of its section 3.
+"""Projection and prediction MLPs; SimSiam's follow section 3 of its paper.
 
-The initialisers are PyTorch's defaults. Where BN is left out the layer has a bias (BN would take it
-away again), and an identity in BN's place, so that weights have the same names in all variants:
-layer i is module 3 i.
+Weights are initialised by PyTorch's defaults. A layer without BN has a bias, and an identity
+instead of the BN, so that weights have the same names in all variants: layer i is module 3 i.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ def projector(
     Args:
         features: of the backbone.
         dim: of the output.
-        layers: fully connected ones.
-        hidden: width between; 0 is ``dim``.
+        layers: number of fully connected layers.
+        hidden: width of hidden layers; 0 means ``dim``.
         norm: which layers have BN (Table 3).
         affine: whether the output's BN has a scale and an offset.
     """

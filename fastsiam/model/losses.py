@@ -1,7 +1,7 @@
-"""The losses that methods are made of: of a prediction against a target, or against many.
+"""Losses of methods, which compare predictions with targets.
 
-Computed in float32 with autocast off: normalising in half precision overflows for large inputs. A
-caller that wants the stop-gradient detaches the targets.
+They are computed in float32 without autocast, because normalisation in half precision overflows for
+large inputs. For the stop-gradient, the caller detaches the targets.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 
 def negative_cosine(p: Tensor, z: Tensor) -> Tensor:
-    """Negative cosine similarity (equation 1 of the paper), averaged over the batch.
+    """Return the negative cosine similarity (equation 1 of the paper), averaged over the batch.
 
     Args:
         p: (N, d) predictions, any floating type.
@@ -28,24 +28,24 @@ def negative_cosine(p: Tensor, z: Tensor) -> Tensor:
 
 
 def softmax_cross_entropy(p: Tensor, z: Tensor) -> Tensor:
-    """Cross-entropy of the softmax over channels (section 4.5), averaged over the batch.
+    """Return the cross-entropy of softmaxes over channels (section 4.5), averaged over the batch.
 
     Args:
         p: (N, d) predictions, any floating type.
         z: (N, d) targets: "the probabilities of belonging to each of d pseudo-categories".
 
     Returns:
-        Scalar float32, 0 or more; log d where both are constant.
+        Scalar float32, 0 or more; log d if both are constant.
     """
     with torch.autocast(p.device.type, enabled=False):
         return cross_entropy(F.softmax(z.float(), 1), p)
 
 
 def cross_entropy(shares: Tensor, logits: Tensor) -> Tensor:
-    """Cross-entropy of the softmax of logits with given shares, averaged over the batch.
+    """Return the cross-entropy of logits with target probabilities, averaged over the batch.
 
     Args:
-        shares: (N, K) float32, each row of sum 1.
+        shares: (N, K) float32 probabilities; each row has sum 1.
         logits: (N, K), any floating type.
 
     Returns:
@@ -56,26 +56,26 @@ def cross_entropy(shares: Tensor, logits: Tensor) -> Tensor:
 
 
 def unit(x: Tensor) -> Tensor:
-    """Normalise rows to length 1, in float32: (N, d) to (N, d)."""
+    """Return the rows normalised to length 1: (N, d) of any floating type to (N, d) float32."""
     return F.normalize(x.float(), dim=1)
 
 
 def nt_xent(
     anchors: Sequence[Tensor], others: Sequence[Tensor], *, first: int, temperature: float
 ) -> Tensor:
-    """SimCLR's loss (Chen et al. 2020, equation 1): of each anchor among all projections.
+    """Return SimCLR's loss (Chen et al. 2020, equation 1).
 
     Each anchor's positive is the other view of its image. It is compared with the projections of
-    both views of all images, except for the one that it comes from.
+    both views of all images, except itself.
 
     Args:
-        anchors: (N, d) of each of two views, l2-normalised, of this rank's images.
-        others: (B, d) of each of two views, l2-normalised, of all ranks' images.
-        first: where this rank's images begin among all.
+        anchors: (N, d) for each of two views, l2-normalised, of this rank's images.
+        others: (B, d) for each of two views, l2-normalised, of all ranks' images.
+        first: index of this rank's first image among those of all ranks.
         temperature: of the softmax.
 
     Returns:
-        Scalar float32: the mean over 2 N anchors.
+        Scalar float32, the mean over 2 N anchors.
     """
     images, batch = len(anchors[0]), len(others[0])
     with torch.autocast(anchors[0].device.type, enabled=False):
@@ -87,7 +87,7 @@ def nt_xent(
 
 
 def info_nce(queries: Tensor, keys: Tensor, negatives: Tensor, *, temperature: float) -> Tensor:
-    """MoCo's loss (He et al. 2020, equation 1): of each query among its key and the negatives.
+    """Return MoCo's loss (He et al. 2020, equation 1).
 
     Args:
         queries: (N, d) float32, l2-normalised.
@@ -96,7 +96,7 @@ def info_nce(queries: Tensor, keys: Tensor, negatives: Tensor, *, temperature: f
         temperature: of the softmax.
 
     Returns:
-        Scalar float32: the mean over the queries.
+        Scalar float32, the mean over the queries.
     """
     with torch.autocast(queries.device.type, enabled=False):
         positive = (queries * keys).sum(1, keepdim=True)
@@ -105,26 +105,26 @@ def info_nce(queries: Tensor, keys: Tensor, negatives: Tensor, *, temperature: f
 
 
 def sinkhorn(scores: Tensor, *, epsilon: float, rounds: int, weights: Tensor) -> Tensor:
-    """Share images out among prototypes, each prototype getting as much (Cuturi 2013).
+    """Assign images to prototypes with equal total weight for each prototype (Cuturi 2013).
 
-    SwAV's assignments (Caron et al. 2020, equations 3 to 5): each round gives all prototypes the
-    same sum, and then all images. Constant factors of its matrices are left out: the next division
-    takes them away.
+    These are SwAV's assignments (Caron et al. 2020, equations 3 to 5): each round normalises the
+    sums over prototypes, then those over images. Constant factors are left out, because the next
+    division cancels them.
 
     Args:
         scores: (B, K) float32 cosines.
-        epsilon: the smaller, the nearer to one prototype for each image.
-        rounds: one or more.
-        weights: (B,) float32, 1 for images that count, 0 for others.
+        epsilon: temperature; with small values each image has nearly one prototype.
+        rounds: number of rounds, at least 1.
+        weights: (B,) float32, 1 for images to assign, 0 for others.
 
     Returns:
-        (B, K) float32; rows of images that count have sum 1.
+        (B, K) float32; rows with weight 1 have sum 1.
     """
     with torch.autocast(scores.device.type, enabled=False):
         shares = torch.exp((scores - scores.detach().max()) / epsilon) * weights[:, None]
         for _ in range(rounds):
             for axis in (0, 1):
                 sums = shares.sum(axis, keepdim=True)
-                # Nothing of nothing is nothing, and its gradient is finite.
+                # 0/0 is defined as 0, with a finite gradient.
                 shares = shares / torch.where(sums > 0, sums, 1.0)
         return shares

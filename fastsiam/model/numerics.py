@@ -1,4 +1,4 @@
-"""What a run computes in: precision, memory formats, torch's switches; and whether it is finite."""
+"""Numerics of a run: precision, memory formats, torch's global options, and finite checks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ _TYPES: dict[Precision, torch.dtype] = {
 
 
 def autocast_type(precision: Precision, device: torch.device) -> torch.dtype:
-    """Return the type that a precision stands for.
+    """Return the dtype of a precision.
 
-    "auto" is on a GPU bf16 if it computes in that, else fp16; on a CPU bf16 if it has AMX, else
-    fp32. AVX-512 alone multiplies bf16 no faster than fp32, and casting comes on top: without AMX,
-    a step of a ResNet was slower in bf16.
+    On a GPU, "auto" is bf16 if the hardware supports it, else fp16. On a CPU, it is bf16 with AMX,
+    else fp32: AVX-512 alone does not multiply bf16 faster than fp32, and casts take extra time.
     """
     if precision != "auto":
         return _TYPES[precision]
@@ -36,23 +35,23 @@ def autocast_type(precision: Precision, device: torch.device) -> torch.dtype:
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
-    """Return a context in which a network computes in a type; float32 leaves all as it is."""
+    """Return an autocast context for a dtype; it does nothing for float32."""
     return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
-def with_settled_precision(
+def with_resolved_precision(
     config: TrainConfig, device: torch.device, *, began_with: TrainConfig | None = None
 ) -> TrainConfig:
-    """Write down what "auto" means here; a run that continues keeps what it began with.
+    """Replace the precision "auto"; a resumed run keeps the precision of its checkpoint.
 
     Args:
         config: the settings.
         device: of this rank.
-        began_with: the settings of the checkpoint that training continues from.
+        began_with: settings of the checkpoint to resume from; None for a new run.
     """
     precision = config.numerics.precision
     own = began_with.numerics.precision if began_with else "auto"
-    if precision == "auto" and (own != "fp16" or device.type == "cuda"):  # else it is refused
+    if precision == "auto" and (own != "fp16" or device.type == "cuda"):  # else a check fails later
         precision = own
     dtype = autocast_type(precision, device)
     name = next(name for name, known in _TYPES.items() if known == dtype)
@@ -60,12 +59,12 @@ def with_settled_precision(
 
 
 def memory_format_of(config: TrainConfig) -> torch.memory_format:
-    """Return the layout of images, activations and weights."""
+    """Return the memory format of images, activations and weights."""
     return torch.channels_last if config.numerics.channels_last else torch.contiguous_format
 
 
 def use_numerics(config: TrainConfig, place: Place) -> None:
-    """Set the switches of this process."""
+    """Set torch's global options in this process."""
     tf32 = config.numerics.tf32
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = tf32
@@ -75,10 +74,10 @@ def use_numerics(config: TrainConfig, place: Place) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Have this process keep the memory of freed tensors for the next ones.
+    """Make glibc reuse the memory of freed tensors.
 
-    By default glibc maps each large tensor of each step anew, and the system clears every page of
-    it: a tenth of a step of a small network. With another C library nothing happens.
+    By default it maps new memory for each large tensor in each step, and the system clears every
+    page, which takes a tenth of a small network's step. Other C libraries are left unchanged.
     """
     with contextlib.suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -88,17 +87,17 @@ def keep_freed_memory() -> None:
 
 
 class FiniteCheck:
-    """Remembers the first step that left a number that is not finite, without asking the device."""
+    """Detector of the first step with a value that is not finite, without synchronisation."""
 
     def __init__(self, device: torch.device) -> None:
         self._first = torch.full((), math.inf, device=device, dtype=torch.float64)
 
     def note(self, step: int, loss: Tensor) -> None:
-        """Look at one step's loss; does not wait for it."""
+        """Check the loss of a step; does not wait for the device."""
         self._note(step, torch.isfinite(loss))
 
     def note_weights(self, step: int, module: nn.Module) -> None:
-        """Look at all parameters after a step; does not wait for it."""
+        """Check all parameters after a step; does not wait for the device."""
         self._note(step, torch.stack([p.isfinite().all() for p in module.parameters()]).all())
 
     def _note(self, step: int, good: Tensor) -> None:
@@ -106,6 +105,6 @@ class FiniteCheck:
         self._first = torch.minimum(self._first, at.to(self._first.dtype))
 
     def verdict(self) -> int | None:
-        """Return the first bad step of any rank, if any; every rank asks. Waits for the device."""
+        """Return the first bad step of any rank, or None; every rank must call it, and waits."""
         first = minimum_across_ranks(self._first).item()
         return None if math.isinf(first) else int(first)

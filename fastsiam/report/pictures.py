@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from fastsiam.config import AugmentConfig
-from fastsiam.files import written_for_user
+from fastsiam.files import quoted, written_for_user
 
 Captioned = tuple[Image.Image, str, bool | None]
 """A picture, the text below it, and whether that is good news; None where it is neither."""
@@ -30,7 +30,7 @@ def check_picture(path: Path) -> None:
     """
     Image.init()
     if Image.registered_extensions().get(path.suffix.lower()) not in Image.SAVE:
-        raise ValueError(f"{path}: no picture's ending; .png is one")
+        raise ValueError(f"--out {quoted(path)} has no ending of a picture format; use .png")
 
 
 def save_picture(picture: Image.Image, path: Path) -> None:

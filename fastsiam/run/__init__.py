@@ -1,1 +1,1 @@
-"""What a command does, put together."""
+"""Folders of runs: checkpoints, metrics, records of evaluations."""

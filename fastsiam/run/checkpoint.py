@@ -1,7 +1,7 @@
-"""Checkpoints: written whole or not at all, read without executing anything.
+"""Checkpoints: written atomically, read without executing code.
 
-A run's randomness is a pure function of (seed, epoch, image), so a checkpoint needs no generator
-and no loader state: the weights, the optimizer and the number of steps done are everything.
+A run's randomness is a pure function of (seed, epoch, image), so a checkpoint contains only the
+weights, the optimizer and the number of steps, without the state of generators or loaders.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import fastsiam
 from fastsiam.config import TrainConfig
 from fastsiam.config.flags import changes_text, differences
 from fastsiam.errors import CheckpointError, DamagedError
-from fastsiam.files import explained, lack_of_room, reason, written_whole
+from fastsiam.files import explained, lack_of_room, quoted, reason, written_whole
 
 FORMAT = 2
-"""Of what is written. 1 is version 0.1's, whose settings have another layout; it is read too."""
+"""Version of the file format. 1 is that of fastsiam 0.1, with another layout of the settings, and
+can still be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,36 +36,36 @@ class Checkpoint:
     step: int
     """Optimizer steps done."""
     seconds: float
-    """Time spent on training so far, evaluation and saving left out."""
+    """Training time so far, without evaluation and saving."""
     images: int
     """Images in the data set."""
     steps_per_epoch: int
     """Optimizer steps in an epoch."""
     model: dict[str, Any]
-    """State of the method, without the wrapper of several ranks."""
+    """State of the method, without DDP's prefix."""
     optimizer: dict[str, Any]
     """State of the optimizer."""
     scaler: dict[str, Any]
     """Gradient scaler state; empty unless precision is fp16."""
     seen: dict[str, Any] = field(default_factory=dict)
-    """Digest of what was trained on since the last log line
-    (``fastsiam.train.data_digest``); empty in files of versions that kept none."""
+    """Digest of images and augmentations since the last log line (``fastsiam.train.data_digest``);
+    empty in files of older versions."""
     weights: str = ""
-    """Digest of ``model`` as it was saved (``digest_of``); empty in files of such versions."""
+    """Digest of ``model`` (``digest_of``); empty in files of older versions."""
     branch: dict[str, Any] = field(default_factory=dict)
-    """Where the run branched off another, as config.json has it (``fastsiam.train.start``);
-    empty if it did not."""
+    """Record of where the run branched off, as in config.json (``fastsiam.train.start``); empty if
+    it is not a branch."""
 
     @property
     def epoch(self) -> float:
         """Epochs done."""
         return self.step / self.steps_per_epoch
 
-    def check_continues(self, config: TrainConfig, *, advice: str = "give the same ones") -> None:
-        """Refuse to continue as something else.
+    def check_continues(self, config: TrainConfig, *, advice: str = "pass the same values") -> None:
+        """Check that the run can be resumed with these settings.
 
         Args:
-            config: the settings to continue with.
+            config: the settings to resume with.
             advice: what to do if they differ, for the message.
 
         Raises:
@@ -77,51 +78,51 @@ class Checkpoint:
             )
 
     def check_images(self, images: int) -> None:
-        """Refuse to continue with more or fewer images, where no list tells which they were.
+        """Check that the number of images is unchanged, for runs without a list of images.
 
         Raises:
-            CheckpointError: says how many there were and are.
+            CheckpointError: it has changed.
         """
         if images != self.images:
             raise CheckpointError(
-                f"the data changed: {images:,} images now, {self.images:,} when the run began, of "
-                "which it keeps no list that --data-changed accept could go by; restore the data, "
-                "or choose another --out for a new run"
+                f"the data changed: {images:,} images now, {self.images:,} when the run started; "
+                "--data-changed accept does not work, because the run has no list of its images; "
+                "restore the data, or choose another --out for a new run"
             )
 
 
 _LATER = ("seen", "weights", "branch")
 """Fields that files of earlier versions lack."""
 KEPT = 2
-"""Checkpoints that a run keeps: the last one and the one before; a save writes a third."""
+"""Number of checkpoints that a run keeps: the last and the previous one; a save writes a third."""
 
 
 def last(run: Path) -> Path:
-    """Return where a run keeps its last checkpoint."""
+    """Return the path of a run's last checkpoint."""
     return run / "checkpoints" / "last.pt"
 
 
 def previous(run: Path) -> Path:
-    """Return where a run keeps the checkpoint before its last."""
+    """Return the path of the checkpoint before a run's last."""
     return last(run).with_name("previous.pt")
 
 
-def is_there(run: Path) -> bool:
-    """Tell whether a run has saved a checkpoint."""
+def exists(run: Path) -> bool:
+    """Return whether a run has saved a checkpoint."""
     return last(run).is_file() or previous(run).is_file()
 
 
 def save(path: Path, checkpoint: Checkpoint, *, keep: Path | None = None) -> None:
-    """Write a checkpoint whole or not at all.
+    """Write a checkpoint atomically.
 
     Args:
         path: the file.
         checkpoint: its content.
-        keep: where the file that is there so far goes.
+        keep: path that an existing file is moved to.
 
     Raises:
-        CheckpointError: the disk is full or the folder cannot be written; the old file is
-            untouched.
+        CheckpointError: the disk is full or the folder cannot be written; an existing file is
+            unchanged.
     """
     state = {name: getattr(checkpoint, name) for name in Checkpoint.__slots__}
     state |= {
@@ -142,9 +143,9 @@ def save(path: Path, checkpoint: Checkpoint, *, keep: Path | None = None) -> Non
 
 
 def _keep(path: Path, other: Path) -> None:
-    """Give the file that is there a second name; at any moment one of the two is a whole file.
+    """Give an existing file a second name; at any moment one of the two names is a complete file.
 
-    Where a file system has no hard links, it gets the second name instead of the first.
+    On file systems without hard links the file is renamed.
     """
     path = path.resolve()
     if not path.is_file():
@@ -161,7 +162,7 @@ def _keep(path: Path, other: Path) -> None:
 def digest_of(state: Mapping[Any, Any]) -> str:
     """Return the SHA-256 of nested containers of tensors and plain values, in hex digits.
 
-    Names, types, shapes, values and the order of lists count, that of dictionaries does not.
+    It depends on names, types, shapes, values and the order of lists, not on that of dictionaries.
     """
     digest = hashlib.sha256()
 
@@ -187,82 +188,83 @@ def digest_of(state: Mapping[Any, Any]) -> str:
 
 
 def _size(state: Any) -> int:
-    """Return the bytes of all tensors in nested containers."""
+    """Return the size of all tensors in nested containers, in bytes."""
     if isinstance(state, torch.Tensor):
         return state.nbytes
     parts = state.values() if isinstance(state, dict) else state
     return sum(map(_size, parts)) if isinstance(state, dict | list | tuple) else 0
 
 
-def found(path: Path) -> Path:
-    """Return the file of a checkpoint, or of the last one of a run's folder.
+def locate(path: Path) -> Path:
+    """Return the file of a checkpoint, given the file itself or a run's folder.
 
     Raises:
-        CheckpointError: there is none, or its place cannot be looked at.
+        CheckpointError: the file does not exist, or the folder cannot be read.
     """
     with explained(CheckpointError, f"cannot read {path}"):
         file = last(path) if path.is_dir() else path
         there = file.is_file()
     if not there and path.is_dir() and not (path / "config.json").is_file():
         raise CheckpointError(
-            f"{path} is no run's folder: it holds neither config.json nor {file.relative_to(path)}"
+            f"{path} is not a run folder: it has neither config.json nor {file.relative_to(path)}"
         )
     if not there:
-        none_yet = "; this run has saved none yet: begin it with --out" if file != path else ""
-        raise CheckpointError(f"no checkpoint at {file}{none_yet}")
+        run = f"; start this run with --out {quoted(path)}" if file != path else ""
+        raise CheckpointError(f"no checkpoint at {file}{run}")
     return file
 
 
 def load(path: Path) -> Checkpoint:
-    """Read a checkpoint, tensors on the CPU, by torch's restricted unpickler.
+    """Read a checkpoint with torch's restricted unpickler; all tensors are on the CPU.
 
     Args:
         path: a checkpoint, or a run's folder for its last one.
 
     Raises:
-        CheckpointError: it is missing, damaged, or not one of ours.
+        CheckpointError: it is missing, corrupt, or not a fastsiam checkpoint.
     """
-    path = found(path)
+    path = locate(path)
     before = path.with_name("previous.pt")
     is_last = path.name == "last.pt" and before.is_file()
-    other = f"; the one before it is {before}" if is_last else ""
+    other = f"; the previous checkpoint is {before}" if is_last else ""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file makes the unpickler raise anything
+    except Exception as error:  # the unpickler may raise anything on a corrupt file
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise CheckpointError(f"cannot read {path}: {reason(error)}") from error
         raise DamagedError(
-            f"cannot read {path}: it is damaged or not a PyTorch file of plain tensors{other}"
+            f"cannot read {path}: it is corrupt or not a PyTorch file of plain tensors{other}"
         ) from error
     if _differs(state):
         raise DamagedError(
-            f"cannot read {path}: it is damaged, it does not hold what was written{other}"
+            f"cannot read {path}: it is corrupt, its content does not match its checksum{other}"
         )
-    return parsed(path, state)
+    return parse(path, state)
 
 
 def _differs(state: Any) -> bool:
-    """Tell whether a file of ours does not hold what was written; older ones have no digest."""
+    """Return whether the content differs from its digest; files without a digest never do."""
     if not isinstance(state, dict) or not isinstance(state.get("digest"), str):
         return False
     written = {name: value for name, value in state.items() if name != "digest"}
     try:
         return digest_of(written) != str(state["digest"])
-    except RuntimeError:  # of what was never written: a list within itself, a tensor without bytes
+    except RuntimeError:  # invalid content, such as a recursive list or a tensor without storage
         return True
 
 
 def load_newest(run: Path) -> tuple[Checkpoint | None, str]:
-    """Read a run's last checkpoint, or the one before where that is damaged or gone.
+    """Read a run's last checkpoint, or the previous one if the last is corrupt or missing.
 
     Returns:
-        None if the run has saved none; what there is to say of the last one, or "".
+        The checkpoint, or None if the run has not saved any; and a warning about the last one, or
+        "".
 
     Raises:
-        CheckpointError: none of those that are there can be read.
+        CheckpointError: the run has checkpoints, but all are unreadable.
     """
     path, before = last(run), previous(run)
-    if not is_there(run):
+    if not exists(run):
         return None, ""
     try:
         return load(path), ""
@@ -273,12 +275,12 @@ def load_newest(run: Path) -> tuple[Checkpoint | None, str]:
             found = load(before)
         except CheckpointError:
             raise error from None
-    what = "is damaged" if path.is_file() else "is gone"
-    return found, f"{path} {what}: continuing from the one before it, after step {found.step:,}"
+    what = "corrupt" if path.is_file() else "missing"
+    return found, f"{path} is {what}: resuming from the previous one, at step {found.step:,}"
 
 
-def put_aside(run: Path) -> None:
-    """Rename a last checkpoint that cannot be read, so that no save takes it for a good one.
+def rename_corrupt(run: Path) -> None:
+    """Rename a corrupt last checkpoint, so that the next save does not keep it as the previous one.
 
     Raises:
         CheckpointError: it cannot be renamed.
@@ -289,11 +291,15 @@ def put_aside(run: Path) -> None:
             os.replace(path, path.with_name(f"{path.name}.damaged"))
 
 
-def parsed(path: Path, state: Any) -> Checkpoint:
-    """Return the checkpoint that a file's content is.
+def parse(path: Path, state: Any) -> Checkpoint:
+    """Return the checkpoint in the unpickled content of a file.
+
+    Args:
+        path: of the file, for messages.
+        state: its content.
 
     Raises:
-        CheckpointError: it is none of ours.
+        CheckpointError: it is not a fastsiam checkpoint, or one of another version.
     """
     if not isinstance(state, dict) or state.get("format") not in (1, FORMAT):
         raise CheckpointError(f"{path} is not a checkpoint of this version of fastsiam")
@@ -305,4 +311,6 @@ def parsed(path: Path, state: Any) -> Checkpoint:
             config=config,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} is of another version of fastsiam: {error}") from error
+        raise CheckpointError(
+            f"{path} was written by another version of fastsiam: {error}"
+        ) from error

@@ -1,4 +1,4 @@
-"""The folder of a run: locked by one process, recreated if it is deleted, removed if unused."""
+"""The folder of a run: locked by one process, recreated if deleted, removed if unused."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _POLL = 0.1
 _FILE = "lock"
 
 PATIENCE = 15.0
-"""Seconds that a restarted run waits for the folder: processes of the previous start still save."""
+"""Seconds that a restarted run waits for the folder while processes of the previous start save."""
 
 
 @contextlib.contextmanager
 def created(path: Path) -> Iterator[None]:
-    """Create a run's folder and its parents; at the end remove those that are new and empty.
+    """Create a run's folder and its parents; on exit, remove those that are new and empty.
 
-    A run that is refused before it writes anything leaves no folder behind.
+    A run that fails before it writes anything leaves no folder behind.
 
     Raises:
         FastSiamError: the folder cannot be created.
     """
-    with explained(FastSiamError, f"cannot make the run folder {path}"):
+    with explained(FastSiamError, f"cannot create the run folder {path}"):
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
     try:
@@ -40,16 +40,20 @@ def created(path: Path) -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):
             if missing and os.listdir(path) == [_FILE] and not user_of(path):
-                (path / _FILE).unlink()  # of a rank that was killed
+                (path / _FILE).unlink()  # left by a killed rank
             for folder in missing:
                 folder.rmdir()
 
 
 def wait_until_free(run: Path, *, patience: float = PATIENCE) -> str:
-    """Wait until no process has a run's folder; return who still has it after so many seconds.
+    """Wait until no process uses a run's folder.
+
+    Args:
+        run: the folder.
+        patience: how long to wait, in seconds.
 
     Returns:
-        Empty if the folder is free.
+        The process that still uses it, or "" if the folder is free.
     """
     until = time.monotonic() + patience
     while (who := user_of(run)) and time.monotonic() < until:
@@ -58,7 +62,7 @@ def wait_until_free(run: Path, *, patience: float = PATIENCE) -> str:
 
 
 def user_of(run: Path) -> str:
-    """Return which process has a run's folder; empty if the folder is free or this is unknown."""
+    """Return which process uses a run's folder; "" if it is free or this is unknown."""
     if not (run / _FILE).exists():
         return ""
     try:
@@ -71,7 +75,7 @@ def user_of(run: Path) -> str:
 
 
 def _lock(run: Path) -> FileLock:
-    # A soft lock, which filelock would fall back to, outlives a process that is killed.
+    # filelock's fallback, a soft lock, would stay after its process is killed.
     return FileLock(run / _FILE, thread_local=False, fallback_to_soft=False)
 
 
@@ -84,11 +88,11 @@ def _holder(run: Path) -> str:
 
 
 class RunFolder:
-    """A run's folder.
+    """A run's folder, which one process at a time can lock.
 
-    While a process has the folder, it holds the operating system's lock of ``RUN/lock``, which ends
-    with the process, even if the process is killed and its forked children live on. The file's
-    text says for people which process that is.
+    A process that uses the folder holds a lock of ``RUN/lock``. The operating system releases the
+    lock when the process ends, even if it is killed and its forked children survive. The text of
+    the file names the process.
 
     Args:
         path: the folder, which exists.
@@ -100,19 +104,19 @@ class RunFolder:
         self.console = console or Console()
         self._lock: FileLock | None = None
         self._lock_file: os.stat_result | None = None
-        """The file that was locked; another may have its name by now."""
+        """The locked file; another file may have its name now."""
         self._is_taken = False
         self._kept: dict[str, bytes] = {}
 
     @contextlib.contextmanager
     def taken(self, *, patience: float = 0.0) -> Iterator[None]:
-        """Have the folder exclusively while inside.
+        """Lock the folder inside a ``with`` block.
 
         Args:
-            patience: seconds to wait for another process to leave it.
+            patience: seconds to wait for another process to release it.
 
         Raises:
-            FastSiamError: another process has the folder, or it cannot be written.
+            FastSiamError: another process uses the folder, or it cannot be written.
         """
         self._take(patience)
         self._is_taken = True
@@ -123,11 +127,11 @@ class RunFolder:
             self._leave()
 
     def keep(self, name: str, content: bytes) -> None:
-        """Write a small file, and again should somebody delete the folder.
+        """Write a small file; ``restore`` writes it again if the folder is deleted.
 
         Args:
             name: path of the file within the folder.
-            content: what it holds.
+            content: content of the file.
 
         Raises:
             FastSiamError: the file cannot be written.
@@ -141,18 +145,16 @@ class RunFolder:
             temporary.write_bytes(content)
 
     def restore(self) -> None:
-        """Recreate the folder if it was deleted, lock it, and write the kept files again.
+        """Recreate the folder if it was deleted, lock it, and write the files of ``keep`` again.
 
         Raises:
-            FastSiamError: the folder cannot be created, or another process recreated and has it.
+            FastSiamError: the folder cannot be created, or another process recreated and uses it.
         """
         if self.path.is_dir() and (self._has_lock() or not self._is_taken):
             return
         if not self.path.is_dir():
-            self.console.warn(
-                f"{self.path} was deleted: it is made again; what else was in it is lost"
-            )
-            with explained(FastSiamError, f"cannot make the run folder {self.path}"):
+            self.console.warn(f"{self.path} was deleted and is recreated; its other files are lost")
+            with explained(FastSiamError, f"cannot create the run folder {self.path}"):
                 self.path.mkdir(parents=True, exist_ok=True)
         if self._is_taken:
             self._leave()
@@ -164,10 +166,10 @@ class RunFolder:
     def _take(self, patience: float = 0.0) -> None:
         path = self.path / _FILE
         with explained(FastSiamError, f"cannot write {path}"):
-            path.touch()  # errors of the folder, as opposed to those of the lock below
+            path.touch()  # raises errors of the folder, as opposed to those of the lock below
         lock = _lock(self.path)
         try:
-            # Twice at least: a process that only looks has the lock for an instant.
+            # At least two attempts: `user_of` in another process holds the lock for an instant.
             lock.acquire(timeout=max(patience, 2 * _POLL), poll_interval=_POLL)
         except Timeout as error:
             raise FastSiamError(
@@ -176,12 +178,12 @@ class RunFolder:
             ) from error
         except OSError as error:
             self.console.warn(
-                f"{self.path} cannot be locked ({why(error)}): take care that no other run "
-                "has it as its --out"
+                f"{self.path} cannot be locked ({why(error)}); make sure that no other run uses "
+                "it as --out"
             )
         self._lock = lock
         since = time.strftime("%Y-%m-%d %H:%M")
-        with contextlib.suppress(OSError):  # on a full disk the lock holds without its text
+        with contextlib.suppress(OSError):  # on a full disk the lock works without its text
             path.write_text(f"process {os.getpid()} on {socket.gethostname()} since {since}\n")
         with contextlib.suppress(OSError):
             self._lock_file = path.stat()
@@ -191,12 +193,12 @@ class RunFolder:
             return
         if self._has_lock():
             with contextlib.suppress(OSError):
-                (self.path / _FILE).unlink()  # while locked: a process that waits notices it
+                (self.path / _FILE).unlink()  # before the release, so that waiting processes notice
         self._lock.release()
         self._lock = self._lock_file = None
 
     def _has_lock(self) -> bool:
-        """Tell whether the file that this process locked still has the lock's name."""
+        """Return whether the lock's path still is the file that this process locked."""
         try:
             now = (self.path / _FILE).stat()
         except OSError:

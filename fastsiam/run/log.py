@@ -1,4 +1,4 @@
-"""The metrics of a run: ``metrics.jsonl`` in its folder, and the trackers that it has."""
+"""The metrics of a run: ``metrics.jsonl`` in its folder, and its trackers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fastsiam.run.trackers import TrackedRun, Trackers
 
 
 class MetricsLog:
-    """``metrics.jsonl`` of a run, and its trackers; written by rank 0 alone.
+    """Writer of a run's ``metrics.jsonl`` and of its trackers; on rank 0 only.
 
-    A line that cannot be written is kept until it can be, and training continues: its hours are
-    worth more than a curve, and a full disk is often made free again.
+    Lines that cannot be written, for example to a full disk, are kept in memory and written later.
+    Training continues meanwhile.
     """
 
     def __init__(
@@ -33,18 +33,21 @@ class MetricsLog:
         trackers: Iterable[str] = (),
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """Open for appending after ``step`` steps; drop what a lost part of the run left.
+        """Open the file for appending, and remove lines after step ``step``.
 
-        Raises a ``FastSiamError`` where the folder cannot be written.
+        Such lines are left by a run that was killed after its last checkpoint.
 
         Args:
             folder: the run's folder.
-            step: steps that the run continues from.
-            steps_per_epoch: to place evaluation lines, which carry only the epoch.
-            end: the last step of this run, at which trackers are told that it is complete.
-            evaluates_again: whether the evaluation after ``step`` is about to be repeated.
-            trackers: names of those that get the figures too.
-            settings: every setting by its flag's name, for them.
+            step: number of steps that the run resumes after.
+            steps_per_epoch: to compute the step of evaluation lines, which only have the epoch.
+            end: the last step of this run, at which trackers mark it as complete.
+            evaluates_again: whether the evaluation after ``step`` will be repeated.
+            trackers: names of the trackers.
+            settings: every setting by its flag's name, for the trackers.
+
+        Raises:
+            FastSiamError: the folder cannot be written.
         """
         self.path = folder.path / "metrics.jsonl"
         self._folder, self._steps_per_epoch, self._end = folder, steps_per_epoch, end
@@ -62,7 +65,7 @@ class MetricsLog:
         )
 
     def write(self, kind: str, values: dict[str, Any]) -> None:
-        """Append one line; its numbers go to the trackers too."""
+        """Append one line, and pass its numbers to the trackers."""
         line = {"kind": kind, **values}
         self._last = max(self._last, self._step_of(line))
         self._unwritten.append(json.dumps(line) + "\n")
@@ -72,8 +75,8 @@ class MetricsLog:
         except (OSError, FastSiamError) as error:
             if len(self._unwritten) == 1:
                 self._folder.console.warn(
-                    f"cannot write {self.path}: {reason(error)}; training continues, and the lines "
-                    "are written as soon as they can be"
+                    f"cannot write {self.path}: {reason(error)}; training continues, and missing "
+                    "lines are written later"
                 )
         figures = {
             f"{kind}/{name}": value
@@ -84,7 +87,7 @@ class MetricsLog:
             self._trackers.write(figures, self._step_of(line))
 
     def close(self) -> None:
-        """Write what is still to be written, close the file, and end the trackers."""
+        """Write pending lines, close the file, and end the trackers."""
         try:
             self._append()
         except OSError as error:
@@ -95,16 +98,16 @@ class MetricsLog:
         self._trackers.close(complete=self._last >= self._end)
 
     def _begin(self, content: bytes) -> None:
-        """Write the file anew and open it."""
+        """Create the file with this content, and open it for appending."""
         with written_whole(self.path) as temporary:
             temporary.write_bytes(content)
         self._file, self._size = os.open(self.path, os.O_RDWR | os.O_APPEND), len(content)
 
     def _append(self) -> None:
-        """Write the lines that are still to be written: all of them, or none."""
+        """Write all pending lines, or leave the file unchanged."""
         if not self._unwritten:
             return
-        if not self.path.exists():  # deleted; what this process has open is still whole
+        if not self.path.exists():  # deleted, but the open file still has its content
             before = self._file
             self._begin(os.pread(before, self._size, 0))
             os.close(before)
@@ -121,14 +124,14 @@ class MetricsLog:
         self._unwritten.clear()
 
     def _step_of(self, line: dict[str, Any]) -> int:
-        """Steps done when a line was written; evaluations carry only the epoch."""
+        """Return the step of a line; lines of evaluations only have the epoch."""
         return int(line["step"] if "step" in line else round(line["epoch"] * self._steps_per_epoch))
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """Read the lines of a run's ``metrics.jsonl``; what follows a damaged line is left out.
+    """Read the lines of a run's ``metrics.jsonl``, up to the first corrupt one.
 
-    A kill, or a full disk, may have cut the last one off.
+    The last line may be incomplete if the process was killed or the disk was full.
     """
     path = run / "metrics.jsonl"
     with explained(FastSiamError, f"cannot read {path}"):
@@ -146,6 +149,6 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def initial_spread(run: Path) -> float | None:
-    """Return the z_std of the untrained network that a run's log has; None where it has none."""
+    """Return the z_std of the untrained network from a run's log; None if it is not there."""
     lines = (line for line in read_metrics(run) if line["kind"] == "initial")
     return next((line.get("z_std") for line in lines), None)

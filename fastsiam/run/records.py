@@ -1,6 +1,6 @@
-"""Records of evaluations: ``RUN/eval/*.json``, which the report and the model card show.
+"""Records of evaluations (``RUN/eval/*.json``), which the report and the model card show.
 
-An ``Evaluation`` says what is evaluated and how; a ``Record`` is one with what came out.
+An ``Evaluation`` describes the network, data and protocol; a ``Record`` adds the results.
 """
 
 from __future__ import annotations
@@ -13,56 +13,56 @@ import tempfile
 import time
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fastsiam.console import Console
 from fastsiam.environment import environment
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.files import explained, parsed_json, write_json
+from fastsiam.files import explained, parsed_json
 
 Kind = Literal["knn", "linear", "finetune", "detect"]
 _RECORD = 1 << 16
-"""Bytes that a disk should have for a record, which are tried before."""
+"""Free disk space that a record needs, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkFacts:
-    """Which network an evaluation is of."""
+    """The evaluated network."""
 
     backbone: str
     stem: str
     layout: str
-    """Whose file it is: fastsiam's, or another program's."""
+    """Program that wrote the file: fastsiam or another one."""
     file: str
     epoch: float | None
-    """Epochs that it was trained for; None where the file does not say."""
+    """Epochs of training; None if the file does not have them."""
     untrained: bool
-    """Whether its weights are fresh ones."""
+    """Whether the weights are newly initialised."""
     fingerprint: str
     """Hash of its weights and statistics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFacts:
-    """Which images a network is evaluated on."""
+    """The images of an evaluation."""
 
     root: str
     train: int
-    """Training images that are used."""
+    """Number of training images used."""
     val: int
-    """Validation images."""
+    """Number of validation images."""
     classes: int
     labels_crc32: str
     """Checksum of all labels, in the order of the images."""
     holdout: str | None = None
-    """Share of each class of the training images that is validated on; None: there is a split."""
+    """Share of each class of the training images used for validation; None if the data set has a
+    validation split."""
     image_column: str | None = None
-    """Column of the data that holds the images; None: none was named."""
+    """Column of the data with the images; None if the user named none."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values; without those that are None and that version 0.2 had not."""
+        """Return plain values, without fields that are None and that version 0.2 did not have."""
         plain = asdict(self)
         for name in ("holdout", "image_column"):
             if plain[name] is None:
@@ -72,19 +72,19 @@ class DataFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingDataFacts(DataFacts):
-    """Images of an evaluation that trains with labels, perhaps on a part of them."""
+    """The images of an evaluation that trains with labels, on all or some training images."""
 
     percent: float
-    """Share of the training images that was asked for."""
+    """Share of the training images, in percent."""
     subset: str | None
-    """File with the names of those to use."""
+    """File with the names of the images to use."""
     chosen_crc32: str | None
-    """Checksum of their positions; None if all are used."""
+    """Checksum of the positions of the images used; None if all are used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFacts:
-    """How images are made ready, and where the network takes them."""
+    """Preprocessing of the images, and how the network ran."""
 
     crop: int
     """Side of the central crop, in pixels."""
@@ -99,18 +99,18 @@ class ImageFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What is evaluated and how: all that its figures depend on."""
+    """Everything that the results of an evaluation depend on."""
 
     kind: Kind
     network: NetworkFacts
     data: DataFacts
     images: ImageFacts
     protocol: dict[str, Any]
-    """The measure's settings."""
+    """Settings of the evaluation."""
 
     @property
     def identity(self) -> str:
-        """What evaluations by the same protocol on the same images share, wherever these lie."""
+        """Key that is equal for evaluations with the same protocol and images, in any folder."""
         data, images = self.data.to_dict(), asdict(self.images)
         for elsewhere in ("pipeline", "ranks"):
             del images[elsewhere]
@@ -118,13 +118,13 @@ class Evaluation:
         return json.dumps([data, images, self.protocol], sort_keys=True)
 
     def path(self, run: Path, *details: str) -> Path:
-        """Return where the record goes within a run.
+        """Return the path of the record in a run's folder.
 
-        The file's name ends in a hash of ``identity``: another evaluation has another name.
+        The file name ends in a hash of ``identity``, so that other evaluations have other names.
 
         Args:
             run: the run's folder.
-            details: of the protocol, for people; empty ones are left out.
+            details: parts of the protocol to show in the name; empty ones are left out.
         """
         mark = f"{zlib.crc32(self.identity.encode()):08x}"[:6]
         parts = [self.kind, *filter(None, details), f"epoch{self.network.epoch:g}", mark]
@@ -139,7 +139,7 @@ class Evaluation:
         speed: dict[str, float],
         images_validated: int | None = None,
     ) -> Record:
-        """Return the record of what came out, here and today."""
+        """Return a record with the results, this machine's environment and the date."""
         return Record(
             **{f.name: getattr(self, f.name) for f in fields(Evaluation)},
             results=results,
@@ -154,43 +154,44 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Record(Evaluation):
-    """An evaluation and what came out of it."""
+    """An evaluation and its results."""
 
     results: list[dict[str, Any]]
-    """A line of figures for each features, k and temperature (kNN), for each trial (detect), or for
-    each rate (the others). Accuracies and average precisions are percent."""
+    """One entry for each combination of features, k and temperature (kNN), for each trial (detect),
+    or for each learning rate (linear, finetune). Accuracies and average precisions are in
+    percent."""
     summary: list[str]
-    """The results for people; those of kNN line by line."""
+    """The results as text; for kNN one line for each entry of ``results``."""
     per_class: dict[str, float | None]
-    """Top-1 of each class in percent, of ``headline``; None for a class without images."""
+    """Top-1 of each class for ``headline``, in percent; None for a class without images."""
     speed: dict[str, float]
     images_validated: int | None = None
-    """Validation images that were counted, each once; None for kNN, which takes them all."""
+    """Number of distinct validation images evaluated; None for kNN, which uses all."""
     environment: dict[str, Any]
-    """Machine, versions, commit."""
+    """Machine, versions and commit."""
     date: str
     """Day of the evaluation."""
 
     @property
     def best(self) -> dict[str, Any]:
-        """The line of ``results`` with the highest top-1 (detect: AP)."""
+        """The entry of ``results`` with the highest top-1 (detect: AP)."""
         figure = "AP" if self.kind == "detect" else "top1"
         return max(self.results, key=lambda line: line[figure])
 
     @property
     def headline(self) -> dict[str, Any]:
-        """The line of ``results`` that stands for the network: the best, or kNN's first vote."""
+        """The entry of ``results`` that represents the network: the best, or kNN's first."""
         if self.kind != "knn":
             return self.best
         return self.first_with(self.results[-1]["features"])
 
     def first_with(self, features: str) -> dict[str, Any]:
-        """Return kNN's first result with these features: pixels, untrained or trained."""
+        """Return kNN's first result with these features ("pixels", "untrained" or "trained")."""
         return next(line for line in self.results if line["features"] == features)
 
     @property
     def over_trials(self) -> tuple[dict[str, float], dict[str, float | None]]:
-        """Means and standard deviations (None of a single trial) of a detector's figures."""
+        """Means and standard deviations over a detector's trials; None for a single trial."""
         columns = {
             name: [line[name] for line in self.results]
             for name in self.results[0]
@@ -204,7 +205,7 @@ class Record(Evaluation):
         return means, spread
 
     def class_lines(self) -> list[str]:
-        """Return the accuracies of the classes for people, a line each below a heading."""
+        """Return the accuracies of the classes as text, one line each below a heading."""
         heading = self.summary[self.results.index(self.headline)]
         return [f"of each class, {heading}:"] + [
             f"  {name}: " + ("no images" if top1 is None else f"{top1:.2f}%")
@@ -212,7 +213,7 @@ class Record(Evaluation):
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values; what scripts look for most stands there by its own name."""
+        """Return plain JSON values, with additional keys for the main results."""
         plain = asdict(self) | {"data": self.data.to_dict()}
         if self.kind == "knn":
             del plain["images_validated"]
@@ -224,14 +225,14 @@ class Record(Evaluation):
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Record:
-        """Rebuild a record out of ``to_dict``; names that are none of its fields are passed over.
+        """Return the record that ``to_dict`` returned as ``plain``; unknown keys are ignored.
 
         Raises:
-            KeyError, TypeError, ValueError: it is no record.
+            KeyError, TypeError, ValueError: it is not a record.
         """
         data_kind = DataFacts if plain["kind"] in ("knn", "detect") else TrainingDataFacts
         if plain["kind"] not in get_args(Kind) or not plain["results"]:
-            raise ValueError("an evaluation of no kind that is known, or without results")
+            raise ValueError("the evaluation has an unknown kind or no results")
         images = plain["images"]
         nested = {
             "network": NetworkFacts(**plain["network"]),
@@ -245,10 +246,10 @@ class Record(Evaluation):
 
 
 def check_targets(*targets: Path) -> None:
-    """Make the folders of files that will be written, before hours are spent on what goes in.
+    """Check that files can be written, before a long evaluation; create their folders.
 
     Raises:
-        FastSiamError: one cannot be written.
+        FastSiamError: a file cannot be written.
     """
     for target in targets:
         with explained(FastSiamError, f"cannot write {target}"):
@@ -259,72 +260,18 @@ def check_targets(*targets: Path) -> None:
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Destination:
-    """Where a record goes: into its run, if it has one, and where the user wants it."""
-
-    own: Path | None
-    """Within the run. That it cannot be written is no error: the run may be a colleague's."""
-    asked: Path | None
-    """The user's file."""
-    console: Console
-
-    def checked(self) -> Destination:
-        """Try what can be tried before hours are spent; return the destinations that are left.
-
-        Raises:
-            FastSiamError: the user's file cannot be written.
-        """
-        if self.asked:
-            check_targets(self.asked)
-        if self.own:
-            try:
-                check_targets(self.own)
-            except FastSiamError as error:
-                self.console.warn(f"{error}; the result will not be kept with its run{self._else}")
-                return replace(self, own=None)
-        return self
-
-    @property
-    def first(self) -> Path | None:
-        """A file beside which the evaluation may keep its state; None if there is none."""
-        return self.own or self.asked
-
-    def keep(self, record: Record) -> bool:
-        """Write a record; warn if it cannot be written into the run.
-
-        Returns:
-            Whether it is in a file now, or was not meant to be.
-
-        Raises:
-            FastSiamError: the user's file cannot be written; the run's was.
-        """
-        if self.own:
-            try:
-                write_json(self.own, record.to_dict())
-            except FastSiamError as error:
-                self.console.warn(f"{error}; the result is not kept with its run{self._else}")
-                if not self.asked:
-                    return False
-        if self.asked:
-            write_json(self.asked, record.to_dict())
-        return True
-
-    @property
-    def _else(self) -> str:
-        return f", but goes to {self.asked}" if self.asked else ": --json FILE keeps it elsewhere"
-
-
 def read_records(run: Path) -> list[Record]:
     """Return the records of a run's evaluations, in the order of their files' names.
 
     Raises:
-        DataError: a file is no record.
+        DataError: a file is not a record.
     """
     found = []
     for path in sorted((run / "eval").glob("*.json")):
         try:
             found.append(Record.from_dict(parsed_json(path.read_text())))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path} is no record of an evaluation: move it elsewhere") from error
+            raise DataError(
+                f"{path} is not a record of an evaluation; move it out of this folder"
+            ) from error
     return found

@@ -1,7 +1,7 @@
-"""Trackers: a run's figures go to TensorBoard, Weights & Biases or MLflow, too.
+"""Trackers: TensorBoard, Weights & Biases and MLflow.
 
-Each tracker has a thread of its own, so a slow disk or server delays no training step. A tracker
-that fails is left out with one warning. Its package is imported only if the tracker is used.
+Each tracker has its own thread, so that a slow disk or server does not delay training. A tracker
+that fails is disabled with one warning. Its package is imported only if the tracker is used.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from fastsiam.run.folder import RunFolder
 from fastsiam.signals import note_hanging
 
 Write = Callable[[dict[str, float], int], Any]
-"""Takes figures by names such as ``train/loss``, and the step after which they were measured."""
+"""Function of values by names such as ``train/loss``, and of the step they belong to."""
 
 _PATIENCE = 20.0
-"""Seconds that the end of a run waits for its trackers; schedulers wait 30 for the run."""
+"""Seconds that a run waits for its trackers at its end; schedulers wait 30 for the run."""
 _EVENTS_BYTES = 1 << 16
 """Free space below which no events are written: the thread of torch's ``SummaryWriter`` would print
 a traceback."""
@@ -37,15 +37,15 @@ a traceback."""
 
 @dataclass(slots=True, kw_only=True)
 class TrackedRun:
-    """What a tracker is told about a run."""
+    """The facts about a run that trackers use."""
 
     folder: RunFolder
     settings: Mapping[str, Any]
     """Every setting by its flag's name."""
     step: int
-    """Steps that were done before."""
+    """Number of steps that the run resumes after; 0 for a new run."""
     is_complete: bool = False
-    """At the end: whether the run reached its last step."""
+    """Whether the run reached its last step; set when the run ends."""
 
     def known_id(self, tracker: str) -> str:
         """Return the tracker's id of a run that is resumed; empty for a new run."""
@@ -53,7 +53,7 @@ class TrackedRun:
         return path.read_text().strip() if self.step and path.is_file() else ""
 
     def keep_id(self, tracker: str, own: str) -> None:
-        """Keep the tracker's id of the run for the next start."""
+        """Save the tracker's id of the run for the next start."""
         self.folder.keep(f"trackers/{tracker}.txt", f"{own}\n".encode())
 
 
@@ -62,13 +62,13 @@ def _tensorboard(run: TrackedRun) -> Iterator[Write]:
     from torch.utils.tensorboard import SummaryWriter
 
     folder = run.folder.path / "tensorboard"
-    # TensorBoard hides the events of later steps, which a lost part of the run has written.
+    # TensorBoard hides events of later steps, which the run wrote before it was killed.
     writer: SummaryWriter | None = SummaryWriter(folder, purge_step=run.step + 1)
     _silence_tensorboard()
 
     def write(figures: dict[str, float], step: int) -> None:
         nonlocal writer
-        if not run.folder.path.is_dir():  # deleted; it is made again before the next figures
+        if not run.folder.path.is_dir():  # deleted; it is recreated before the next values
             return
         if writer is None or not folder.is_dir():
             writer = SummaryWriter(folder)
@@ -87,7 +87,7 @@ def _tensorboard(run: TrackedRun) -> Iterator[Write]:
 
 
 def _silence_tensorboard() -> None:
-    """Print no traceback of the thread of ``SummaryWriter``: ``flush`` raises its errors here."""
+    """Hide tracebacks of the thread of ``SummaryWriter``: ``flush`` raises its errors anyway."""
     hook = threading.excepthook
 
     def quiet(args: threading.ExceptHookArgs) -> None:
@@ -102,7 +102,7 @@ def _wandb(run: TrackedRun) -> Iterator[Write]:
     import wandb
 
     path, variables = run.folder.path, os.environ
-    console: Any = variables.get("WANDB_CONSOLE") or "off"  # a progress bar is no log
+    console: Any = variables.get("WANDB_CONSOLE") or "off"  # else it logs the progress bar
     own = run.known_id("wandb") or variables.get("WANDB_RUN_ID") or secrets.token_hex(4)
     tracked = wandb.init(
         id=own,
@@ -116,7 +116,7 @@ def _wandb(run: TrackedRun) -> Iterator[Write]:
         ),
     )
     run.keep_id("wandb", own)
-    # wandb drops steps that it has, which a resumed run repeats.
+    # A resumed run repeats steps; wandb drops those it already has.
     yield lambda figures, step: tracked.log(figures, step=step)
     tracked.finish(exit_code=0 if run.is_complete else 1)
 
@@ -143,14 +143,14 @@ def _mlflow(run: TrackedRun) -> Iterator[Write]:
 
 
 TRACKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
-"""For each name of ``--tracker`` a context, in the tracker's thread, that yields what writes."""
+"""Context manager for each value of ``--tracker``; it yields the function that writes values."""
 
 
 def check_trackers(names: Iterable[str]) -> None:
-    """Refuse trackers that cannot work, before a run starts.
+    """Check that trackers work, before a run starts.
 
     Raises:
-        BackendError: a package is missing, or lacks what it needs.
+        BackendError: a package is missing or not set up.
     """
     for name in names:
         _load(name)
@@ -166,24 +166,24 @@ def _load(name: str) -> None:
         import_module(package)
     except ImportError as error:
         raise BackendError(
-            f"--tracker {name} misses its package ({error}): pip install "
+            f"--tracker {name} needs a package ({error}): pip install "
             + ("tensorboard" if name == "tensorboard" else f"'fastsiam[{name}]'")
         ) from error
 
 
 def _check_wandb() -> None:
-    """Refuse to start without a key; a network that fails is no reason not to train."""
+    """Check that there is a key; errors of the network are ignored."""
     import wandb
 
     with contextlib.suppress(wandb.Error):
         if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False):
             raise BackendError(
-                "--tracker wandb has no key: run wandb login first, or set WANDB_MODE=offline"
+                "--tracker wandb has no API key: run `wandb login`, or set WANDB_MODE=offline"
             )
 
 
 def _check_mlflow() -> None:
-    """Refuse a store that this installation cannot write."""
+    """Check that this installation of MLflow can write to its store."""
     import mlflow
 
     try:
@@ -191,7 +191,7 @@ def _check_mlflow() -> None:
     except Exception as error:
         raise BackendError(
             f"--tracker mlflow cannot write {mlflow.get_tracking_uri()} ({why(error).strip()}); "
-            "set MLFLOW_TRACKING_URI to a server, or pip install mlflow, which has databases too"
+            "set MLFLOW_TRACKING_URI to a server, or `pip install mlflow` for databases"
         ) from error
 
 
@@ -200,7 +200,7 @@ class Trackers:
 
     Args:
         names: keys of ``TRACKERS``.
-        run: what they are told about it.
+        run: facts about the run.
     """
 
     def __init__(self, names: Iterable[str], run: TrackedRun) -> None:
@@ -211,14 +211,14 @@ class Trackers:
         self._threads = {name: _TrackerThread(name, run) for name in names}
 
     def write(self, figures: dict[str, float], step: int) -> None:
-        """Hand over the figures after so many steps; waits for nothing, raises nothing."""
+        """Queue values of a step for all trackers; returns at once and raises no errors."""
         for name, thread in list(self._threads.items()):
             thread.todo.put((figures, step))
             if thread.error:
                 self._leave_out(name, why(thread.error))
 
     def close(self, *, complete: bool) -> None:
-        """End all trackers, and wait for them a little.
+        """End all trackers; wait for them at most 20 seconds.
 
         Args:
             complete: whether the run reached its last step.
@@ -232,15 +232,14 @@ class Trackers:
             if thread.error:
                 self._leave_out(name, why(thread.error))
             elif thread.is_alive():
-                self._leave_out(name, f"it is not done after {_PATIENCE:.0f} s")
+                self._leave_out(name, f"not finished after {_PATIENCE:.0f} s")
                 note_hanging()
         self._threads.clear()
 
     def _leave_out(self, name: str, reason: str) -> None:
         del self._threads[name]
         self._run.folder.console.warn(
-            f"--tracker {name} failed and is left out from here on ({reason}); "
-            "metrics.jsonl has all figures"
+            f"--tracker {name} failed and is disabled ({reason}); metrics.jsonl has all values"
         )
 
 

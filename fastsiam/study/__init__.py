@@ -1,7 +1,7 @@
-"""The paper's study: its tables and figures by name, run at a scale, judged and shown.
+"""The paper's tables and figures as studies, which are run at a scale and compared with the paper.
 
-``catalogue`` has the studies and ``scales`` the recipes that they change; ``runs`` is where a run
-lies and what is left to do of it, ``preparation`` checks, ``runner`` does them in processes;
-``record`` keeps the results, ``verdicts`` judges, ``table`` and ``pictures`` show. No module loads
-torch before it is needed.
+``catalogue`` defines the studies and ``scales`` the recipes that they change. ``runs`` has the
+state of each run, ``preparation`` checks the runs, and ``runner`` executes them in processes.
+``record`` saves the results, ``verdicts`` judges them, ``table`` and ``pictures`` show them. No
+module imports torch before it is needed.
 """

@@ -1,6 +1,6 @@
 """The paper's experiments: variants of a recipe, and studies whose rows are variants.
 
-They are data, in ``catalogue.toml``; here is what they are made of.
+``catalogue.toml`` lists them; this module defines their types and reads the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ClaimKind = Literal[
     "unstable",
 ]
 Changes = Mapping[str, Any]
-"""Settings by their flags' names: a value, or a function of the recipe's settings."""
+"""Changed settings by their flags' names: a value, or a function of the recipe's settings."""
 _METHODS = ("simclr", "mocov2", "byol", "swav", "simsiam")
 """The methods of Table 4."""
 _FIGURE = "linear top-1 of ResNet-50 on ImageNet after 100 epochs"
@@ -35,34 +35,34 @@ _FIGURE = "linear top-1 of ResNet-50 on ImageNet after 100 epochs"
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One change of a method's base recipe, and the name of its runs' folders."""
+    """A change of a method's base recipe, with a name for the folders of its runs."""
 
     name: str
     changes: Changes = field(default_factory=dict)
     method: str = ""
-    """Whose base recipe is changed; empty: the scale's own."""
+    """Method whose base recipe is changed; empty for the scale's own method."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the paper says of a row, apart from its figure; ``verdicts`` says how it is judged."""
+    """A qualitative claim of the paper about a row; ``verdicts`` explains how it is judged."""
 
     kind: ClaimKind
     than: str = ""
-    """Name of the variant that a row is better or worse than, or alike to."""
+    """Name of the variant that the row is compared with; empty for claims without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A variant's place in a study's table."""
+    """A row of a study's table: a variant and the paper's results for it."""
 
     variant: Variant
     title: str
     paper: float | str | None
-    """The paper's accuracy in percent, or its word for it; None where it gives no figure."""
+    """The paper's accuracy in percent, or its description; None if the paper has neither."""
     claims: tuple[Claim, ...]
     original: float | str | None = None
-    """The figure of the method's own paper in percent, where the table has it beside."""
+    """The accuracy in the method's original paper, in percent; None if the table lacks it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +72,16 @@ class Study:
     name: str
     title: str
     source: str
-    """Where the paper has it."""
+    """Table or figure number in the paper."""
     rows: tuple[Row, ...]
     reference: str
-    """Name of the row whose gain over an untrained network the others are judged by."""
+    """Name of the row whose gain over an untrained network the other rows are compared with."""
     figure: str
-    """What the paper's figures are."""
+    """Description of the paper's numbers."""
 
 
-def changed(recipe: TrainConfig, changes: Changes) -> TrainConfig:
-    """Return a recipe with the changes."""
+def with_changes(recipe: TrainConfig, changes: Changes) -> TrainConfig:
+    """Return a recipe with changed settings."""
     flags = to_flags(recipe)
     own = {k: value(flags) if callable(value) else value for k, value in changes.items()}
     return from_flags(flags | own)
@@ -93,7 +93,7 @@ def _variant(name: str, changes: Changes) -> Variant:
 
 
 def _multiple(flag: str, value: Any) -> Any:
-    """Return a value; for ``1/4 x dim`` the function of a recipe's settings that it means."""
+    """Parse a value of the catalogue; ``1/4 x dim`` becomes a function of a recipe's settings."""
     factor, found, of = str(value).partition(" x")
     if not found:
         return value
@@ -108,7 +108,7 @@ def _multiple(flag: str, value: Any) -> Any:
 
 
 def _longer(method: str, times: int) -> Variant:
-    """Return a method's recipe, so many times as long."""
+    """Return the variant that trains a method ``times`` as long as its recipe."""
     if times == 1:
         return Variant(method, method=method)
     others = _byol_times(times) if method == "byol" else {}
@@ -118,7 +118,7 @@ def _longer(method: str, times: int) -> Variant:
 
 
 def _byol_times(times: int) -> dict[str, Callable[[Mapping[str, Any]], float]]:
-    """Return what depends on BYOL's length.
+    """Return the settings of BYOL that depend on the length of training.
 
     The paper's runs of 200 and 400 epochs, and of 800, follow BYOL's recipes for 300 and 1000: a
     rate of 0.3 and 0.2 to 0.45 for 100 epochs, decay of 1e-6 and 1.5e-6 to 1e-6, momentum of 0.99
@@ -144,7 +144,7 @@ def _row(
 
 
 def _claims(text: str) -> list[Claim]:
-    """Read ``works``, ``alike to baseline``, or the two claims ``better than simclr swav``."""
+    """Parse ``works``, ``alike to baseline``, or two claims: ``better than simclr swav``."""
     kind, _, names = text.replace(" to ", " than ").partition(" than ")
     return [Claim(kind, name) for name in names.split() or [""]]  # type: ignore[arg-type]
 

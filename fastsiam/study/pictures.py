@@ -1,4 +1,4 @@
-"""The picture of a study: how its rows got on over the epochs, and where they ended."""
+"""The picture of a study: curves of its rows over the epochs, and their final accuracy."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _PANELS = {
     **{f"related{longer}": ("std", "rank", "kNN") for longer in ("", "-2x", "-4x", "-8x")},
     "reproduction": ("std", "rank", "kNN"),
 }
-"""Of which there are curves, where it is not the usual."""
+"""Quantities drawn as curves, for studies that do not use ``_USUAL``."""
 _USUAL = ("loss", "kNN")
 _TITLES = {
     "loss": "loss",
@@ -58,9 +58,9 @@ _TITLES = {
     "kNN": "kNN top-1, %",
 }
 _SLOT, _PANEL, _AXIS = 0.46, 0.95, 0.35
-"""Inches: of a bar with its name, of a panel of curves, of the texts below an axis."""
-_THICKEST, _BAR_ROOM = 0.3, 0.3
-"""Inches: of a bar at most, and what its slot has besides."""
+"""Heights in inches: of a bar with its name, of a panel of curves, of the texts below an axis."""
+_THICKEST, _NAME = 0.3, 0.3
+"""Heights in inches: of the thickest bar, and of the name above a bar."""
 
 
 def write_picture(path: Path, record: StudyRecord) -> None:
@@ -75,11 +75,11 @@ def write_picture(path: Path, record: StudyRecord) -> None:
 
 
 def picture(record: StudyRecord) -> Figure:
-    """Draw a study: curves at the left, bars of the accuracy at the end at the right.
+    """Draw a study: curves at the left, bars of the final accuracy at the right.
 
-    A curve is the mean over seeds, in a band from the lowest to the highest; a seed that diverged
-    has a cross where it ended. A bar is the mean over seeds with its 95% confidence interval, a
-    dot is a seed. A row of which nothing is done has its name, and says so.
+    A curve is the mean over seeds, in a band from the lowest to the highest. A cross marks the end
+    of a seed that diverged. A bar is the mean over seeds with its 95% confidence interval, a dot is
+    a seed. Rows without results are marked "not run".
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -101,7 +101,7 @@ def picture(record: StudyRecord) -> Figure:
 
 
 def _measured(record: StudyRecord) -> str:
-    """Say what is drawn, and what the paper's figures are."""
+    """Return the caption."""
     seeds = ", ".join(map(str, record.seeds)) or "none yet"
     lines = f"dotted: chance, {record.chance:g}"
     if (untrained := _untrained(record)) is not None:
@@ -115,13 +115,13 @@ def _measured(record: StudyRecord) -> str:
 
 
 def _colours(record: StudyRecord) -> dict[str, str]:
-    """Return a colour for each row; that of the reference is the same in every picture."""
+    """Return a colour for each row; the reference has the same one in every picture."""
     others = [row.variant for row in record.rows if row.variant != record.reference]
     return {record.reference: _REFERENCE} | dict(zip(others, cycle(_OTHERS), strict=False))
 
 
 def _curves(axes: Axes, record: StudyRecord, what: str, colours: Mapping[str, str]) -> None:
-    """Draw a curve of each row."""
+    """Draw one curve for each row."""
     for row in record.rows:
         curves = [curve for one in row.results if (curve := _curve(one, what))]
         colour = colours[row.variant]
@@ -147,7 +147,7 @@ def _curves(axes: Axes, record: StudyRecord, what: str, colours: Mapping[str, st
 
 
 def _curve(one: Result, what: str) -> Curve:
-    """Return a seed's points (epoch, value) as far as they are finite."""
+    """Return a seed's points (epoch, value), without those that are not finite."""
     epochs, values = {
         "loss": (one.epochs, one.loss_curve),
         "std": (one.epochs, one.z_std_curve),
@@ -158,15 +158,15 @@ def _curve(one: Result, what: str) -> Curve:
 
 
 def _over_seeds(curves: Sequence[Curve]) -> Iterator[tuple[float, list[float]]]:
-    """Yield each epoch that some seed has, and the values of those that have it."""
+    """Yield each epoch of any seed, with the values of the seeds at that epoch."""
     for epoch in sorted({epoch for curve in curves for epoch, _ in curve}):
         yield epoch, [value for curve in curves for at, value in curve if at == epoch]
 
 
 def _bars(axes: Axes, record: StudyRecord, colours: Mapping[str, str], *, slot: float) -> None:
-    """Draw a bar of each row below its name, which has the paper's figure; slots are in inches."""
+    """Draw a bar for each row, below its name and the paper's result; ``slot`` is in inches."""
     edge = 2 * record.chance
-    height = min(_THICKEST, slot - _BAR_ROOM) / slot
+    height = min(_THICKEST, slot - _NAME) / slot
     for y, row in enumerate(record.rows):
         name, bar = y - height / 2, y + 0.1 / slot
         axes.annotate(
@@ -188,7 +188,7 @@ def _bars(axes: Axes, record: StudyRecord, colours: Mapping[str, str], *, slot: 
 
 
 def _bar(axes: Axes, y: float, row: RowRecord, colour: str, *, height: float) -> float:
-    """Draw a row's bar; return where it ends, whiskers and dots included."""
+    """Draw a row's bar; return its end on the x axis, including whiskers and dots."""
     values = [one.top1 for one in row.results]
     mean, found, end = fmean(values), interval(values), max(values)
     axes.barh(y, mean, height, color=colour, alpha=0.85)
@@ -205,13 +205,13 @@ def _bar(axes: Axes, y: float, row: RowRecord, colour: str, *, height: float) ->
 
 
 def _untrained(record: StudyRecord) -> float | None:
-    """Return the mean top-1 of the networks before training; None where it was not measured."""
+    """Return the mean top-1 of the networks before training; None if it was not measured."""
     found = [one.untrained for one in record.every_result]
     return fmean(found) if found and max(found) > record.chance else None
 
 
 def _name(row: RowRecord) -> str:
-    """Return a row's name and the paper's figure or word, in two lines if they are long."""
+    """Return a row's name with the paper's result, in two lines if they are long."""
     if row.paper is None:
         return row.title
     paper = f"(paper: {row.paper})"

@@ -1,4 +1,4 @@
-"""What is checked before the first run of a study: its images, disk space, this machine's GPUs."""
+"""Checks before the first run of a study: its images, disk space and this machine's GPUs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fastsiam.study.scales import Scale
 
 
 def images(scale: Scale, config: StudyRunConfig) -> str:
-    """Return where the images are; the demo's are made if they are not there.
+    """Return the folder of the images; generate those of the demo if they are missing.
 
     Raises:
-        DataError: they cannot be made.
+        DataError: they cannot be generated.
     """
     if not scale.makes_images:
         return str(DataConfig(data=config.data).root)
@@ -31,14 +31,14 @@ def images(scale: Scale, config: StudyRunConfig) -> str:
 
 
 def check(runs: Sequence[Run]) -> list[str]:
-    """Refuse runs that cannot work.
+    """Check that the runs can work.
 
     Returns:
-        The names of the machine's GPUs; none if the runs are on a CPU.
+        The names of the machine's GPUs; empty if the runs use the CPU.
 
     Raises:
-        ValueError: a batch cannot be shared by so many GPUs.
-        FastSiamError: images, labels or devices are not there, or runs were begun on other images.
+        ValueError: a batch cannot be divided among the GPUs.
+        FastSiamError: images, labels or devices are missing, or a run started on other images.
     """
     left = {run.variant.name: run for run in runs if not run.is_done}
     if left:
@@ -50,7 +50,7 @@ def check(runs: Sequence[Run]) -> list[str]:
 
 
 def _check_settings(left: Sequence[Run]) -> None:
-    """Refuse what cannot work of the variants that are left, or with these labels."""
+    """Check the settings of the remaining runs, and the number of classes."""
     import torch
 
     from fastsiam.distributed import Place
@@ -74,12 +74,12 @@ def _check_settings(left: Sequence[Run]) -> None:
 
 
 def _check_images(runs: Sequence[Run]) -> None:
-    """Refuse to continue beside runs of other images, whose figures are not comparable.
+    """Check that the present runs have the same images, so that results are comparable.
 
-    Images that all have other names count as the same if they are as many: another kind of
-    container names them in its own way.
+    If all names differ but the number of images is the same, they count as the same images: names
+    depend on the container.
     """
-    from fastsiam.train.images import names_begun_with, training_names
+    from fastsiam.train.images import recorded_names, training_names
 
     data, scale = runs[0].config.data, runs[0].scale
     names = training_names(data)
@@ -90,18 +90,18 @@ def _check_images(runs: Sequence[Run]) -> None:
             f"{scale.images:,}, {scale.title}"
         )
     for run in runs:
-        before = set(names_begun_with(run.folder))
+        before = set(recorded_names(run.folder))
         is_renamed = len(before) == len(here) and before.isdisjoint(here)
         if before and before != here and not is_renamed:
             raise DataError(
-                f"{run.folder} is of other images than {data.root} holds ({len(before):,} and "
-                f"{len(here):,}, {len(before & here):,} of them in both); choose another --out, "
-                "or delete the folder"
+                f"{run.folder} was trained on other images than those of {data.root} "
+                f"({len(before):,} and {len(here):,} images, {len(before & here):,} in common); "
+                "choose another --out, or delete the folder"
             )
 
 
 def _print_disk_space(left: Sequence[Run]) -> None:
-    """Print how large the checkpoints of the runs that are left become; warn of a full disk."""
+    """Print the size of the remaining runs' checkpoints; as a warning if the disk is too small."""
     from fastsiam.methods import method_skeleton
     from fastsiam.run.checkpoint import KEPT
 
@@ -117,11 +117,11 @@ def _print_disk_space(left: Sequence[Run]) -> None:
     free = shutil.disk_usage(there).free
     console = Console()
     say = console.warn if need + max(sizes.values()) > free else console.say
-    say(f"checkpoints of {len(left):,} runs: up to {size(need)}; {size(free)} free in {there}")
+    say(f"checkpoints of {len(left):,} runs: up to {size(need)}; {size(free)} free on {there}")
 
 
 def _gpus(config: TrainConfig) -> list[str]:
-    """Return the names of the machine's GPUs; none if the runs are on a CPU."""
+    """Return the names of the machine's GPUs; empty if the runs use the CPU."""
     import torch
 
     if config.run.device == "cpu" or not (count := torch.cuda.device_count()):

@@ -1,6 +1,6 @@
-"""The record of a study: its rows with the results of every seed, which tables and pictures show.
+"""The record of a study: its rows with the results of every seed, for tables and pictures.
 
-``fastsiam study table NAME --json FILE`` writes one. Verdicts are not in it: they follow from it.
+``fastsiam study table NAME --json FILE`` writes one. It has no verdicts: they are computed from it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from fastsiam.study.runs import Run
 from fastsiam.study.scales import Measure, Scale
 
 _DIGITS = 5
-"""Of the figures on a curve, which are for pictures."""
+"""Significant digits of the values of curves."""
 _FLAT_LIST = re.compile(r"\[\n\s+([^\[\]{}]+)\n\s+\]")
-"""A list in JSON that holds numbers or texts alone, an item on each line."""
+"""A list of numbers or strings in JSON, with one item per line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +38,9 @@ class Result:
 
     seed: int
     top1: float
-    """The scale's measure after the last epoch, in percent; chance, if the run diverged."""
+    """The scale's measure after the last epoch, in percent; that of chance if the run diverged."""
     untrained: float
-    """Top-1 of the network before training, in percent; chance, where that was not measured."""
+    """Top-1 of the network before training, in percent; that of chance if it was not measured."""
     z_std: float | None
     """Std of the l2-normalised projections times sqrt(d) at the end; None if the run diverged."""
     rank: float | None
@@ -48,58 +48,58 @@ class Result:
     loss: float | None
     """Loss at the end; None if the run diverged."""
     batch: int
-    """Images of a batch."""
+    """Images per batch."""
     images: int
-    """Training images, which kNN has as its bank; 0 if no kNN evaluation was reached."""
+    """Number of training images in kNN's bank; 0 if the run ended before a kNN evaluation."""
     diverged: bool
-    """Whether the loss was not finite, which ended the run."""
+    """Whether the run ended because the loss was not finite."""
     epochs: tuple[float, ...]
-    """Epoch of each log line, at which the curves of loss, z_std and rank have their values."""
+    """Epoch of each log line, for the curves of loss, z_std and rank."""
     loss_curve: tuple[float, ...]
     z_std_curve: tuple[float, ...]
     rank_curve: tuple[float, ...]
     knn_epochs: tuple[float, ...]
     """Epoch of each kNN evaluation; 0 is before training."""
     knn_curve: tuple[float, ...]
-    """kNN top-1 in percent at each of them."""
+    """kNN top-1 at each of these epochs, in percent."""
     initial_std: float | None = None
-    """z_std of the untrained network; None where the run did not measure it."""
+    """z_std of the untrained network; None if it was not measured."""
     centred: bool = True
     """Whether BN centres the projections, so that their std is near 1 unless they collapse."""
     linear: float | None = None
-    """Top-1 of linear evaluation beside kNN, in percent; None without one."""
+    """Top-1 of the additional linear evaluation, in percent; None without one."""
 
     @property
     def gain(self) -> float:
-        """Points of top-1 that training brought."""
+        """Increase of top-1 by training, in percentage points."""
         return self.top1 - self.untrained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRecord:
-    """A row of a study's table: as ``Row``, with its results."""
+    """A row of a study's table: a ``Row`` with its results."""
 
     variant: str
     """Name of its variant."""
     title: str
     setting: str
-    """What it changes of the scale's recipe, in that scale's numbers."""
+    """Settings that differ from the scale's recipe."""
     paper: float | str | None
     claims: tuple[Claim, ...]
     results: tuple[Result, ...]
-    """Of each seed that is done."""
+    """Results of the finished seeds."""
     original: float | str | None = None
 
     @property
     def linear(self) -> list[float]:
-        """Linear top-1 of each seed (chance, if it diverged); none if a seed lacks it."""
+        """Linear top-1 of each seed (chance if it diverged); empty if a seed lacks it."""
         found = [one.top1 if one.diverged else one.linear for one in self.results]
         return [] if None in found else [x for x in found if x is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRecord:
-    """A study at a scale: as ``Study`` and ``Scale``, with its results."""
+    """A study at a scale: a ``Study`` and a ``Scale`` with the results."""
 
     study: str
     """Name of the study."""
@@ -114,18 +114,18 @@ class StudyRecord:
     measure: Measure
     chance: float
     epochs: int
-    """Of the base recipe."""
+    """Epochs of the base recipe."""
     rows: tuple[RowRecord, ...]
     command: str
-    """Makes the runs."""
+    """Command that trains the runs."""
     date: str
-    """Day on which the record was made."""
+    """Date of the record."""
     environments: tuple[dict[str, Any], ...]
-    """``fastsiam.environment`` of the runs, each once."""
+    """The distinct ``fastsiam.environment`` of the runs."""
     cached: bool = False
-    """Whether linear evaluation beside kNN was of cached features."""
+    """Whether the additional linear evaluation used cached features."""
     pixels: float | None = None
-    """kNN top-1 of the raw pixels, in percent; None where no run of the study has it."""
+    """kNN top-1 of the raw pixels, in percent; None if no run of the study has it."""
 
     @property
     def every_result(self) -> list[Result]:
@@ -134,12 +134,12 @@ class StudyRecord:
 
     @property
     def has_linear(self) -> bool:
-        """Whether any seed has a linear evaluation beside kNN."""
+        """Whether any seed has an additional linear evaluation."""
         return any(one.linear is not None for one in self.every_result)
 
     @property
     def seeds(self) -> list[int]:
-        """Seeds of which anything is done."""
+        """Seeds with any result."""
         return sorted({one.seed for one in self.every_result})
 
     def row(self, variant: str) -> RowRecord:
@@ -148,10 +148,7 @@ class StudyRecord:
 
 
 def read_result(run: Run) -> Result | None:
-    """Read the results of a run.
-
-    Returns:
-        None if it is not done.
+    """Read the results of a run; None if it is not finished.
 
     Raises:
         FastSiamError: a file cannot be read.
@@ -189,13 +186,13 @@ def read_result(run: Run) -> Result | None:
 
 
 def collect(study: Study, scale: Scale, runs: Sequence[Run], config: StudyConfig) -> StudyRecord:
-    """Return the record of a study's runs that are done.
+    """Return the record of a study's finished runs.
 
     Args:
-        study: whose rows there are.
+        study: the study.
         scale: of the runs.
-        runs: all that may be there, of this study alone.
-        config: how the runs were asked for.
+        runs: all runs of this study, finished or not.
+        config: options of the command.
 
     Raises:
         FastSiamError: a file cannot be read.
@@ -219,7 +216,13 @@ def collect(study: Study, scale: Scale, runs: Sequence[Run], config: StudyConfig
 def study_record(
     study: Study, scale: Scale, results: Mapping[str, Sequence[Result]]
 ) -> StudyRecord:
-    """Return a study's record with results by the variants' names."""
+    """Return the record of a study, without command, environments and pixels.
+
+    Args:
+        study: the study.
+        scale: of the runs.
+        results: results of the finished seeds, by the variants' names.
+    """
     return StudyRecord(
         study=study.name,
         title=study.title,
@@ -254,17 +257,17 @@ def setting(scale: Scale, variant: Variant) -> str:
     """Return the settings in which a variant differs from the scale's base recipe.
 
     Returns:
-        ``batch 64, warmup-epochs 1.2``; for a change of another method's recipe its name, and what
-        the change is of that recipe: ``method simclr, epochs 12``.
+        Text such as ``batch 64, warmup-epochs 1.2``. For a variant of another method: its name and
+        the differences from that method's recipe, such as ``method simclr, epochs 12``.
     """
-    base, own, changed = scale.base, scale.base_of(variant), scale.changed(variant)
+    base, own, config = scale.base, scale.base_of(variant), scale.recipe_of(variant)
     if own.model.method.name == base.model.method.name or not variant.changes:
-        return ", ".join(_changes(base, changed))
-    return ", ".join([f"method {own.model.method.name}", *_changes(own, changed)])
+        return ", ".join(_changes(base, config))
+    return ", ".join([f"method {own.model.method.name}", *_changes(own, config)])
 
 
 def write_record(path: Path, record: StudyRecord) -> None:
-    """Write a record: JSON, each list of numbers or texts in one line.
+    """Write a record as JSON, with each list of numbers or strings in one line.
 
     Raises:
         FastSiamError: the file cannot be written.
@@ -276,10 +279,10 @@ def write_record(path: Path, record: StudyRecord) -> None:
 
 
 def read_record(path: Path) -> StudyRecord:
-    """Read a record; what the paper claims is as the catalogue has it now.
+    """Read a record; the paper's claims come from the present catalogue.
 
     Raises:
-        DataError: the file cannot be read, or is no record of a study.
+        DataError: the file cannot be read, or is not a record of a study.
     """
     with explained(DataError, f"cannot read {path}"):
         content = path.read_bytes()
@@ -290,7 +293,7 @@ def read_record(path: Path) -> StudyRecord:
         plain["rows"] = [row | {"claims": ()} for row in plain["rows"]]
         record: StudyRecord = from_plain(StudyRecord, plain | {"environments": ()})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} is no record of fastsiam study: {error}") from error
+        raise DataError(f"{path} is not a record of `fastsiam study`: {error}") from error
     names = {"", *(row.variant for row in record.rows)}
     rows = [
         replace(row, claims=tuple(x for x in claims.get(row.variant, ()) if x.than in names))
@@ -312,7 +315,7 @@ def _changes(base: TrainConfig, config: TrainConfig) -> Iterator[str]:
 
 
 def _log_points(run: Run, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Leave out the lines that a signal caused: an undisturbed run has none there."""
+    """Return the regular log lines, without additional ones from interruptions."""
     every = run.config.run.log_every
     return [line for line in lines if line["step"] % every == 0 or line is lines[-1]]
 
@@ -322,7 +325,7 @@ def _column(lines: Iterable[Mapping[str, Any]], name: str) -> tuple[float, ...]:
 
 
 def _pixels(runs: Iterable[Run]) -> float | None:
-    """Return kNN top-1 of the raw pixels, as an evaluation of any run with --baselines has it."""
+    """Return kNN top-1 of the raw pixels, from an evaluation of any run with --baselines."""
     for run in runs:
         monitor = run.config.monitor
         for record in read_records(run.folder):

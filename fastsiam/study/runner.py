@@ -1,4 +1,4 @@
-"""Doing the runs of a study: each in processes of its own, several side by side if so asked."""
+"""Execution of a study's runs, each in its own processes, several in parallel if asked for."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from fastsiam.study.record import Result, read_result
 from fastsiam.study.runs import Run
 
 _TICK = 0.1
-"""Seconds between two looks at the processes."""
+"""Seconds between two polls of the processes."""
 _RANKS_LINES = 20
-"""Last lines of a log among which a run's error is: with several ranks others may follow it."""
+"""Number of last lines of a log that contain a run's error: lines of other ranks may follow it."""
 
 
 def do_runs(runs: Sequence[Run], config: StudyRunConfig, *, gpus: Sequence[str] = ()) -> None:
-    """Do what is left of the runs.
+    """Execute the runs that are not finished.
 
     Args:
-        runs: all of them; those that are done are skipped, those that were begun continue.
-        config: how many side by side, and with how many GPUs each.
-        gpus: what ``CUDA_VISIBLE_DEVICES`` calls the machine's GPUs; none on a CPU.
+        runs: all runs; finished ones are skipped, started ones are resumed.
+        config: number of parallel runs, and of GPUs for each.
+        gpus: names of the machine's GPUs for ``CUDA_VISIBLE_DEVICES``; empty on a CPU.
 
     Raises:
-        Interrupted: SIGINT, SIGTERM or SIGHUP; what was at work is saved.
-        FastSiamError: a run failed, its folder is of other settings, or another process does it.
+        Interrupted: on SIGINT, SIGTERM or SIGHUP; active runs save their state first.
+        FastSiamError: a run failed, its folder has other settings, or another process uses it.
     """
     for run in runs:
         run.check_settings()
@@ -47,7 +47,7 @@ def do_runs(runs: Sequence[Run], config: StudyRunConfig, *, gpus: Sequence[str] 
     for run in left:
         run.check_free()
     Console().say(f"{len(runs):,} runs, {len(runs) - len(left):,} of them done")
-    # Of all the runs, not of those that are left: a resumed run keeps its number of cores.
+    # Limited by all runs, including finished ones, so that a resumed run has the same cores.
     config = replace(config, parallel=min(config.parallel, len(runs)))
     work = _Work(left, slots(config, gpus))
     with stops_handled(work.stop, again=work.kill):
@@ -55,11 +55,11 @@ def do_runs(runs: Sequence[Run], config: StudyRunConfig, *, gpus: Sequence[str] 
 
 
 def slots(config: StudyRunConfig, gpus: Sequence[str]) -> list[dict[str, str]]:
-    """Return what the environment of each of the runs side by side has of its own.
+    """Return the environment variables of each parallel slot: its GPUs or its share of the cores.
 
     Args:
-        config: how many side by side, and with how many GPUs each.
-        gpus: as of ``do_runs``.
+        config: number of parallel runs, and of GPUs for each.
+        gpus: names of the machine's GPUs; empty on a CPU.
     """
     found = []
     for number in range(config.parallel):
@@ -78,7 +78,7 @@ def slots(config: StudyRunConfig, gpus: Sequence[str]) -> list[dict[str, str]]:
 
 @dataclass(slots=True)
 class _Task:
-    """A run at work: the process of its stage, and the environment of its cores or GPUs."""
+    """An active run: the process of its present stage, and its slot's environment variables."""
 
     run: Run
     slot: dict[str, str]
@@ -87,7 +87,7 @@ class _Task:
 
 
 class _Work:
-    """Runs at work side by side, until all are done, one fails, or a signal comes."""
+    """Executes runs in parallel until all are done, one fails, or a signal arrives."""
 
     def __init__(self, runs: Sequence[Run], slots: list[dict[str, str]]) -> None:
         self._console = Console()
@@ -97,7 +97,7 @@ class _Work:
         self._signal = 0
 
     def finish(self) -> None:
-        """Do the runs; after a failure or a signal no further one begins."""
+        """Execute the runs; start no further run after a failure or a signal."""
         try:
             while True:
                 while self._waiting and self._slots and not self._failures and not self._signal:
@@ -113,43 +113,44 @@ class _Work:
             self.kill()
         if self._signal and self._left:
             raise Interrupted(
-                f"{signal_name(self._signal)}: stopped, runs left: {self._left:,}; "
-                "the same command continues from there",
+                f"{signal_name(self._signal)}: stopped, runs left: {self._left:,}; run the same "
+                "command to continue",
                 exit_code=128 + self._signal,
             )
         if self._failures:
             raise self._failures[0]
 
     def stop(self, number: int) -> None:
-        """Have the runs save and end."""
+        """Ask the runs to save their state and end."""
         self._signal = number
         self._console.say(
-            f"{signal_name(number)}: the runs save and stop; again kills them, unsaved"
+            f"{signal_name(number)}: saving and stopping the runs; a second signal kills them "
+            "without saving"
         )
         for task in self._tasks:
             task.process.terminate()
 
     def kill(self, _: int = signal.SIGKILL) -> None:
-        """Kill the runs, unsaved."""
+        """Kill the runs without saving."""
         for task in self._tasks:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(task.process.pid, signal.SIGKILL)
 
     def _begin(self, run: Run, slot: dict[str, str]) -> None:
         run.prepare()
-        again = "continues" if (run.folder / "checkpoints").exists() else "begins"
-        self._console.say(f"{run.name} {again}; its output is in {run.log_file}")
+        verb = "resuming" if (run.folder / "checkpoints").exists() else "starting"
+        self._console.say(f"{verb} {run.name}; its output is in {run.log_file}")
         self._start(run, slot, time.monotonic())
 
     def _start(self, run: Run, slot: dict[str, str], began: float) -> None:
-        """Start a run's next stage; a signal that comes meanwhile is passed on."""
-        task = _Task(run, slot, _started(run, slot), began)
+        """Start a run's next stage; forward a signal that arrived meanwhile."""
+        task = _Task(run, slot, _start_stage(run, slot), began)
         self._tasks.append(task)
         if self._signal:
             task.process.terminate()
 
     def _continues(self, task: _Task) -> bool:
-        """See how a stage of a run ended; start the next one if there is one."""
+        """Handle the end of a stage; return whether the run's next stage was started."""
         run, code = task.run, task.process.returncode
         if self._signal and not run.is_done:
             return False
@@ -180,7 +181,7 @@ def _figures(result: Result, run: Run) -> str:
 
 
 def _command(run: Run) -> list[str]:
-    """Return the command of a run's next stage: training, then its linear evaluation if due."""
+    """Return the command of a run's next stage: training, or linear evaluation if it is trained."""
     fastsiam = [sys.executable, "-m", "fastsiam"]
     if not run.is_trained:
         return [*fastsiam, "train", "--config", str(run.settings_file), "--out", str(run.folder)]
@@ -189,10 +190,10 @@ def _command(run: Run) -> list[str]:
     return [*fastsiam, "eval", "linear", str(run.folder), *own, "--gpus", gpus, "--device", device]
 
 
-def _started(run: Run, slot: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start a run's next stage, in a process group of its own: the terminal's Ctrl-C is not its.
+def _start_stage(run: Run, slot: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start a run's next stage, in its own process group, out of reach of the terminal's Ctrl-C.
 
-    It saves and stops if this process is killed: nobody would continue with its next stage.
+    If this process is killed, the run saves and stops.
     """
     with explained(FastSiamError, f"cannot write {run.log_file}"):
         log: IO[Any] = run.log_file.open("ab")
@@ -214,7 +215,7 @@ def _failed(run: Run, code: int) -> FastSiamError:
     elif code:
         why = (_last_lines(run.log_file, 1) or [f"exit code {code}"])[0].removeprefix("error: ")
     else:
-        why = "it left no kNN figure after its last epoch"
+        why = "it has no kNN evaluation after its last epoch"
     return FastSiamError(f"{run.name} failed ({why}); see {run.log_file}")
 
 

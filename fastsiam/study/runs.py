@@ -1,7 +1,7 @@
-"""The runs of a study: where each lies, what it was asked to be, and what is left to do of it.
+"""The runs of a study: their folders, settings and state.
 
-Runs lie in ``OUT/SCALE/VARIANT-seed-N``. ``study.toml`` in a run's folder holds the settings that
-it was asked for, before ``auto`` became what the machine offers.
+The folder of a run is ``OUT/SCALE/VARIANT-seed-N``. Its ``study.toml`` has the settings before each
+``auto`` was resolved.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Run:
     scale: Scale
     config: TrainConfig
     linear: bool = False
-    """Whether a linear evaluation is due where the table's measure is kNN."""
+    """Whether the run needs a linear evaluation in addition to kNN."""
 
     @property
     def name(self) -> str:
@@ -43,7 +43,7 @@ class Run:
 
     @property
     def settings_file(self) -> Path:
-        """The file with the settings that were asked for."""
+        """The file with the settings."""
         return self.folder / "study.toml"
 
     @property
@@ -53,17 +53,17 @@ class Run:
 
     @property
     def diverged_file(self) -> Path:
-        """The file that exists if the loss was not finite, which ended the run."""
+        """The file that marks a run which ended because the loss was not finite."""
         return self.folder / "diverged"
 
     @property
     def is_diverged(self) -> bool:
-        """Whether the loss was not finite: the run has ended, and is not tried again."""
+        """Whether the run ended because the loss was not finite; it is not tried again."""
         return self.diverged_file.exists()
 
     @property
     def is_trained(self) -> bool:
-        """Whether the last step was taken and the evaluation after it is there."""
+        """Whether the evaluation after the last epoch is in the metrics."""
         return any(
             line["kind"] == "knn" and line["epoch"] >= self.config.optim.epochs
             for line in read_metrics(self.folder)
@@ -71,7 +71,7 @@ class Run:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left to do: it diverged, or the table's figures are there."""
+        """Whether the run diverged, or has all results for the table."""
         needs_linear = self.linear or self.scale.measure == "linear top-1"
         return self.is_diverged or (
             self.is_trained and not (needs_linear and self.linear_top1 is None)
@@ -81,7 +81,7 @@ class Run:
     def linear_top1(self) -> float | None:
         """Top-1 of the linear evaluation after the last epoch, in percent; None without one.
 
-        It is of the scale's kind: on cached features, or on random crops.
+        Only evaluations with the scale's features count: cached ones, or those of random crops.
         """
         found = [
             record.headline["top1"]
@@ -93,7 +93,7 @@ class Run:
         return found[-1] if found else None
 
     def prepare(self) -> None:
-        """Write the settings that are asked for.
+        """Write the settings into the run's folder.
 
         Raises:
             FastSiamError: the folder cannot be written.
@@ -102,22 +102,22 @@ class Run:
             temporary.write_text(to_toml(self.config, recipe=self.scale.recipe))
 
     def check_free(self) -> None:
-        """Refuse a run that another process is doing.
+        """Check that no other process uses the run's folder.
 
         Raises:
-            FastSiamError: says which process that is.
+            FastSiamError: names the process that does.
         """
         if who := user_of(self.folder):
             raise FastSiamError(
-                f"{self.folder} is in use by {who}, as of another study; wait for it or end it, "
-                "and begin again"
+                f"{self.folder} is in use by {who}, perhaps of another study; wait for it or end "
+                "it, then run the same command again"
             )
 
     def check_settings(self) -> None:
-        """Refuse the folder of a run that has begun with other settings.
+        """Check that a run that has started has the same settings.
 
         Raises:
-            FastSiamError: says which settings differ.
+            FastSiamError: names the settings that differ.
         """
         if not self.settings_file.exists():
             return
@@ -147,14 +147,14 @@ def runs_of(
     seeds: Iterable[int],
     linear: bool = False,
 ) -> list[Run]:
-    """Return the runs of studies, each once: all rows with the first seed, then with the next.
+    """Return the distinct runs of studies: all rows with the first seed, then with the next.
 
     Args:
-        studies: whose rows are run.
-        scale: the recipe that they change.
-        folder: where they go, each into a folder of its own.
+        studies: the studies.
+        scale: the recipes that their rows change.
+        folder: parent of the runs' folders.
         seeds: of each row.
-        linear: whether a linear evaluation is due where the scale is measured by kNN.
+        linear: whether the runs need a linear evaluation in addition to kNN.
     """
     variants = {row.variant.name: row.variant for study in studies for row in study.rows}
     return [
@@ -172,6 +172,6 @@ def runs_of(
 
 
 def seeds_in(folder: Path) -> list[int]:
-    """Return the seeds of the runs that lie in a folder."""
+    """Return the seeds of the runs in a folder."""
     found = (re.fullmatch(r".+-seed-(\d+)", path.name) for path in folder.glob("*-seed-*"))
     return sorted({int(match[1]) for match in found if match})

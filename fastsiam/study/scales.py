@@ -1,8 +1,8 @@
-"""The sizes at which the studies are run: a base recipe each, and how its networks are measured.
+"""The scales of the studies: for each a base recipe and a measure of its networks.
 
-They are data, in ``scales.toml``. At the scales ``paper`` and ``cifar`` the related methods are
-their own recipes, as long as the base. At the small ones a method has the base's network, views and
-epochs, with heads, a loss and a rate of its own.
+``scales.toml`` lists them. At the scales ``paper`` and ``cifar`` the related methods use their own
+recipes, with the epochs of the base. At smaller scales a method uses the base's network, views and
+epochs, with its own heads, loss and learning rate.
 """
 
 from __future__ import annotations
@@ -16,64 +16,64 @@ from typing import Any, Literal
 from fastsiam.config import METHOD_CONFIGS, TrainConfig
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.study import ScaleName
-from fastsiam.study.catalogue import Changes, Variant, changed
+from fastsiam.study.catalogue import Changes, Variant, with_changes
 
 Measure = Literal["kNN top-1", "linear top-1"]
 Device = Literal["auto", "cuda", "cpu"]
 
 _LOG_LINES = 25
-"""Lines of metrics of a run, about."""
+"""Approximate number of metrics lines of a run."""
 _SAVES = 20
-"""Checkpoints of a long run, at most; a killed run repeats at most such a part."""
+"""Number of checkpoints of a long run: a killed run repeats at most this fraction of it."""
 _MOCO_GROUP = 32
-"""Images that share BN statistics: 256 on 8 GPUs were MoCo's."""
+"""Images that share BN statistics, as in MoCo: 256 on 8 GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A base recipe, which the variants change, on images of one kind."""
+    """A base recipe, which the variants change, with its images and measure."""
 
     name: ScaleName
     title: str
-    """Network and images, for people."""
+    """Network and images, for messages."""
     recipe: str
-    """Name of the recipe that the base is made of."""
+    """Name of the recipe that the base is derived from."""
     base: TrainConfig
     images: int
-    """Training images that it is meant for."""
+    """Expected number of training images."""
     classes: int
     measure: Measure
     cached: bool = False
-    """Whether linear evaluation is of features computed once, without augmentation (--cached)."""
+    """Whether linear evaluation uses features computed once, without augmentation (--cached)."""
     seeds: int = 3
-    """Runs of each row if nobody says how many."""
+    """Default number of runs of each row."""
     recipes: Mapping[str, str] = field(default_factory=dict)
-    """Names of the related methods' own recipes, by the methods."""
+    """Name of the recipe of each related method that has its own."""
     rates: Mapping[str, float] = field(default_factory=dict)
-    """Rates (for a batch of 256) of the methods that have no recipe of their own."""
+    """Learning rate, for a batch of 256, of each method without its own recipe."""
     queue: int = 0
-    """MoCo's among them, in projections; every image adds two in an epoch."""
+    """Length of MoCo's queue, in projections; each image adds two per epoch."""
     simsiam_batch: int = 0
-    """Batch of SimSiam among the related methods; 0 is the base's."""
+    """Batch of SimSiam as a related method; 0 means that of the base."""
 
     @property
     def makes_images(self) -> bool:
-        """Whether the images are the demo's, which are made where they are missing."""
+        """Whether the scale uses the demo's images, which are generated if they are missing."""
         return self.name == "demo"
 
     @property
     def chance(self) -> float:
-        """Top-1 of a guess, in percent."""
+        """Top-1 of random guesses, in percent."""
         return 100 / self.classes
 
     def on(self, data: str, *, gpus: int, device: Device) -> Scale:
-        """Return the scale with this machine's images and devices."""
+        """Return the scale with the user's data and devices."""
         own = replace(self.base.data, data=data)
         run = replace(self.base.run, gpus=gpus, device=device)
         return replace(self, base=replace(self.base, data=own, run=run))
 
     def base_of(self, variant: Variant) -> TrainConfig:
-        """Return the recipe that a variant changes: its method's."""
+        """Return the recipe that a variant changes."""
         base, method = self.base, variant.method
         if method == "simsiam":
             batch = self.simsiam_batch or base.optim.batch
@@ -82,13 +82,13 @@ class Scale:
             return _with_recipe(base, self.recipes[method])
         return self._small(method) if method else base
 
-    def changed(self, variant: Variant) -> TrainConfig:
-        """Return the recipe as a variant changes it."""
-        return changed(self.base_of(variant), variant.changes)
+    def recipe_of(self, variant: Variant) -> TrainConfig:
+        """Return the recipe of a variant, with its changes."""
+        return with_changes(self.base_of(variant), variant.changes)
 
     def settings(self, variant: Variant, *, seed: int) -> TrainConfig:
         """Return the settings of a variant's run."""
-        config = self.changed(variant)
+        config = self.recipe_of(variant)
         per_epoch = max(1, self.images // config.optim.batch)
         total = config.optim.epochs * per_epoch
         return replace(
@@ -119,7 +119,7 @@ class Scale:
 
 
 def _with_recipe(base: TrainConfig, name: str) -> TrainConfig:
-    """Return a recipe as long as the base, on its images; its warm-up is in proportion."""
+    """Return a recipe with the base's images and epochs; the warm-up is scaled in proportion."""
     own, epochs = RECIPES[name](), base.optim.epochs
     warmup = own.optim.warmup_epochs * epochs / own.optim.epochs
     optim = replace(own.optim, epochs=epochs, warmup_epochs=warmup)
@@ -127,7 +127,7 @@ def _with_recipe(base: TrainConfig, name: str) -> TrainConfig:
 
 
 def _scale(name: Any, *, recipe: str, settings: Changes | None = None, **others: Any) -> Scale:
-    base = changed(RECIPES[recipe](), settings or {})
+    base = with_changes(RECIPES[recipe](), settings or {})
     return Scale(name=name, recipe=recipe, base=base, **others)
 
 
@@ -144,7 +144,7 @@ def scale(name: ScaleName, *, epochs: int = 0) -> Scale:
 
     Args:
         name: of the scale.
-        epochs: of the base recipe instead of the scale's own; 0 leaves these.
+        epochs: length of the base recipe; 0 means the scale's own.
     """
     found = SCALES[name]
-    return replace(found, base=changed(found.base, {"epochs": epochs})) if epochs else found
+    return replace(found, base=with_changes(found.base, {"epochs": epochs})) if epochs else found

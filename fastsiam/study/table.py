@@ -1,4 +1,4 @@
-"""The table of a study: the paper's figures, ours beside them, and a verdict on each claim."""
+"""The table of a study: the paper's results, measured results, and a verdict on each claim."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fastsiam.study.verdicts import Verdict, judge_all
 
 
 def as_text(record: StudyRecord) -> str:
-    """Return a study's table for a terminal: figures, then the verdicts with their reasons."""
+    """Return a study's table for a terminal: results, then the verdicts with their reasons."""
     heads, rows = cells(record)
-    lines = [line[:-1] for line in (heads, *rows)]  # the reasons have the verdicts
+    lines = [line[:-1] for line in (heads, *rows)]  # the reasons below repeat the verdicts
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -27,7 +27,7 @@ def as_text(record: StudyRecord) -> str:
 
 
 def as_markdown(record: StudyRecord) -> str:
-    """Return a study's table as Markdown, the reasons of the verdicts folded away below it."""
+    """Return a study's table as Markdown, with the reasons of the verdicts folded below it."""
     items = "".join(f"<li>{escape(line)}</li>" for line in reasons(record))
     folded = f"<details><summary>The verdicts' figures</summary><ul>{items}</ul></details>"
     return "\n\n".join(
@@ -36,7 +36,7 @@ def as_markdown(record: StudyRecord) -> str:
 
 
 def cells(record: StudyRecord) -> tuple[list[str], list[list[str]]]:
-    """Return heads and rows: our figures are means and standard deviations over seeds."""
+    """Return the heading and the rows; results are means and standard deviations over seeds."""
     heads = [
         "",
         "setting",
@@ -55,7 +55,7 @@ def cells(record: StudyRecord) -> tuple[list[str], list[list[str]]]:
 
 
 def reasons(record: StudyRecord) -> list[str]:
-    """Return a line for each verdict: on which claim, and by which figures."""
+    """Return a line for each verdict: the claim, the verdict, and its reason."""
     verdicts = judge_all(record)
     return [
         f"{row.title}: {_claimed(record, claim)}: {verdict.outcome} ({verdict.reason})"
@@ -65,7 +65,7 @@ def reasons(record: StudyRecord) -> list[str]:
 
 
 def caption(record: StudyRecord) -> str:
-    """Say in one line what the figures are, and on what they were measured."""
+    """Return the caption: what the numbers are, and on what machines they were measured."""
     seeds = ", ".join(map(str, record.seeds)) or "that will be done"
     images = {one.images for one in record.every_result if one.images}
     many = f" ({' or '.join(f'{count:,}' for count in sorted(images))} training images)"
@@ -78,7 +78,7 @@ def caption(record: StudyRecord) -> str:
 
 
 def _beside(record: StudyRecord) -> str:
-    """Say how linear evaluation was done, and what raw pixels and untrained networks reach."""
+    """Return the parts of the caption on linear evaluation, raw pixels and untrained networks."""
     said = ""
     if record.has_linear:
         how = "cached features of central crops" if record.cached else "random crops and flips"
@@ -120,7 +120,7 @@ def _figure(value: float | str | None) -> str:
 
 
 def _claimed(record: StudyRecord, claim: Claim) -> str:
-    """Say a claim: what a row does, or how it compares with which other."""
+    """Return a claim as text."""
     if not claim.than:
         return "does not collapse" if claim.kind == "stands" else claim.kind
     other = record.row(claim.than).title
@@ -128,7 +128,7 @@ def _claimed(record: StudyRecord, claim: Claim) -> str:
 
 
 def _mean(values: Sequence[float | None], digits: int) -> str:
-    """Write mean and standard deviation of what there is."""
+    """Format mean and standard deviation of the values that are not None."""
     there = [value for value in values if value is not None]
     if not there:
         return "-"
@@ -137,7 +137,7 @@ def _mean(values: Sequence[float | None], digits: int) -> str:
 
 
 def _machines(record: StudyRecord) -> str:
-    """Name machines and versions, each once."""
+    """Return the distinct machines with their versions, as text."""
     return " and ".join(dict.fromkeys(map(_machine, record.environments))) or "no machine yet"
 
 

@@ -2,37 +2,36 @@
 
 A claim *holds*, is *contradicted*, or *cannot be told* at this scale with these seeds.
 
-Some claims are judged by counting seeds; if it is so in some of them, it cannot be told:
+Some claims are judged by counting seeds. If the condition is true in only some seeds, the verdict
+is *cannot be told*.
 
-- **collapses**: at the end of every seed, z_std is below 0.5 or the effective rank below 4
-  (``fastsiam.train.guard``, which warns of it in a run). **stands**, that is, does not collapse,
-  is the reverse. Where no BN centres the projections z_std is below 1 from the start; then the
-  bound is half of the untrained network's, or 0.1 if that is more. Runs of older versions did not
-  measure it: theirs is half of the first log line's.
+- **collapses**: at the end of every seed, z_std is below 0.5 or the effective rank is below 4, as
+  in the warnings of ``fastsiam.train.guard``. **stands** means that it does not collapse. If no BN
+  centres the projections, the bound on z_std is half of the untrained network's value, but at least
+  0.1. Runs of older versions did not measure that value; half of the first log line's is used.
 - **degenerates**: every seed ends with a loss below -0.9 and z_std below 0.1.
 
-The others are judged by a mean over seeds, in Student's t test (two-sided) against a border; so
-they need two seeds at least. *Gain* is top-1 after training minus top-1 of the same network
-untrained (minus chance where that was not measured).
+The other claims are judged by a mean over seeds, with a two-sided t test against a bound, and need
+at least two seeds. *Gain* is top-1 after training minus top-1 of the same untrained network (minus
+chance if that was not measured). A claim is contradicted if the test shows the opposite.
 
-- **works**: the gain is above 0; below: contradicted. This depends on the row's own runs alone.
-- **fails**: the gain is below a quarter of the gain of the study's reference row; above:
-  contradicted. Unless the reference itself works, it cannot be told.
-- **better**, **worse** than another row: the difference of top-1 is on that side of 0; on the
-  other: contradicted.
-- **alike** to another row: the difference is within 1 point either way; outside: contradicted.
-- **unstable**: the mean absolute change of the loss from log line to log line, over the second half
-  of the run, is more than 1.5 times the reference's; less: contradicted. It holds, too, if a seed
-  diverged that did not diverge in the reference.
+- **works**: the gain is above 0. This depends on the row's own runs alone.
+- **fails**: the gain is below a quarter of the gain of the study's reference row. The verdict is
+  *cannot be told* unless the reference itself works.
+- **better**, **worse** than another row: the difference of top-1 is above or below 0.
+- **alike** to another row: the difference is between -1 and 1 percentage points.
+- **unstable**: the mean absolute change of the loss between log lines, in the second half of the
+  run, is more than 1.5 times the reference's. The claim also holds if a seed diverged that did not
+  diverge in the reference.
 
-A row is compared with another one seed by seed; a seed that diverged in both is left out. Tests
-that compare rows are corrected for their number in the study by Holm's method: the chance that any
-of them holds or is contradicted by accident is 5%. Whether a row works is tested at 5% by itself,
-so that the same runs get the same verdict in every study.
+Rows are compared seed by seed, without seeds that diverged in both. Tests that compare rows are
+corrected for their number in the study by Holm's method: the chance that any of them holds or is
+contradicted by accident is 5%. **works** is tested at 5% without correction, so that the same runs
+get the same verdict in every study.
 
-A seed that diverged, its loss not being finite, has the top-1 of chance. It says nothing about
-collapse: "a model with a diverging loss, which is another pattern of failure, may also exhibit a
-chance-level accuracy" (section 4.1).
+A seed diverged if its loss was not finite. It counts with the top-1 of chance, but not as collapse:
+"a model with a diverging loss, which is another pattern of failure, may also exhibit a chance-level
+accuracy" (section 4.1).
 """
 
 from __future__ import annotations
@@ -53,25 +52,25 @@ Outcome = Literal["holds", "contradicted", "cannot be told"]
 Results = Sequence[Result]
 
 LEVEL = 0.05
-"""Of the tests: of their two sides together, and of all that compare rows of a study together."""
+"""Significance level of the two-sided tests; for comparisons of rows, of all tests of a study."""
 SHARE = 0.25
-"""Of the reference's gain: less is failing."""
+"""Share of the reference's gain below which a row fails."""
 MARGIN = 1.0
-"""Points of top-1 within which two rows are alike."""
+"""Largest difference of top-1 between rows that are alike, in percentage points."""
 ROUGHNESS = 1.5
-"""Times the reference's change of the loss between log lines: more is unstable."""
+"""Factor on the reference's change of the loss between log lines above which a row is unstable."""
 DEGENERATE_LOSS, DEGENERATE_STD = -0.9, 0.1
-"""Nearer to -1 and to 0 a run has degenerated."""
+"""Loss and z_std below which a run is degenerate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a claim holds, and by which figures."""
+    """The verdict on a claim, and its reason."""
 
     outcome: Outcome
     reason: str
     comparison: float | None = None
-    """p of the test that compares two rows, before it is corrected; None where there is no such."""
+    """p of a test that compares two rows, before correction; None for other verdicts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ class Interval:
     high: float
 
     def __str__(self) -> str:
-        """Write it as ``mean [low, high]``."""
+        """Return ``mean [low, high]``."""
         return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
@@ -99,7 +98,7 @@ def interval(values: Sequence[float]) -> Interval | None:
 def within(t: float, freedom: int) -> float:
     """Return the probability that Student's t is between -t and t.
 
-    For whole degrees of freedom this is a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4).
+    For integer degrees of freedom this is a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4).
     """
     angle, odd = atan(t / sqrt(freedom)), freedom % 2
     term, total = cos(angle) ** odd, 0.0
@@ -113,7 +112,7 @@ def within(t: float, freedom: int) -> float:
 
 @cache
 def _quantile(freedom: int) -> float:
-    """Return the t with which an interval covers 95%."""
+    """Return the t whose interval covers 95%."""
     low, high = 1.0, 13.0
     for _ in range(50):
         middle = (low + high) / 2
@@ -122,7 +121,7 @@ def _quantile(freedom: int) -> float:
 
 
 def judge_all(record: StudyRecord) -> dict[str, list[tuple[Claim, Verdict]]]:
-    """Judge each of the paper's claims on a study; by the variants' names."""
+    """Judge all claims of the paper about a study; return the verdicts by the variants' names."""
     rows = {row.variant: row.results for row in record.rows}
     found = {
         row.variant: [
@@ -140,7 +139,7 @@ def judge_all(record: StudyRecord) -> dict[str, list[tuple[Claim, Verdict]]]:
 
 
 def holm(tests: Sequence[float]) -> dict[float, float]:
-    """Return the p of tests, and what each is when all of them are judged together."""
+    """Return the corrected p of each test's p, by Holm's method."""
     corrected: dict[float, float] = {}
     highest = 0.0
     for place, p in enumerate(sorted(tests)):
@@ -159,12 +158,12 @@ def _corrected(verdict: Verdict, corrected: Mapping[float, float]) -> Verdict:
 
 
 def judge(claim: Claim, row: str, rows: Mapping[str, Results], *, reference: str) -> Verdict:
-    """Judge a claim on a row of a study by itself.
+    """Judge a claim about a row of a study, without correction for other tests.
 
     Args:
-        claim: what the paper says.
+        claim: the paper's claim.
         row: name of the row's variant.
-        rows: results of every row, by its variant's name; none where nothing is done.
+        rows: results of each row by its variant's name; rows without results may be missing.
         reference: name of the study's reference row.
     """
     own = rows.get(row, ())
@@ -184,7 +183,7 @@ def judge(claim: Claim, row: str, rows: Mapping[str, Results], *, reference: str
 
 
 def _by_count(own: Results, is_so: Callable[[Result], bool], *, wanted: bool) -> Verdict:
-    """Judge by whether something is so in every seed that came to its end, or in none."""
+    """Judge by whether a condition is true in all finished seeds, in none, or in some."""
     ended = [one for one in own if None not in (one.z_std, one.rank, one.loss)]
     if not ended:
         return Verdict("cannot be told", "no seed came to its end")
@@ -244,9 +243,9 @@ def _is_unstable(own: Results, reference: Results) -> Verdict:
 
 
 def roughness(result: Result) -> float | None:
-    """Return the mean absolute change of the loss between log lines of the second half.
+    """Return the mean absolute change of the loss between log lines, in the second half of the run.
 
-    None for fewer than two lines.
+    It is None for fewer than two lines.
     """
     losses = result.loss_curve[len(result.loss_curve) // 2 :]
     return fmean(abs(b - a) for a, b in pairwise(losses)) if len(losses) > 1 else None
@@ -255,13 +254,13 @@ def roughness(result: Result) -> float | None:
 def _by_mean(
     values: Sequence[float], reason: str, *, low: float = -inf, high: float = inf
 ) -> Verdict:
-    """Judge by whether the mean over seeds lies between two borders.
+    """Judge by whether the mean over seeds lies between two bounds.
 
     Args:
-        values: of the seeds.
-        reason: has ``{}`` where the interval goes.
-        low: the lower border.
-        high: the upper border.
+        values: one for each seed.
+        reason: text with ``{}`` for the confidence interval.
+        low: the lower bound.
+        high: the upper bound.
     """
     found = interval(values)
     if found is None:
@@ -281,7 +280,7 @@ def _pairs(own: Results, other: Results) -> list[tuple[Result, Result]]:
 
 
 def _comparable(own: Results, other: Results) -> list[tuple[Result, Result]]:
-    """Return the pairs of which one at least did not diverge: two at chance are not alike."""
+    """Return the pairs in which at most one diverged: two diverged seeds are not comparable."""
     return [pair for pair in _pairs(own, other) if not all(one.diverged for one in pair)]
 
 

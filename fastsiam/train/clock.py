@@ -1,4 +1,4 @@
-"""How fast a run is: images a second, and the share of its time spent waiting for data."""
+"""Speed of a run: images per second, and the share of time spent waiting for data."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ import torch
 T = TypeVar("T")
 
 _TIMED_SECONDS = 10.0
-"""Steps are timed for so long before a run says how long it will take."""
+"""Steps are timed for this long before a run prints how long it will take."""
 
 
 class Clock:
     """Times the steps since the last reading and the part of them spent waiting for data.
 
-    On a CPU that part is the time that the loop spends in the loader. On a GPU it is the time by
-    the GPU's own clock between the end of a step's work and the moment when the next batch is
-    ready there: the GPU stands still for want of data, or finishes the batch (its copy, what of the
-    augmentation runs in the training's stream). How long the host is in the loader would say
-    nothing there: with the GPU's queue full, its launches block until steps are done.
+    On a CPU, waiting is the time that the loop spends in the loader. On a GPU, it is the time
+    between the end of a step's work and the moment the next batch is ready, measured with CUDA
+    events: the GPU is idle, or it copies and augments the batch in the training stream. The host's
+    time in the loader is meaningless there, because launches block while the GPU's queue is full.
 
     Args:
         seconds: training time so far.
-        device: what trains.
+        device: the device that trains.
     """
 
     def __init__(self, seconds: float = 0.0, *, device: torch.device | str = "cpu") -> None:
         self.seconds = seconds
-        """Training time of the whole run, pauses left out."""
-        self._begun: float | None = None
+        """Training time of the whole run, without pauses."""
+        self._started: float | None = None
         self._elapsed = 0.0
         self._steps = 0
         self._device = torch.device(device)
@@ -40,8 +39,8 @@ class Clock:
 
     @property
     def running(self) -> float:
-        """Seconds since ``resume``; 0 while the clock stands still."""
-        return 0.0 if self._begun is None else time.perf_counter() - self._begun
+        """Seconds since ``resume``; 0 while the clock is paused."""
+        return 0.0 if self._started is None else time.perf_counter() - self._started
 
     @property
     def now(self) -> float:
@@ -49,9 +48,9 @@ class Clock:
         return self.seconds + self.running
 
     def over(self, batches: Iterable[T]) -> Iterator[T]:
-        """Yield the batches, timing how long each one keeps us waiting; call it running.
+        """Yield the batches and time the wait for each; the clock must be running.
 
-        On a GPU neither this nor the steps wait for it: two events are recorded for each.
+        On a GPU this does not synchronise: it records two events for each batch.
         """
         iterator = iter(batches)
         while True:
@@ -66,27 +65,27 @@ class Clock:
             yield batch
 
     def pause(self, *, after_steps: bool = False) -> None:
-        """Stop counting until ``resume``: what follows is not training.
+        """Stop the clock until ``resume``.
 
         Args:
-            after_steps: first wait for a GPU that is still at work on the steps.
+            after_steps: first wait until the GPU has finished the steps.
         """
         if after_steps and self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
-        if self._begun is not None:
-            elapsed = time.perf_counter() - self._begun
+        if self._started is not None:
+            elapsed = time.perf_counter() - self._started
             self._elapsed += elapsed
             self.seconds += elapsed
-            self._begun = None
+            self._started = None
 
     def resume(self) -> None:
-        """Count, at the beginning and after each pause."""
-        self._begun = time.perf_counter()
+        """Start the clock, at the beginning and after each pause."""
+        self._started = time.perf_counter()
 
     def read(self, images_per_step: int) -> dict[str, float]:
         """Return speed, share of waiting and total time; start a new interval.
 
-        Call it paused, when the steps' work is done: on a GPU it waits for the last batch.
+        The clock must be paused and the steps finished. On a GPU this waits for the last batch.
         """
         elapsed = max(self._elapsed, 1e-9)
         reading = {
@@ -100,14 +99,14 @@ class Clock:
 
 
 class Forecast:
-    """Times the first steps once, to say how long a run will take.
+    """Times the first steps, to estimate how long a run will take.
 
-    The very first step is left out, because it compiles and reads ahead. Nothing waits for a
-    device: on a GPU the host is ahead by what its queue holds, a small part of the time.
+    The first step is left out, because it compiles and fills the prefetch queue. The estimate does
+    not synchronise: on a GPU the host is ahead by the few steps in the queue.
 
     Args:
-        clock: the run's; it stands still while nothing is trained.
-        last: the step at which the time has to be known, however short it was.
+        clock: the run's, which is paused while the run does not train.
+        last: the step after which the estimate is made even if less than 10 seconds were timed.
     """
 
     def __init__(self, clock: Clock, *, last: int) -> None:
@@ -117,7 +116,7 @@ class Forecast:
         self._told = False
 
     def note(self, done: int) -> float | None:
-        """Note that a step is taken; return the seconds of a step, the one time they are known.
+        """Note that a step is done; return the seconds per step once they are known, else None.
 
         Args:
             done: steps done so far.
@@ -136,20 +135,20 @@ class Forecast:
 
 
 class _Waits(Protocol):
-    """Adds up how long batches keep a device waiting."""
+    """Adds up how long a device waits for batches."""
 
     def begin(self) -> None:
-        """The steps before are under way, and the next batch is asked for."""
+        """Start timing: the earlier steps are queued, and the next batch is requested."""
 
     def end(self) -> None:
-        """It is handed over."""
+        """Stop timing: the batch has arrived."""
 
     def total(self) -> float:
         """Return the seconds since the last call."""
 
 
 class _HostWaits:
-    """By the host's clock, where the host does the work."""
+    """Waits measured by the host's clock, for training on a CPU."""
 
     def __init__(self) -> None:
         self._seconds = self._began = 0.0
@@ -170,12 +169,12 @@ def _cuda_event() -> torch.cuda.Event:
 
 
 class _DeviceWaits:
-    """By the GPU's clock, which both events of a wait read when the current stream reaches them."""
+    """Waits measured by pairs of CUDA events in the current stream."""
 
     def __init__(self) -> None:
         self._began = _cuda_event()
         self._pairs: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
-        """Those that the GPU may not have come to yet: as many as steps are in its queue."""
+        """Pairs that the GPU may not have reached yet, at most one for each queued step."""
         self._seconds = 0.0
 
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether the representation collapses: two measures of the embeddings (``guard`` judges them)."""
+"""Measures of collapse: the spread and the effective rank of the embeddings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def z_std(z: Tensor) -> Tensor:
 
     Returns:
         Scalar: standard deviation of each channel of the l2-normalised z, averaged over channels,
-        times sqrt(d). 1 is spread over the sphere, 0 is collapse to one point.
+        times sqrt(d). It is 1 if z is spread over the sphere and 0 if z collapsed to one point.
     """
     z = F.normalize(z.float(), dim=1)
     return z.std(0, unbiased=False).mean() * math.sqrt(z.shape[1])
@@ -29,7 +29,7 @@ def flat_share(view: Tensor) -> Tensor:
     """Measure how flat images are: about 0.02 for photographs, 1 for images of one colour.
 
     Args:
-        view: (N, 3, S, S) views. Of more than 64 images or 32 x 32 pixels, that many are used.
+        view: (N, 3, S, S) views; at most 64 images and about 32 x 32 pixels of each are used.
 
     Returns:
         Scalar: share of the pixels of a channel that have that channel's most frequent value,
@@ -41,7 +41,7 @@ def flat_share(view: Tensor) -> Tensor:
 
 
 def effective_rank(z: Tensor) -> Tensor:
-    """Count the dimensions in use, which ``z_std`` does not see (dimensional collapse).
+    """Measure how many dimensions are in use; detects dimensional collapse, unlike ``z_std``.
 
     Args:
         z: (N, d) projections; of more than 1024 rows the first 1024 are used.
@@ -54,20 +54,20 @@ def effective_rank(z: Tensor) -> Tensor:
 
 
 def gram(z: Tensor) -> Tensor:
-    """Return the products of the l2-normalised rows, or of their columns if these are fewer.
+    """Return the Gram matrix of the l2-normalised rows, or of the columns if those are fewer.
 
     Args:
         z: (N, d) projections; of more than 1024 rows the first 1024 are used.
 
     Returns:
-        (n, n) float32 on the device of z, n = min(N, 1024, d): what ``rank_of_gram`` needs.
+        (n, n) float32 on the device of z, with n = min(N, 1024, d); input of ``rank_of_gram``.
     """
     z = F.normalize(z[:_RANK_ROWS].float(), dim=1)
     return z @ z.T if z.shape[0] < z.shape[1] else z.T @ z
 
 
 def rank_of_gram(gram: Tensor) -> Tensor:
-    """Return the effective rank of what has these products, (n, n) float32: a float64 scalar."""
+    """Return the effective rank, a float64 scalar, from a Gram matrix, (n, n) float32."""
     singular = torch.linalg.eigvalsh(gram.double()).clamp(min=0).sqrt()
     share = singular / singular.sum().clamp(min=1e-30)
     return torch.exp(-torch.xlogy(share, share).sum())

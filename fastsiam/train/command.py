@@ -1,7 +1,4 @@
-"""A training run, put together.
-
-The data come from ``fastsiam.pipelines``, the loop from ``train``.
-"""
+"""Start a training run: check the settings, start the ranks, open the data, run the loop."""
 
 from __future__ import annotations
 
@@ -24,8 +21,8 @@ from fastsiam.console import Console
 from fastsiam.distributed import Place, from_all, minimum_across_ranks
 from fastsiam.environment import environment
 from fastsiam.errors import DataError, DeviceError, FastSiamError
-from fastsiam.evaluate.features import feature_batches
-from fastsiam.evaluate.knn import KnnResult, knn_between
+from fastsiam.evaluate.features import collected, feature_batches
+from fastsiam.evaluate.knn import KnnResult, knn_accuracy
 from fastsiam.evaluate.subject import as_evaluated, labelled_loaders
 from fastsiam.methods import Method, build_method
 from fastsiam.model.backbones import check_backbone
@@ -38,21 +35,21 @@ from fastsiam.train.introduction import introduce
 from fastsiam.train.loop import train
 from fastsiam.train.monitor import Evaluate, Watched
 from fastsiam.train.resolve import ResolvedConfig, resolve
-from fastsiam.train.start import goes_on, initial_weights, refuse_existing_run, take_weights
+from fastsiam.train.start import initial_weights, refuse_existing_run, take_weights, will_resume
 from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import EvalLoader, Loader
 
 _KNN_BATCH = {"cuda": 1024, "cpu": 256}
-"""Images that the kNN monitor takes through the backbone at a time: forward only, a GPU has room
-for more than in training, and one batch after the other costs it launches."""
+"""Batch size of the kNN monitor. It only runs the forward pass, so a GPU has memory for larger
+batches than in training, and larger batches need fewer kernel launches."""
 
 
 def preflight(config: TrainConfig, *, world: int) -> None:
-    """Refuse what cannot work, before a process or a worker starts.
+    """Check settings, devices and data before any process starts.
 
     Raises:
         ValueError: settings that contradict each other.
-        FastSiamError: devices, data or initial weights that are not there, or do not fit.
+        FastSiamError: devices, data or initial weights are missing or do not fit.
     """
     distributed.check_devices(config.run)
     if os.environ.get("RANK", "0") == "0":
@@ -72,20 +69,38 @@ def preflight(config: TrainConfig, *, world: int) -> None:
         and config.step.compile != "on"
     ):
         raise ValueError(
-            f"activation-memory below 1 with {config.model.backbone} needs --compile on: "
-            "what is not compiled is computed again in our own ResNets only"
+            f"activation-memory below 1 with {config.model.backbone} needs --compile on: without "
+            "compilation only fastsiam's own ResNets recompute activations"
         )
     for side in config.augment.by_side:
         check_backbone(config.model, crop=side)
-    if config.run.init and not distributed.is_worker() and not goes_on(config):
+    if config.run.init and not distributed.is_worker() and not will_resume(config):
         initial_weights(config)
     if world > 1 and config.data.loads_images:
-        # A run that continues keeps its number of images, whatever became of them.
-        open_training_images(config.data, batch=1 if goes_on(config) else config.optim.batch)
+        # A resumed run keeps its number of images, even if some files are gone.
+        open_training_images(config.data, batch=1 if will_resume(config) else config.optim.batch)
+
+
+def check_run(config: TrainConfig) -> int:
+    """Refuse what cannot work on as many machines as are asked for; return the most ranks.
+
+    Raises:
+        ValueError, FastSiamError: as ``preflight``.
+    """
+    if config.run.max_nodes > 1 and not config.run.out:
+        raise ValueError("several machines need --out: a run folder that all of them share")
+    machines = range(config.run.min_nodes, config.run.max_nodes + 1)
+    *fewer, most = [number * config.run.gpus for number in machines]
+    if distributed.is_worker():
+        fewer, most = [], int(os.environ["WORLD_SIZE"])
+    preflight(config, world=most)
+    for world in fewer:
+        check_shares(config, world)
+    return most
 
 
 def check_shares(config: TrainConfig, world: int) -> None:
-    """Refuse a number of ranks that the batch cannot be shared among.
+    """Check that the batch can be divided among the ranks.
 
     Raises:
         ValueError: says why.
@@ -98,21 +113,24 @@ def check_shares(config: TrainConfig, world: int) -> None:
         )
     if batch < 2 * parts:
         raise ValueError(
-            f"batch {batch} leaves {batch // parts} image for each BN on {world} ranks; BN needs 2"
+            f"batch {batch} gives each of {world} ranks {batch // parts} image at a time; "
+            "BN needs 2"
         )
     if (images := config.numerics.bn_images) and batch // parts % images:
         raise ValueError(
-            f"{batch // parts} images of a rank at a time (batch {batch}, {world} ranks x "
-            f"{config.optim.accumulate} parts) cannot be cut into groups of {images}: choose "
-            "--bn-images that divides them, or another --batch"
+            f"the {batch // parts} images that a rank processes at a time (batch {batch}, {world} "
+            f"ranks x {config.optim.accumulate} parts) cannot be divided into groups of {images}: "
+            "choose --bn-images that divides them, or another --batch"
         )
     if (ranks := config.numerics.sync_bn_ranks) and world % ranks:
-        raise ValueError(f"{world} ranks cannot be cut into groups of {ranks} (sync-bn-ranks)")
+        raise ValueError(
+            f"{world} ranks cannot be divided into groups of {ranks} (--sync-bn-ranks)"
+        )
 
 
 @contextlib.contextmanager
 def run_folder(config: TrainConfig, recipe: str) -> Iterator[Path]:
-    """Create the run's folder if it is not there; if nothing is written into it, remove it again.
+    """Create the run's folder if it is missing; remove it again if it stays empty.
 
     Raises:
         FastSiamError: it cannot be created.
@@ -127,11 +145,11 @@ def train_on_ranks(config: TrainConfig, recipe: str, arguments: Sequence[str]) -
 
     Args:
         config: the settings.
-        recipe: their name.
-        arguments: the command line, which the ranks get too.
+        recipe: name of the recipe.
+        arguments: the command line, which is passed to the ranks.
 
     Raises:
-        FastSiamError: the run's folder is in use, or cannot be made.
+        FastSiamError: the run's folder is in use or cannot be created.
         CheckpointError: ``--resume never``, and the folder holds a run.
     """
     from fastsiam.distributed.launch import launch
@@ -141,9 +159,11 @@ def train_on_ranks(config: TrainConfig, recipe: str, arguments: Sequence[str]) -
         if config.run.max_nodes == 1:
             folder = stack.enter_context(run_folder(config, recipe))
             with RunFolder(folder).taken():
-                pass  # refused here, before ranks start
+                pass  # fails here if it is in use, before ranks start
             more = ["--out", str(folder)]
-        if config.run.resume == "never":  # at the first start; a restart has to find a checkpoint
+        if (
+            config.run.resume == "never"
+        ):  # checked here, because a restarted rank must find its checkpoint
             refuse_existing_run(folder)
             more += ["--resume", "auto"]
         return launch(
@@ -155,7 +175,7 @@ def train_on_ranks(config: TrainConfig, recipe: str, arguments: Sequence[str]) -
 
 
 def train_here(config: TrainConfig, recipe: str) -> Path:
-    """Train in this process, as one rank of however many there are; return the run's folder."""
+    """Train as one rank, in this process; return the run's folder."""
     place = distributed.start(config.run)
     console = Console(quiet=not place.leads)
     if (restarts := os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) != "0":
@@ -176,12 +196,12 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
 def _train(
     config: TrainConfig, recipe: str, folder: RunFolder, place: Place, console: Console
 ) -> None:
-    """Train in a folder that is this run's alone."""
+    """Train in a folder that is locked for this run."""
     _refuse_other_settings(config)
     resolved = resolve(config, folder.path, place)
     for note in resolved.notes:
         console.say(note)
-    _on_all_ranks(True, place)  # have read the run's list, which the leader writes below
+    _on_all_ranks(True, place)  # all have read the list of images before rank 0 rewrites it
     bad = _bad_images(resolved, folder)
     began = time.monotonic()
     loader = _loader(resolved, bad)
@@ -190,11 +210,11 @@ def _train(
         if place.leads:
             introduce(console, resolved, loader, folder.path)
             if resolved.damaged:
-                checkpoints.put_aside(folder.path)
+                checkpoints.rename_corrupt(folder.path)
         method = _fresh_method(resolved, console)
-        # No loader works until the step is there.
+        # Compiling must not overlap with a loader at work: see TrainingStep.prepare.
         resolved, step = prepared_step(resolved, method, console)
-        if place.leads:  # nothing is written before the data, the settings and the model fit
+        if place.leads:  # write only after data, settings and model are known to work
             _begin_folder(resolved, recipe, folder)
             bad.write()
         train(
@@ -210,10 +230,10 @@ def _train(
 
 
 def _bad_images(resolved: ResolvedConfig, folder: RunFolder) -> BadImages:
-    """Return the known bad images of a run; rank 0 keeps a list in its folder.
+    """Return the known bad images of a run; rank 0 writes the list to its folder.
 
     Raises:
-        CheckpointError: the list of the run that continues is damaged.
+        CheckpointError: the list in the resumed run's folder is damaged.
     """
     store, began_in = resolved.images.store, resolved.began_in
 
@@ -222,7 +242,7 @@ def _bad_images(resolved: ResolvedConfig, folder: RunFolder) -> BadImages:
             return
         try:
             folder.keep(FILE, content)
-        except FastSiamError as error:  # a run that continues finds them again, if need be
+        except FastSiamError as error:  # a resumed run would find them again
             folder.console.warn(f"{error}; training continues")
 
     return BadImages(
@@ -253,7 +273,7 @@ def _loader(resolved: ResolvedConfig, bad: BadImages) -> Loader:
 
 
 def _fresh_method(resolved: ResolvedConfig, console: Console) -> Method:
-    """Build the method, with the weights that ``--init`` names if the run begins."""
+    """Build the method; a new run loads the weights that ``--init`` names."""
     config = resolved.config
     torch.manual_seed(config.numerics.seed)
     method = build_method(config.model, images=len(resolved.images))
@@ -265,10 +285,10 @@ def _fresh_method(resolved: ResolvedConfig, console: Console) -> Method:
 def prepared_step(
     resolved: ResolvedConfig, method: Method, console: Console
 ) -> tuple[ResolvedConfig, TrainingStep]:
-    """Build the training step, and compile it if that works here.
+    """Build the training step, and compile it if the settings ask for it and it works.
 
     Returns:
-        What the run does then, and its step.
+        The settings, without compilation if that failed, and the step.
     """
     while True:
         config = resolved.config
@@ -292,17 +312,17 @@ def prepared_step(
 def _while_compiling(config: TrainConfig, console: Console) -> AbstractContextManager[None]:
     if config.step.compile == "off":
         return contextlib.nullcontext()
-    return console.status("compiling, about a minute; --compile off goes without")
+    return console.status("compiling, about a minute; --compile off skips it")
 
 
 def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> None:
-    """Write what a run's folder holds from the first step on: settings, images, checkpoint."""
+    """Write the settings and the list of images; copy the checkpoint that is resumed."""
     own, start = checkpoints.last(folder.path), resolved.start
     if start is not None and resolved.images.moves_rows(start) and own.is_file():
-        checkpoints.save(own, start)  # before the consent, which is given once
+        checkpoints.save(own, start)  # before the list records that the changed data are accepted
     resolved.images.keep(folder)
     if start is not None and not own.is_file():
-        checkpoints.save(own, start)  # it is this run's too
+        checkpoints.save(own, start)  # a branch begins with a copy
     settings = {"recipe": recipe, **resolved.record(), "environment": environment()}
     if resolved.branch:
         settings["branch"] = resolved.branch
@@ -313,7 +333,7 @@ def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> N
 def _monitor(
     config: TrainConfig, place: Place, console: Console, dtype: torch.dtype
 ) -> Evaluate | None:
-    """Return the kNN monitor, or say why there is none: on all ranks, or on none."""
+    """Return the kNN monitor; None, with a message, if any rank cannot read its images."""
     if not config.monitor.knn_every or not config.data.loads_images:
         return None
     loaders, reason = None, "another rank cannot read its images"
@@ -344,8 +364,11 @@ def _monitor(
                     done.add(len(part[1]) * place.world)
                     yield part
 
-            found = knn_between(
-                features(bank), features(queries), votes=votes, classes=len(bank.classes)
+            found = knn_accuracy(
+                features(bank),
+                *collected(features(queries)),
+                votes=votes,
+                classes=len(bank.classes),
             )
         return found[0]
 
@@ -353,7 +376,7 @@ def _monitor(
 
 
 def _refuse_other_settings(config: TrainConfig) -> None:
-    """Refuse to train on ranks that were started with different settings.
+    """Check that all ranks were started with the same settings.
 
     Raises:
         DeviceError: names the settings that differ from those of rank 0.
@@ -369,7 +392,7 @@ def _refuse_other_settings(config: TrainConfig) -> None:
 
 
 def _on_all_ranks(true_here: bool, place: Place) -> bool:
-    """Tell whether something is true on all ranks; every rank asks."""
+    """Return whether a condition is true on all ranks; every rank must call it."""
     if place.world == 1:
         return true_here
     return bool(minimum_across_ranks(torch.tensor(float(true_here), device=place.device)))

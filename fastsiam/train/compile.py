@@ -1,4 +1,4 @@
-"""Compiling the model: whether it works here, where the result is kept, and what failed."""
+"""Compilation of the model: whether torch.compile works, its cache folder, and its errors."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from fastsiam.kernels.cores import local_ranks, own_cores
 
 _CACHE = Path("~/.cache/fastsiam/torchinductor")
 _LINKED = 60.0
-"""Seconds after which an empty library is not being written any more."""
+"""Age in seconds from which an empty library counts as abandoned by its compiler."""
 _LONGEST_CAUSE = 200
-"""Characters of an error that a message quotes."""
+"""Longest part of an error, in characters, that a message quotes."""
 
 
 class CompilationError(BackendError):
-    """The step cannot be compiled here, or not be recorded as CUDA graphs, on any rank.
+    """The step cannot be compiled, or CUDA graphs cannot be recorded, on any rank.
 
     Args:
-        reason: in a line.
-        graphs: whether only recording may fail.
+        reason: one line.
+        graphs: whether CUDA graphs were asked for: the run then tries again without them.
     """
 
     def __init__(self, reason: str, *, graphs: bool) -> None:
         self.graphs = graphs
         super().__init__(
-            f"CUDA graphs cannot be recorded here ({reason}); training continues without them"
+            f"cannot record CUDA graphs on this machine ({reason}); training continues without them"
             if graphs
-            else f"torch.compile cannot be used here ({reason}); training continues without it, "
-            "more slowly; --compile off leaves this line out"
+            else f"torch.compile does not work on this machine ({reason}); training continues "
+            "without it, more slowly; pass --compile off to hide this warning"
         )
 
 
 def without_compilation(config: TrainConfig) -> TrainConfig:
-    """Return the settings of a step that is not compiled, without what the compiler alone can do.
+    """Return the settings without compilation and without the settings that depend on it.
 
-    CUDA graphs are of compiled steps; other networks than our ResNets cannot compute activations
-    again without the compiler.
+    CUDA graphs need a compiled step. Only fastsiam's ResNets recompute activations without the
+    compiler.
     """
     kept = config.step.activation_memory if config.model.is_own else 1.0
     step = replace(config.step, compile="off", cuda_graphs=False, activation_memory=kept)
@@ -59,20 +59,20 @@ def without_compilation(config: TrainConfig) -> TrainConfig:
 
 @contextlib.contextmanager
 def compiling(config: TrainConfig) -> Iterator[None]:
-    """Keep what is compiled, quietly, and trade memory for computing as the settings say.
+    """Set up torch.compile: its cache, its log level and the memory budget of activations.
 
     Raises:
-        BackendError: another user could put code into the folder where it is kept.
+        BackendError: another user could write code into the cache folder.
     """
     from torch._functorch import config as functorch
 
     _choose_cache()
     require_own(
-        Path(kept_in()),
-        what="what torch.compile makes",
-        instead="name a folder that is, by TORCHINDUCTOR_CACHE_DIR",
+        Path(cache_folder()),
+        what="compiled code",
+        instead="set TORCHINDUCTOR_CACHE_DIR to a folder of your own",
     )
-    _remove_empty_libraries(Path(kept_in()))
+    _remove_empty_libraries(Path(cache_folder()))
     _divide_compilers()
     noisy = [logging.getLogger(name) for name in ("torch.utils.cpp_extension", "torch._logging")]
     levels = [logger.level for logger in noisy]
@@ -87,7 +87,7 @@ def compiling(config: TrainConfig) -> Iterator[None]:
 
 
 def _remove_empty_libraries(cache: Path) -> None:
-    """Remove what a compiler leaves that is killed: inductor would try to load it in every run."""
+    """Remove the files that a killed compiler left: inductor would fail to load them every time."""
     for library in cache.glob("*/*.so"):
         with contextlib.suppress(OSError):  # another rank removes them too
             found = library.stat()
@@ -95,20 +95,20 @@ def _remove_empty_libraries(cache: Path) -> None:
                 library.unlink()
 
 
-def kept_in() -> str:
-    """Return the folder that holds what was compiled."""
+def cache_folder() -> str:
+    """Return inductor's cache folder."""
     return os.environ["TORCHINDUCTOR_CACHE_DIR"]
 
 
-def why_not(place: Place) -> str:
-    """Compile something small, forward and backward; return why not all ranks can, if so."""
+def compile_failure(place: Place) -> str:
+    """Compile a small function on every rank; return why that failed, or "" if it worked."""
     reason = ""
     try:
         x = torch.zeros(8, device=place.device, requires_grad=True)
         torch.compile(lambda x: (x.sin() + 1).relu().sum(), fullgraph=True)(x).backward()
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # a compiler that is missing may raise anything
+    except Exception as error:  # a missing compiler may raise anything
         if place.world == 1 and os.environ.get("FASTSIAM_DEBUG"):
             raise
         reason = cause_line(error)
@@ -118,10 +118,10 @@ def why_not(place: Place) -> str:
 
 
 def cause_line(error: BaseException) -> str:
-    """Return the line that names the cause of a failed compilation, after the error's type.
+    """Return the error's type and the line that names the cause of a failed compilation.
 
-    That is the first line of the innermost error, unless that line is a mere heading: of what a C++
-    compiler prints, of a traceback from a compiler process, or of dynamo's explanation.
+    This is the first line of the innermost error, unless it is only a heading: of a C++ compiler's
+    output, of a traceback from a compiler process, or of dynamo's explanation.
     """
     while inner := getattr(error, "inner_exception", None) or error.__cause__:
         if isinstance(inner, subprocess.CalledProcessError):  # it names only the command
@@ -139,9 +139,9 @@ def cause_line(error: BaseException) -> str:
 
 
 def _divide_compilers() -> None:
-    """Have the ranks of this machine together start as many compilers as one alone would.
+    """Divide the compiler processes among the ranks of this machine.
 
-    inductor's processes are one for each core, of each rank.
+    By default inductor starts one per core on each rank.
     """
     from torch._inductor import config as inductor
 
@@ -150,10 +150,10 @@ def _divide_compilers() -> None:
 
 
 def _choose_cache() -> None:
-    """Keep what is compiled in the user's cache folder, if it can be written."""
+    """Use a cache folder in the user's home directory, if it is writable."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    # torch sets the variable itself when it is imported, to a folder that is lost with /tmp.
+    # torch itself sets the variable at import, to a folder under /tmp, which does not last.
     default = default_cache_dir()
     if os.environ.get("TORCHINDUCTOR_CACHE_DIR", default) != default:
         return

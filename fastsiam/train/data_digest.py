@@ -1,4 +1,4 @@
-"""A digest of what a run was trained on since its last log line, over all ranks."""
+"""Digest of the images and augmentations since a run's last log line, over all ranks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import torch
 
 from fastsiam.distributed import sum_across_ranks
 from fastsiam.run.checkpoint import Checkpoint
-from fastsiam.views.digest import added, written
+from fastsiam.views.digest import hex_digest, sum_digests
 
 _HALF = 32
 
 
 class DataDigest:
-    """Sums the digests of a run's batches from one log line to the next.
+    """Running sum of batch digests from one log line to the next.
 
-    Each rank adds its own batches; ``share`` sums over the ranks. Nothing here uses the device.
+    Each rank adds its own batches; ``share`` sums over the ranks. All of it runs on the host.
 
     Args:
         start: the checkpoint that is resumed, with the digest of steps since its last log line.
@@ -31,30 +31,30 @@ class DataDigest:
 
     def add(self, digest: int) -> None:
         """Add this rank's part of a step's batch."""
-        self._own = added(self._own, digest)
+        self._own = sum_digests(self._own, digest)
 
     def share(self) -> None:
-        """Sum over the ranks what they added since the last call; every rank calls it and waits."""
+        """Sum over the ranks what they added since the last call; every rank must call it."""
         if self._world > 1:
-            # In halves, because the sum of 64-bit digests overflows every type that gloo sums; on
-            # the host, so that the device is not waited for.
+            # In halves, because a sum of 64-bit digests overflows every type that gloo can sum;
+            # on the host, to avoid a wait for the device.
             halves = torch.tensor([self._own >> _HALF, self._own % (1 << _HALF)])
             high, low = sum_across_ranks(halves).tolist()
-            self._own = added(high << _HALF, low)
-        self._shared, self._own = added(self._shared, self._own), 0
+            self._own = sum_digests(high << _HALF, low)
+        self._shared, self._own = sum_digests(self._shared, self._own), 0
 
     def line(self, done: int) -> dict[str, Any]:
-        """Return the fields of a log line after so many steps, and start over.
+        """Return the digest's fields for the log line at step ``done``, and start a new sum.
 
         Returns:
             ``since``, the number of steps before the first one in the digest;
             ``seen``, the digest as 16 hexadecimal digits.
         """
-        fields = {"since": self._since, "seen": written(self._shared)}
+        fields = {"since": self._since, "seen": hex_digest(self._shared)}
         self._since, self._shared = done, 0
         return fields
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, of steps since the last log line; after ``share``."""
+        """Return the sum since the last log line, for a checkpoint; call ``share`` first."""
         assert not self._own
-        return {"since": self._since, "digest": written(self._shared)}
+        return {"since": self._since, "digest": hex_digest(self._shared)}

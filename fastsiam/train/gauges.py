@@ -18,11 +18,11 @@ from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import MetricsLog
 
 _WINDOW = 40
-"""Log points behind a verdict on the loader or the GPU."""
+"""Number of log points that warnings about the loader or the GPU are based on."""
 _WAIT_GROWTH = 0.1
-"""Growth of the data wait, as a share of a step's time."""
+"""Growth of the data wait that is worth a warning, as a share of a step's time."""
 _LOW_MEMORY = 0.05
-"""Share of the host's memory."""
+"""Share of free host memory below which a warning is printed."""
 _CHECKPOINTS = 2
 """Checkpoints that must fit on the disk; a new one is written before the oldest is deleted."""
 _THROTTLES = {
@@ -38,9 +38,9 @@ class Gauges:
     """Checks the machine at the log points of a run, on rank 0, and warns once of each problem.
 
     Args:
-        log: takes the warnings, too.
-        console: shows them.
-        device: what trains.
+        log: receives the warnings.
+        console: shows the warnings.
+        device: the device that trains.
     """
 
     def __init__(self, log: MetricsLog, *, console: Console, device: torch.device) -> None:
@@ -94,7 +94,7 @@ class Gauges:
             return ""
         names = ", ".join(sorted({name for reasons in throttled for name in reasons}))
         return (
-            f"the GPU is slowed down ({names}) at {len(throttled)} of the last {_WINDOW} log "
+            f"the GPU was throttled ({names}) at {len(throttled)} of the last {_WINDOW} log "
             f"points: {clock.mhz:,} of {clock.max_mhz:,} MHz at {clock.celsius} C"
         )
 
@@ -105,8 +105,8 @@ def _disk_warning(run: Path) -> str:
         free = shutil.disk_usage(run).free
         if free < _CHECKPOINTS * checkpoint:
             return (
-                f"the run's disk has {size(free)} left; a checkpoint takes {size(checkpoint)}, "
-                "and the one before stays until it is written"
+                f"the disk of {run} has {size(free)} left; a checkpoint takes {size(checkpoint)}, "
+                "and the previous one is deleted only after the new one is written"
             )
     return ""
 
@@ -116,23 +116,23 @@ def _memory_warning() -> str:
     if free >= _LOW_MEMORY * total:
         return ""
     return (
-        f"the host has {size(free)} of {size(total)} memory left; when it is full, the system "
-        "kills processes: lower --workers or --prefetch, or see what else takes memory"
+        f"the host has {size(free)} of {size(total)} memory left; when it runs out, the system "
+        "kills processes: lower --workers or --prefetch, or stop other programs"
     )
 
 
 class GpuClock(NamedTuple):
-    """The clock of a GPU at a moment."""
+    """Clock frequency, temperature and throttling of a GPU."""
 
     throttles: tuple[str, ...]
-    """Why the GPU is slowed down; empty if it is not."""
+    """Reasons of throttling; empty if the GPU is not throttled."""
     mhz: int
     max_mhz: int
     celsius: int
 
 
 class Gpu:
-    """Reads the clock of one GPU by NVIDIA's management library (NVML).
+    """Reader of one GPU's clock, through NVIDIA's management library (NVML).
 
     Args:
         device: the GPU.
@@ -148,7 +148,7 @@ class Gpu:
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
 
     def clock(self) -> GpuClock | None:
-        """Return the clock; None where it is unknown."""
+        """Return the clock; None if NVML cannot read it."""
         nvml, gpu = self._nvml, self._handle
         if gpu is None:
             return None

@@ -1,7 +1,7 @@
-"""Which images a run trains on: all but those held out, at the places that they began with.
+"""The images that a run trains on: all except the holdout set, in the order of the run's start.
 
-A run keeps the list of its images in its folder. If the data changed, a resumed run refuses or, by
-``--data-changed accept``, continues with what is there.
+A run saves the list of its images in its folder. If the data changed, a resumed run stops with an
+error or, with ``--data-changed accept``, continues with the images that still exist.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fastsiam.train.remembered import (
     set_numbers,
 )
 
-_WAYS_OUT = "restore the data, or choose another --out for a new run"
+_ADVICE = "restore the data, or choose another --out for a new run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,28 +45,28 @@ class RunImages:
     """The images that a run trains on."""
 
     store: Store | None = None
-    """The images, each at its place; None if the pipeline reads none."""
+    """The images, each at its place; None if the pipeline generates noise."""
     remembered: Remembered | None = None
-    """What the run is to remember."""
+    """The list that is saved in the run's folder."""
     notes: tuple[str, ...] = ()
-    """What a user has to know."""
+    """Messages for the user."""
     shown: NDArray[np.int64] | None = None
-    """Where images are gone since the run was last at work: for each place the place of the image
-    that is shown there from now on."""
+    """(N,) for each place, the place of the image that is shown there; None unless images are
+    missing since the run was last started."""
 
     shuffle: Window | Mixture | None = None
-    """How they are shuffled; None means a full shuffle."""
+    """How the images are shuffled; None means a full shuffle."""
 
     def __len__(self) -> int:
-        """Count the images, those of noise where the pipeline reads none."""
+        """Return the number of images, or of noise images if the pipeline reads no files."""
         return len(self.store) if self.store is not None else BACKENDS[CEILING].noise_images or 0
 
     def survey(self) -> list[str]:
-        """Say how many images --exif, --alpha or scaling to 8 bits affect."""
+        """Return messages on how many images --exif, --alpha or scaling to 8 bits affect."""
         return [] if self.store is None else survey(self.store, self.store.rules)
 
     def about_shuffle(self, config: TrainConfig) -> str:
-        """Say how good the shuffle of a window or a mixture is; "" for a full shuffle."""
+        """Describe the quality of the shuffle of a window or a mixture; "" for a full shuffle."""
         if isinstance(self.shuffle, Mixture):
             return self.shuffle.described([str(place) for place in config.data.places])
         if self.shuffle is None or self.store is None:
@@ -75,13 +75,13 @@ class RunImages:
         return described(self.shuffle, self.store.labels, batch=batch, seed=seed)
 
     def moves_rows(self, start: Checkpoint) -> bool:
-        """Tell whether a method keeps rows of images that are shown at another place now."""
+        """Return whether the method keeps a row per image and images are now at other places."""
         return self.shown is not None and bool(image_rows(start.config.model))
 
     def with_rows(self, start: Checkpoint) -> Checkpoint:
-        """Return a checkpoint in which each place has the row of the image that is shown there.
+        """Return the checkpoint with each place's row replaced by that of the image shown there.
 
-        An image that comes back later gets the row of its place, whatever was shown there.
+        If a missing image comes back later, it gets the row of its place.
         """
         if not self.moves_rows(start):
             return start
@@ -90,7 +90,7 @@ class RunImages:
         return replace(start, model=start.model | rows)
 
     def keep(self, folder: RunFolder) -> None:
-        """Write into a run's folder what it is to remember.
+        """Write the list of images into a run's folder.
 
         Raises:
             FastSiamError: the folder cannot be written.
@@ -100,16 +100,16 @@ class RunImages:
 
 
 def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
-    """Open the training images, each at the place that it had when the run began.
+    """Open the training images, each at the place that it had when the run started.
 
     Args:
         config: the run's.
-        begun: folder of the run that continues; None for a new one.
+        begun: folder of the run that is resumed; None for a new run.
 
     Raises:
         BackendError: the pipeline's package is missing.
         DataError: the data cannot be read.
-        CheckpointError: the data changed since the run began, and that is not accepted.
+        CheckpointError: the data changed since the run started, and --data-changed is "refuse".
     """
     if not config.data.loads_images:
         return RunImages()
@@ -117,7 +117,7 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
 
 
 def _shuffled(images: RunImages, data: DataConfig) -> RunImages:
-    """Settle how a run is shuffled: by the blocks and data sets that its images began with."""
+    """Set the shuffle, from the blocks and data sets that the images had at the run's start."""
     store, remembered = images.store, images.remembered
     if store is None or remembered is None:
         return images
@@ -152,8 +152,8 @@ def _run_images(config: TrainConfig, begun: Path | None) -> RunImages:
     if change.all_gone:
         _require_the_same(len(kept), len(remembered.names), config.data)
         note = (
-            "none of the images has the name that it had when the run began, as in another "
-            f"container: the {len(kept):,} that are there are taken for the same, in this order"
+            "warning: all images have other names than when the run started, as in another "
+            f"container: the {len(kept):,} images are assumed to be the same, in the same order"
         )
         notes = _other_files(remembered, files, config)
         remembered = replace(remembered, files=files)
@@ -187,46 +187,47 @@ def training_names(data: DataConfig) -> list[str]:
     return [names[i] for i in kept.tolist()]
 
 
-def names_begun_with(run: Path) -> tuple[str, ...]:
-    """Return the names of the images that a run began with; none if it keeps no list.
+def recorded_names(run: Path) -> tuple[str, ...]:
+    """Return the names of the images that a run started with; () if its folder has no list.
 
     Raises:
-        CheckpointError: the list is damaged.
+        CheckpointError: the list is corrupt.
     """
     remembered = Remembered.load(run)
     return () if remembered is None else remembered.names
 
 
 def _require_the_same(now: int, then: int, data: DataConfig) -> None:
-    """Refuse images that nobody knows by name, if they are more or fewer, or some are held out."""
-    none = f"the data changed: none of the {then:,} images that the run began with is there by its"
+    """Check that renamed images can be the same: as many as before, without a holdout set."""
+    renamed = f"the data changed: all {then:,} images of the run have other names now"
     if now != then:
-        raise CheckpointError(f"{none} name, and there are {now:,}; {_WAYS_OUT}")
+        raise CheckpointError(f"{renamed}, and there are {now:,} images; {_ADVICE}")
     if data.holdout:
         raise CheckpointError(
-            f"{none} name, by which --holdout {data.holdout} knows those that it holds out; "
-            f"{_WAYS_OUT}"
+            f"{renamed}, so --holdout {data.holdout}, which chooses images by name, would choose "
+            f"others; {_ADVICE}"
         )
 
 
 def _require_consent(change: Change, config: TrainConfig, *, named: bool) -> None:
-    """Refuse changed data, if the user does not accept them or nobody can tell what changed."""
+    """Check that the user accepts changed data, and that the images have names to compare."""
     if not named:
         raise CheckpointError(
-            f"the data changed since the run began, and a file of FFCV's own making names no "
-            f"image, so that nobody can tell which are gone; {_WAYS_OUT}"
+            "the data changed since the run started; files that FFCV wrote have no image names, so "
+            f"the missing images are unknown; {_ADVICE}"
         )
     if config.run.data_changed == "refuse":
         raise CheckpointError(
-            f"the data changed since the run began: {change}; restore the data, continue with what "
-            "is there by --data-changed accept, or choose another --out for a new run"
+            f"the data changed since the run started: {change}; restore the data, pass "
+            "--data-changed accept to continue with the present images, or choose another --out "
+            "for a new run"
         )
 
 
 def _opened(
     data: DataConfig, remembered: Remembered | None
 ) -> tuple[Store, NDArray[np.int64], NDArray[np.int64]]:
-    """Open the images; if that fails, name the file that the run last used and that is gone."""
+    """Open the images; if that fails, name the files of the run that are missing."""
     try:
         return open_training(data)
     except DataError as error:
@@ -234,57 +235,61 @@ def _opened(
         gone = list(chain.from_iterable(lost))
         if not gone:
             raise
-        more = f" and {len(gone) - 1:,} more are gone" if len(gone) > 1 else " is gone"
-        raise DataError(f"{gone[0]}{more}, in which the run's images were; {_WAYS_OUT}") from error
+        more = f" and {len(gone) - 1:,} more files" if len(gone) > 1 else ""
+        raise DataError(f"missing files of the run's images: {gone[0]}{more}; {_ADVICE}") from error
 
 
 def _other_files(
     remembered: Remembered, files: tuple[DataFile, ...], config: TrainConfig
 ) -> tuple[str, ...]:
-    """Refuse a container of another size that names the same images, if it is not accepted.
+    """Check that containers have the size that they had, unless changed data are accepted.
 
     Returns:
-        What a user has to know. A copy of a file may have another time: that is no more than said.
+        Messages for the user. Another modification time alone is only mentioned, because copies of
+        a file have one.
+
+    Raises:
+        CheckpointError: a container has another size, and --data-changed is "refuse".
     """
     others = remembered.other_files(files)
     grown = next(((then, now) for then, now in others if then.bytes != now.bytes), None)
     if grown is None:
         return tuple(
-            f"warning: {now.path} was written since the run was last at work; it has as many bytes "
-            "and names the same images, so it is taken for the same"
+            f"warning: {now.path} was modified since the run was last started; its size and image "
+            "names are the same, so its content is assumed to be the same"
             for _, now in others[:1]
         )
     then, now = grown
     said = (
-        f"{now.path} is another file than the run was last at work with: it has {now.bytes:,} "
-        f"bytes, and had {then.bytes:,}"
+        f"{now.path} changed since the run was last started: it had {then.bytes:,} bytes and now "
+        f"has {now.bytes:,}"
     )
     if config.run.data_changed == "refuse":
         raise CheckpointError(
-            f"{said}; restore it, continue with what it holds by --data-changed accept, or choose "
-            "another --out for a new run"
+            f"{said}; restore it, pass --data-changed accept to continue with its present content, "
+            "or choose another --out for a new run"
         )
-    return (f"{said}, as accepted",)
+    return (f"{said} (accepted)",)
 
 
 def _changed(change: Change) -> str:
-    """Say what changed, and what becomes of it."""
-    parts = [f"the data changed since the run began, as accepted: {change}"]
+    """Return a message on what changed, and how the run handles it."""
+    parts = [f"the data changed since the run started (accepted): {change}"]
     if change.gone:
-        parts.append("the next one there is shown in place of each that is gone")
+        parts.append("each missing image is replaced by the next one in the list")
     if change.new:
-        parts.append("new ones take no part until a new run")
+        parts.append("new images are ignored until a new run")
     return "; ".join(parts)
 
 
 def _held_out(
     data: DataConfig, store: Store, held: NDArray[np.int64], trained: NDArray[np.int64]
 ) -> tuple[str, ...]:
-    """Say how many images are held out, and whether the run trains on some of them."""
+    """Return a message on the holdout set, and on images of it that the run trains on."""
     if not data.holdout:
         return ()
     whole = "each class" if store.classes else "all"
     note = f"holding out {len(held):,} images ({data.holdout} of {whole}) for validation"
     if both := len(np.intersect1d(held, trained)):
-        note += f"; {both:,} of them took part before the data changed, and still do"
+        note += f"; the run already trained on {both:,} of them and continues to do so"
     return (note,)

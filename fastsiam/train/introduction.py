@@ -1,4 +1,4 @@
-"""What a run says before its first step: what is about to run, and its conventions."""
+"""The messages before a run's first step: network, data, batch, learning rate, exports."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from fastsiam.views.batch import Loader
 
 
 def introduce(console: Console, resolved: ResolvedConfig, loader: Loader, run: Path) -> None:
-    """Print what is about to run, with the conventions that figures depend on."""
+    """Print what is about to run, and the settings that results depend on."""
     config, place, start = resolved.config, resolved.place, resolved.start
     if place.device.type == "cpu" and config.run.device == "auto":
-        console.say("no GPU here: training on the CPU")
+        console.say("no GPU found: training on the CPU")
     if idle := idle_gpus(config, place):
         console.say(idle)
     kind = torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "CPU"
@@ -31,12 +31,12 @@ def introduce(console: Console, resolved: ResolvedConfig, loader: Loader, run: P
     console.say(
         f"{config.model.method.title} {config.model.backbone} on {place.world} x {kind}, "
         f"{str(resolved.dtype).removeprefix('torch.')}, pipeline {config.data.pipeline}: "
-        f"{loader.images:,} images, {loader.steps:,} steps an epoch, "
+        f"{loader.images:,} images, {loader.steps:,} steps per epoch, "
         f"{counted(config.optim.epochs, 'epoch')}"
     )
     console.say(f"images from {loader.source}")
     console.say(
-        f"global batch {config.optim.batch} ({local} images a rank and part; BN sees {bn}), "
+        f"global batch {config.optim.batch} ({local} images per rank and part; BN sees {bn}), "
         f"learning rate {peak_lr(config.optim):g} "
         f"({config.optim.lr:g} x {config.optim.batch} / 256), run folder {run}"
     )
@@ -44,11 +44,11 @@ def introduce(console: Console, resolved: ResolvedConfig, loader: Loader, run: P
     doubts = config.model.method.doubts(images=loader.images, batch=part, groups=part // bn)
     for doubt in doubts:
         console.warn(doubt)
-    if kept := kept_beside(config.model, loader.images):
+    if kept := extra_state(config.model, loader.images):
         console.say(kept)
     console.say(exports_of(config.model))
     if start is not None:
-        console.say(f"continuing after step {start.step:,} (epoch {start.epoch:.2f})")
+        console.say(f"resuming after step {start.step:,} (epoch {start.epoch:.2f})")
     if resolved.damaged:
         console.warn(resolved.damaged)
     for note in (*resolved.images.survey(), resolved.images.about_shuffle(config)):
@@ -56,15 +56,13 @@ def introduce(console: Console, resolved: ResolvedConfig, loader: Loader, run: P
             console.say(note)
 
 
-def kept_beside(model: ModelConfig, images: int) -> str:
-    """Say what a method keeps beside the weights that it trains, if that is much."""
+def extra_state(model: ModelConfig, images: int) -> str:
+    """Return a message on what a method stores besides trained weights; "" if that is nothing."""
     parts = []
     weights = list(method_skeleton(model).parameters())
     if still := sum(weight.nbytes for weight in weights if not weight.requires_grad):
         trained = sum(weight.nbytes for weight in weights) - still
-        parts.append(
-            f"{size(still)} of weights that are not trained, with {size(trained)} that are"
-        )
+        parts.append(f"{size(still)} of untrained weights beside {size(trained)} of trained ones")
     for name, row in image_rows(model).items():
         kind = str(row.dtype).removeprefix("torch.")
         shape = " x ".join(f"{n:,}" for n in (images, *row.shape[1:]))
@@ -75,7 +73,10 @@ def kept_beside(model: ModelConfig, images: int) -> str:
 
 
 def idle_gpus(config: TrainConfig, place: Place) -> str:
-    """Say it if this machine has more GPUs than ``--gpus`` takes, and no other launcher chose."""
+    """Return a message if this machine has more GPUs than ``--gpus`` uses, else "".
+
+    It is empty if another launcher, such as torchrun, chose the GPUs.
+    """
     there = torch.cuda.device_count() if place.device.type == "cuda" else 0
     asked = config.run.gpus * config.run.max_nodes
     ours = place.world == asked == config.run.gpus and (
@@ -83,4 +84,4 @@ def idle_gpus(config: TrainConfig, place: Place) -> str:
     )
     if not ours or place.world >= there:
         return ""
-    return f"{there} GPUs here, training on {place.world}: --gpus {there} uses all"
+    return f"training on {place.world} of {there} GPUs; --gpus {there} uses all"

@@ -1,7 +1,4 @@
-"""The training loop.
-
-The loader and the evaluation are arguments; nothing here knows where images come from.
-"""
+"""The training loop. The loader and the evaluation are arguments."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ from fastsiam.views.batch import Loader
 
 
 def last_step(config: TrainConfig, steps_per_epoch: int) -> int:
-    """Return how many steps a run takes: its whole schedule, or ``max_steps`` of it."""
+    """Return the number of steps of a run: the whole schedule, or ``max_steps`` if that is less."""
     total = config.optim.epochs * steps_per_epoch
     return min(total, config.run.max_steps or total)
 
@@ -59,19 +56,20 @@ def train(
         take_step: the training step, prepared; every rank calls this function with its own.
         loader: batches of this rank, on its device.
         folder: the run's, for metrics and checkpoints.
-        start: the run's last checkpoint, of the same settings (``Checkpoint.check_continues``), to
-            continue from; on a CPU with as many threads, bit for bit as if never interrupted.
-        knn: evaluates a backbone; every rank calls it.
-        console: where rank 0 shows the progress.
+        start: the checkpoint to resume from, of the same settings (``Checkpoint.check_continues``).
+            On a CPU with the same number of threads, the results are the same bits as those of an
+            uninterrupted run.
+        knn: evaluates the backbone; every rank calls it.
+        console: shows the progress on rank 0.
         before_saving: every rank calls it before each checkpoint.
-        opening: how long the loader took to open, in seconds.
+        opening: time that the loader took to open, in seconds.
 
     Raises:
-        Interrupted: a signal asked to stop; the state is saved.
-        TrainingError: the loss is not finite, or the representation collapsed and the run shall
-            stop.
-        DataError: an image cannot be read; the state is saved first, by all ranks together.
-        OtherRankError: as much on another rank, which says what it is.
+        Interrupted: a signal stopped the run; the state is saved.
+        TrainingError: the loss is not finite, or the representation collapsed and
+            ``on_collapse`` is "stop".
+        DataError: an image cannot be read; all ranks save the state first.
+        OtherRankError: another rank failed, and prints the reason.
     """
     config, place = take_step.config, take_step.place
     console = console or Console(quiet=not place.leads)
@@ -102,6 +100,7 @@ def train(
         clock=clock,
         digest=digest,
         end=end,
+        loader=loader,
         initial=initial_spread(folder.path),
     )
     forecast = Forecast(clock, last=per_epoch * (done // per_epoch + 1) - 1)
@@ -112,10 +111,10 @@ def train(
         console.say(f"{said}; {more}")
 
     def evaluate() -> None:
-        points.settle()  # loaders may fork here, which threads at work do not go well with
+        points.settle()  # loaders may fork here, which is unsafe while a thread is working
         if evaluations.due(run.done):
             if run.done:
-                saver.try_to(run.done)  # it takes minutes, and a scheduler's patience less
+                saver.try_to(run.done)  # an evaluation takes minutes and may be killed
             evaluations.run(run.done, log, watched=stop.over)
 
     with closing(points):
@@ -151,10 +150,10 @@ def train(
 
 @dataclass
 class _Run:
-    """How far a run is, and how it is logged and saved, also when something ends it."""
+    """Progress of a run: logs and saves it, also when a signal or an error ends it."""
 
     done: int
-    """Steps that are taken."""
+    """Steps taken so far."""
     end: int
     take_step: TrainingStep
     clock: Clock
@@ -165,10 +164,10 @@ class _Run:
     """Loss and embedding of the last step, until they are logged."""
 
     def log_and_save(self) -> None:
-        """Log and save after a step, if it is time for it.
+        """Log and save after a step where the settings say so.
 
-        The host waits for the device then: the check reads the losses, the log their mean and the
-        embeddings, and a checkpoint every weight.
+        Both make the host wait for the device: logging reads losses and embeddings, saving reads
+        all weights.
         """
         run, ends = self.take_step.config.run, self.done == self.end
         logs = ends or self.done % run.log_every == 0
@@ -185,18 +184,18 @@ class _Run:
         self.clock.resume()
 
     def _log(self) -> None:
-        """Log the last step, unless that is done."""
+        """Log the last step, unless it is logged already."""
         if self.unlogged:
             self.points.log(self.done, *self.unlogged)
             self.unlogged = None
 
     @contextmanager
     def saved_whatever_ends_it(self) -> Iterator[None]:
-        """Save what was done when a signal or an error ends the block, if all ranks know of it.
+        """Save the run when a signal or an error that all ranks know of ends the block.
 
         Raises:
-            Interrupted: a signal did; says where it is saved.
-            TrainingError: the memory was too small for a step.
+            Interrupted: a signal ended it; the message names the checkpoint.
+            TrainingError: a step ran out of memory.
         """
         first = self.done
         try:
@@ -211,7 +210,7 @@ class _Run:
             raise self._interrupted(asked.number) from asked
         except (TrainingError, CheckpointError):
             raise
-        except KeyboardInterrupt:  # where SIGINT was handled before the run began
+        except KeyboardInterrupt:  # SIGINT arrived before StopSignals took over
             if self.done == first:
                 raise
             raise self._interrupted(signal.SIGINT) from None
@@ -234,36 +233,43 @@ class _Run:
         )
 
     def _save_for(self, error: FastSiamError) -> None:
-        """Save before the run ends by an error, of which all ranks know; add to it where."""
+        """Save before an error that all ranks know of ends the run; add the path to the error."""
         try:
             self.points.check_finite(self.done, saved=self.saver)
             self.points.settle()
             saved = self.saver.save(self.done)
-        except FastSiamError as failure:  # the error is what ends the run
-            error.add_note(f"and step {self.done:,} is not saved: {failure}")
+        except FastSiamError as failure:  # the first error is the one to raise
+            error.add_note(f"step {self.done:,} could not be saved: {failure}")
         else:
             error.add_note(f"saved {saved} at step {self.done:,}{_way_on(error)}")
         finally:
-            self.stop.meet()  # the launcher ends the others when the first one leaves
+            self.stop.meet()  # the launcher kills the other ranks when one exits
 
 
 def _first_batch(opening: float, waited: float) -> str:
-    """Say how long the first batch took: kernels may have been compiled, data decoded."""
+    """Return a message with the time to the first batch, which may include compiling kernels."""
     return f"first batch after {opening + waited:.1f} s ({opening:.1f} s to open the loader)"
 
 
 def _outlook(each: float, config: TrainConfig, per_epoch: int, left: int) -> str:
-    """Say how long an epoch takes and what is left of the run, if a step takes so many seconds."""
+    """Return a message with the time of an epoch and of the rest of the run.
+
+    Args:
+        each: seconds of a step.
+        config: of the run.
+        per_epoch: steps in an epoch.
+        left: steps until the run ends.
+    """
     speed = config.optim.batch / each
     return (
         f"at {speed:,.{0 if speed >= 10 else 1}f} images/s an epoch takes about "
-        f"{duration(each * per_epoch)}, the {left:,} steps that are left {duration(each * left)}"
-        f"{', evaluations apart' if config.monitor.knn_every else ''}"
+        f"{duration(each * per_epoch)}, the remaining {left:,} steps {duration(each * left)}"
+        f"{', without evaluations' if config.monitor.knn_every else ''}"
     )
 
 
 def _way_on(error: FastSiamError) -> str:
-    """Say how a run continues, if it is one image that ends it."""
+    """Return how to continue if a bad image ended the run, else an empty string."""
     if isinstance(error, ImageError):
-        return "; with another one in its place it continues with --bad-images replace"
+        return "; --bad-images replace continues with another image in its place"
     return ""

@@ -1,4 +1,4 @@
-"""How much memory training takes: an estimate before it starts, and the error when it lacks."""
+"""Memory of training: an estimate before it starts, and the error when memory runs out."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from fastsiam.methods import method_skeleton
 from fastsiam.model.numerics import autocast_type
 
 _OF_EACH_WEIGHT = 3
-"""The weight, its gradient and its momentum; one that no gradient moves has neither."""
+"""Copies of each trained weight: the weight, its gradient and its momentum."""
 _ACTIVATIONS = 1.5
-"""What goes beyond the activations that the backward pass needs: those under way, gaps."""
+"""Factor on the activations of the backward pass, for temporary tensors and fragmentation."""
 _OF_EACH_VIEW = 5
-"""Float32 copies of a batch's views at once, at most: made ahead, at work, under way."""
+"""Largest number of float32 copies of a batch's views: prefetched, in use and in transfer."""
 _GPU_BYTES = 2 * 2**30
-"""Libraries' kernels and workspaces, and the central crops that evaluations keep."""
+"""GPU memory of the libraries' kernels and workspaces, and of the crops that evaluations cache."""
 
 
 def training_bytes(config: TrainConfig, place: Place, *, images: int) -> float:
-    """Estimate the memory of one rank's training, in bytes, rather too high than too low.
+    """Estimate the memory of one rank's training, in bytes; the estimate is rather too high.
 
-    The backbone goes forward on the meta device, where tensors have shapes and no memory. What it
-    keeps for the backward pass is added up, as wide as the autocast type; heads keep little.
+    The backbone's forward pass runs on the meta device, where tensors have shapes but no memory.
+    The tensors that it saves for the backward pass are added up, in the width of the autocast
+    type. Heads save little and are ignored.
 
     Args:
-        config: of the run; ``activation_memory`` below 1 is not counted on.
+        config: of the run; ``activation_memory`` is assumed to be 1.
         place: this rank.
-        images: in the data set, for methods that keep a row for each.
+        images: in the data set, for methods that store a row for each.
     """
     method = method_skeleton(config.model, images=images)
     local = config.optim.batch // place.world
@@ -65,16 +66,16 @@ def training_bytes(config: TrainConfig, place: Place, *, images: int) -> float:
 def oom_error(
     error: BaseException, config: TrainConfig, place: Place, *, at: int, saved: object
 ) -> TrainingError | None:
-    """Return the error to raise if another one is about memory, else None.
+    """Return the error to raise if ``error`` means that memory ran out, else None.
 
     A step may be half done, so nothing is saved.
 
     Args:
-        error: of a step, a batch or an evaluation.
+        error: raised by a step, a batch or an evaluation.
         config: settings of the run.
         place: this rank.
         at: the step that was not finished.
-        saved: as a string, where the last good state is.
+        saved: names the last good checkpoint, as a string.
     """
     if not lacks_memory(error):
         return None
@@ -89,7 +90,7 @@ def oom_error(
 
 
 def _peak(place: Place, *, gpu: bool) -> str:
-    """Return the peak of the memory that was used, as text."""
+    """Return a message on the peak memory use."""
     if gpu:
         peak = torch.cuda.max_memory_allocated(place.device)
         whole = torch.cuda.get_device_properties(place.device).total_memory
@@ -100,7 +101,7 @@ def _peak(place: Place, *, gpu: bool) -> str:
 
 
 def _lower(config: TrainConfig, *, gpu: bool) -> str:
-    """Return what needs less memory: first what the same run can continue with."""
+    """Return advice on settings that need less memory: first those that the run can resume with."""
     ways = []
     if config.step.activation_memory > 0.5:
         ways.append("--activation-memory 0.5")
@@ -110,5 +111,5 @@ def _lower(config: TrainConfig, *, gpu: bool) -> str:
         ways.append("fewer --workers")
     if gpu:
         ways.append("more --gpus")
-    same = f"the same run continues with {', '.join(ways)}; " if ways else ""
-    return f"{same}a new one takes less with a lower --batch or a higher --accumulate"
+    same = f"to resume this run, pass {', '.join(ways)}; " if ways else ""
+    return f"{same}a new run needs less with a lower --batch or a higher --accumulate"

@@ -1,4 +1,4 @@
-"""What is looked at while a run trains: its log points, and the quality of its features."""
+"""Monitoring of a run: its log points, and evaluations of its features."""
 
 from __future__ import annotations
 
@@ -24,46 +24,46 @@ from fastsiam.train.data_digest import DataDigest
 from fastsiam.train.gauges import Gauges
 from fastsiam.train.guard import CollapseGuard
 from fastsiam.train.step import TrainingStep
-from fastsiam.views.batch import Batch
+from fastsiam.views.batch import Batch, Loader
 
 T = TypeVar("T")
 
 
 class Quality(Protocol):
-    """What an evaluation of the features found."""
+    """Result of an evaluation of the features."""
 
     def record(self) -> dict[str, Any]:
         """Return plain JSON values."""
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Return the result as one line of text."""
 
 
 class Watched(Protocol):
-    """Passes items on as long as all ranks can continue (``StopSignals.over``)."""
+    """An iterator over items that ends early if the ranks have to stop (``StopSignals.over``)."""
 
     def __call__(self, items: Iterable[T], /) -> Iterator[T]:
-        """Yield the items; raise where the ranks leave."""
+        """Yield the items; raise an error when the ranks stop."""
 
 
 class Evaluate(Protocol):
-    """Evaluates a backbone; every rank calls it."""
+    """An evaluation of a backbone; every rank calls it."""
 
     def __call__(self, backbone: nn.Module, /, *, watched: Watched) -> Quality:
-        """Return what was found, in batches taken through ``watched``, which a signal ends."""
+        """Evaluate the backbone; batches pass through ``watched``, so that signals can end it."""
 
 
 def metrics_log(
     folder: RunFolder, step: TrainingStep, *, done: int, end: int, evaluates_again: bool
 ) -> MetricsLog | None:
-    """Open the metrics of a run after so many steps; None on all ranks but the first.
+    """Open the metrics of a run on rank 0; None on other ranks.
 
     Args:
         folder: the run's folder.
         step: the training step.
-        done: steps that the run continues from.
+        done: number of steps that the run resumes after.
         end: the last step of this run.
-        evaluates_again: whether the evaluation after them is about to be repeated.
+        evaluates_again: whether the evaluation after step ``done`` will be repeated.
     """
     if not step.place.leads:
         return None
@@ -79,19 +79,20 @@ def metrics_log(
 
 
 class LogPoints:
-    """Looks at the run every so many steps: loss, collapse, speed.
+    """Logs loss, collapse measures and speed every ``log_every`` steps.
 
-    On a GPU the host finds the eigenvalues of the effective rank in a thread while training goes
-    on, so a line is written some steps after its own: at the first step that finds it done, or with
-    ``settle``. On a CPU, which has nothing else to do, it is written at once.
+    On a GPU a host thread computes the eigenvalues for the effective rank while training continues,
+    so a line is written some steps later: at the first step after the thread is done, or by
+    ``settle``. On a CPU the line is written at once.
 
     Args:
-        step: the training step; every rank looks together.
-        log: where rank 0 writes; None on the others.
-        console: where rank 0 shows the progress.
+        step: the training step; every rank calls the same methods.
+        log: the metrics, on rank 0; None on the others.
+        console: shows the progress on rank 0.
         clock: the run's.
-        digest: of what was trained on.
+        digest: digest of the images and augmentations.
         end: the last step of this run.
+        loader: whose number of threads is logged, if it finds it by itself.
         initial: z_std of the untrained network, if the run measured it before.
     """
 
@@ -104,6 +105,7 @@ class LogPoints:
         clock: Clock,
         digest: DataDigest,
         end: int,
+        loader: Loader | None = None,
         initial: float | None = None,
     ) -> None:
         config, place = step.config, step.place
@@ -115,26 +117,26 @@ class LogPoints:
         self._guard = CollapseGuard(
             config.monitor.on_collapse, batch=self._batch, centred=config.model.method.centred
         )
-        self._initial = initial
+        self._initial, self._loader = initial, loader
         if initial is not None:
             self._guard.begin(initial)
         stops = config.monitor.on_collapse == "stop"
         self._judges = place.leads or stops
         self._thread = (
-            ThreadPoolExecutor(1, "fastsiam-rank") if works_beside(place.device) else None
+            ThreadPoolExecutor(1, "fastsiam-rank") if host_is_idle(place.device) else None
         )
-        # Ranks stop together: at a step that all of them know, not when a thread is done.
+        # Ranks must stop at the same step, so the thread's timing must not decide.
         self._settles_early = self._thread is None or place.world == 1 or not stops
         self._gauges = Gauges(log, console=console, device=place.device) if log else None
         self._line: tuple[dict[str, Any], Future[Tensor]] | None = None
-        """The line that is still to be written, and its effective rank."""
+        """The pending log line, and its effective rank."""
 
     def note(self, done: int, loss: Tensor) -> None:
-        """Note a step's loss; does not wait for the device, nor for the thread.
+        """Note a step's loss; waits neither for the device nor for the thread.
 
         Raises:
-            TrainingError: the representation collapsed at the last log point, and the run shall
-                stop then.
+            TrainingError: the representation collapsed at the last log point, and ``on_collapse``
+                is "stop".
         """
         self._finite.note(done, loss)
         self._settle_early()
@@ -145,9 +147,9 @@ class LogPoints:
             self._console.warn(warning)
 
     def note_untrained(self, embedding: Tensor) -> None:
-        """Measure the embeddings of the first step, which precede all training; every rank does.
+        """Measure the embeddings of the first step, before any update; every rank must call it.
 
-        They are what a collapse is judged by. A resumed run finds them in the log.
+        Collapse is judged relative to them. A resumed run reads their z_std from the log.
 
         Args:
             embedding: (n, dim) of this rank.
@@ -158,10 +160,14 @@ class LogPoints:
             self._log.write("initial", {"step": 0, "epoch": 0.0, "z_std": spread})
 
     def check_finite(self, done: int, *, saved: object) -> None:
-        """Refuse to continue after a loss or a weight that is not finite; waits for the device.
+        """Check that all losses and weights are finite; waits for the device.
+
+        Args:
+            done: steps done.
+            saved: names the last good checkpoint, as a string.
 
         Raises:
-            TrainingError: names the first bad step, and says what is ``saved``.
+            TrainingError: names the first bad step, and the last good checkpoint.
         """
         self._finite.note_weights(done, self._step.method)
         bad = self._finite.verdict()
@@ -171,7 +177,7 @@ class LogPoints:
             )
 
     def log(self, done: int, loss: Tensor, embedding: Tensor) -> None:
-        """Take the metrics after so many steps, to be written and shown; waits for the device.
+        """Compute the metrics of step ``done``, to be written and shown; waits for the device.
 
         Raises:
             TrainingError: as ``settle``.
@@ -179,7 +185,7 @@ class LogPoints:
         self.settle()
         self._digest.share()
         z = gather(embedding)
-        # The host waits once: when it has the two numbers, what was sent before is there as well.
+        # The host waits once: when the two numbers have arrived, so has the earlier copy.
         products = gram(z).to("cpu", non_blocking=True)
         numbers = torch.stack([mean_across_ranks(loss).double(), z_std(z).double()])
         mean, spread = numbers.tolist()
@@ -189,22 +195,24 @@ class LogPoints:
             "epoch": done / self._step.steps_per_epoch,
             "loss": mean,
             "z_std": spread,
-            "rank": math.nan,  # until the line is written
+            "rank": math.nan,  # set when the line is written
             "lr": self._step.lr,
             **self._clock.read(self._batch),
             **self._digest.line(done),
         }
+        if (workers := getattr(self._loader, "tuned_workers", None)) is not None:
+            values["workers"] = workers
         if self._judges:
             self._line = values, self._beside(rank_of_gram, products)
             self._settle_early()
 
     def settle(self) -> None:
-        """Write and show the line that is still to be written, if there is one; waits for it.
+        """Write and show the pending log line, if any; waits for its effective rank.
 
-        Before every checkpoint: what a resumed run finds in the log reaches up to its first step.
+        Must be called before every checkpoint, so that the log of a resumed run has no gap.
 
         Raises:
-            TrainingError: the representation collapsed, and the run shall stop then.
+            TrainingError: the representation collapsed, and ``on_collapse`` is "stop".
         """
         if (values := self._write()) is None:
             return
@@ -212,7 +220,7 @@ class LogPoints:
             self._console.warn(warning)
 
     def close(self) -> None:
-        """Write what is still to be written, without a verdict; end the thread and the log."""
+        """Write the pending line without checking it; close the thread and the log."""
         try:
             self._write()
         finally:
@@ -238,7 +246,7 @@ class LogPoints:
         return values
 
     def _beside(self, function: Callable[[Tensor], Tensor], argument: Tensor) -> Future[Tensor]:
-        """Compute in the thread, or at once where there is none."""
+        """Compute in the thread if there is one, else at once."""
         if self._thread:
             return self._thread.submit(function, argument)
         done: Future[Tensor] = Future()
@@ -246,19 +254,19 @@ class LogPoints:
         return done
 
 
-def works_beside(device: torch.device) -> bool:
-    """Tell whether the host is free for other work while a device trains."""
+def host_is_idle(device: torch.device) -> bool:
+    """Return whether the host has time for other work while the device trains."""
     return device.type == "cuda"
 
 
 class Evaluations:
-    """Evaluates the features every so many epochs, and after the last.
+    """Evaluates the features every ``knn_every`` epochs and after the last one.
 
     Args:
-        evaluate: the evaluation; None if there is none.
-        config: how often.
+        evaluate: the evaluation, or None.
+        config: how often to evaluate.
         step: the training step.
-        console: where rank 0 says what was found.
+        console: shows the results on rank 0.
     """
 
     def __init__(
@@ -273,7 +281,7 @@ class Evaluations:
         self._config, self._step, self._console = config, step, console
 
     def due(self, done: int) -> bool:
-        """Tell whether it is time for one, after so many steps."""
+        """Return whether the settings ask for an evaluation after step ``done``."""
         epoch, within = divmod(done, self._step.steps_per_epoch)
         if self._evaluate is None or within:
             return False
@@ -282,12 +290,12 @@ class Evaluations:
         return epoch % self._config.knn_every == 0 or done == self._step.total
 
     def run(self, done: int, log: MetricsLog | None, *, watched: Watched) -> None:
-        """Evaluate, and write and say what was found; every rank takes part.
+        """Evaluate, log and print the result; every rank must call it.
 
         Args:
             done: steps done.
-            log: where rank 0 writes; None on the others.
-            watched: what the evaluation takes its batches through.
+            log: the metrics, on rank 0; None on the others.
+            watched: wraps the iterator over batches, so that signals can end the evaluation.
         """
         assert self._evaluate is not None
         epoch = done / self._step.steps_per_epoch

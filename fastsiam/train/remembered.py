@@ -1,16 +1,16 @@
-"""The images that a run began with, by name and in order, so that it notices when the data change.
+"""The list of a run's images, by name and in order, which detects changes of the data.
 
-A run's order and draws are functions of an image's place in the data set. A file that is added or
-removed would move all places after it; the list of names keeps every image at its place, whatever
-container it lies in by now.
+A run's order and augmentations are functions of an image's place in the data set. A file that is
+added or removed would move all places after it; the list of names keeps every image at its place,
+even in another container.
 
-For containers (.beton, tar, Arrow, parquet) the list also has size and time of each file: another
-file of the same name may name the same images. Files of a folder are known by their names alone,
-because asking for the sizes of ImageNet's takes minutes on a network file system.
+For containers (.beton, tar, Arrow, parquet) the list also has the size and modification time of
+each file, because a changed file may contain images of the same names. For folders it has names
+only, because reading the sizes of ImageNet's files takes minutes on a network file system.
 
 For the 1,281,167 names of ImageNet the list takes 3.8 MB (64-bit hashes would take 10 MB, and could
-not say which images are gone). It takes 0.9 s of CPU time to make and write, 0.6 s to read and
-compare if nothing changed, and 4 s to find out what changed.
+not name the missing images). Writing it takes 0.9 s of CPU time, reading and comparing it 0.6 s if
+nothing changed, and finding out what changed 4 s.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from numpy.typing import NDArray
 
 from fastsiam.config.urls import Url
 from fastsiam.errors import CheckpointError, DataError
-from fastsiam.files import explained, parsed_json
+from fastsiam.files import explained, parsed_json, quoted
 from fastsiam.pipelines.store import BetonStore, Store
 
 FILE = "images.npz"
-"""The list, in a run's folder."""
+"""Name of the list in a run's folder."""
 _SHOWN = 3
-"""Most names that a message shows."""
+"""Number of names that a message shows at most."""
 
 
 class DataFile(NamedTuple):
-    """A file that holds many images."""
+    """Path, size and modification time of a container."""
 
     path: str
-    """With links resolved."""
+    """Absolute path, with links resolved."""
     bytes: int
     written: int
-    """Time of its last change, in nanoseconds."""
+    """Modification time, in nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +52,21 @@ class Remembered:
     """The list of a run's images."""
 
     names: tuple[str, ...]
-    """Of each image, in the order of the run's data set."""
+    """Name of each image, in the order of the run's data set."""
     accepted: str = ""
-    """``fingerprint`` of the changed data that the user accepted; empty if none were accepted."""
+    """``fingerprint`` of the changed data that the user accepted; empty without such a change."""
     files: tuple[DataFile, ...] = ()
     """Containers of the images when the run last used them."""
     blocks: NDArray[np.int32] | None = field(default=None, compare=False)
-    """(names,) which images lay side by side when the run began (``Store.blocks``), if the run is
-    shuffled within a window: its order depends on them."""
+    """(names,) block of each image when the run started (``Store.blocks``); None unless the run
+    shuffles within a window, where the order depends on the blocks."""
 
     @classmethod
     def load(cls, run: Path) -> Remembered | None:
-        """Read a run's list; None if it has none.
+        """Read the list from a run's folder; None if there is no list.
 
         Raises:
-            CheckpointError: the list is damaged.
+            CheckpointError: the list is corrupt.
         """
         path = run / FILE
         if not path.is_file():
@@ -80,12 +80,12 @@ class Remembered:
                 found = cls(tuple(names.split("\0")), str(file["accepted"]), own, blocks)
                 one_each = (np.dtype(np.int32), (len(found.names),))
                 if blocks is not None and (blocks.dtype, blocks.shape) != one_each:
-                    raise ValueError("it has not one block for each image")
+                    raise ValueError("the number of blocks is not that of the images")
                 return found
-        except Exception as error:  # a damaged archive makes numpy and zipfile raise anything
+        except Exception as error:  # numpy and zipfile may raise anything on a corrupt archive
             raise CheckpointError(
-                f"{path}, the list of the run's images, is damaged: delete it, if the data are "
-                "what they were when the run began"
+                f"the list of the run's images is corrupt: {path}; if the data have not changed "
+                f"since the run started, `rm {quoted(path)}`"
             ) from error
 
     def to_bytes(self) -> bytes:
@@ -103,28 +103,28 @@ class Remembered:
         return buffer.getvalue()
 
     def accepts(self, now: list[str]) -> bool:
-        """Tell whether the user accepted exactly the names that there are now."""
+        """Return whether the user accepted a change to exactly these names."""
         return self.accepted == fingerprint(now)
 
     def accepting(self, now: list[str]) -> Remembered:
-        """Return the list with the names that there are now as accepted."""
+        """Return a copy of the list that accepts a change to these names."""
         return replace(self, accepted=fingerprint(now))
 
     def missing_files(self, root: Path | Url) -> list[str]:
-        """Return the files at a path, or below it, that do not exist any more."""
+        """Return the files at or below a path that no longer exist."""
         if isinstance(root, Url):
-            return []  # opening it names what is missing
+            return []  # opening a URL reports its missing files
         within = (f for f in self.files if Path(f.path).is_relative_to(root.resolve()))
         return [file.path for file in within if not Path(file.path).exists()]
 
     def other_files(self, now: tuple[DataFile, ...]) -> list[tuple[DataFile, DataFile]]:
-        """Return the files that changed at their path, each as it was then and as it is now."""
+        """Return the files that changed, each as a pair: as recorded, and as it is now."""
         then = {file.path: file for file in self.files}
         return [(then[f.path], f) for f in now if f.path in then and then[f.path] != f]
 
 
 def files_of(store: Store) -> tuple[DataFile, ...]:
-    """Return the containers that a store's images lie in; () for the files of a folder.
+    """Return the containers of a store's images; () for a folder of images.
 
     Raises:
         DataError: the size of one cannot be read.
@@ -147,31 +147,31 @@ def names_of(store: Store) -> list[str]:
 
 
 def set_numbers(names: Sequence[str]) -> NDArray[np.int64]:
-    """Return which data set of a mixture each image is of, by its name (``MixedStore``)."""
+    """Return the number of each image's data set in a mixture, (N,), from its name."""
     return np.array([int(name.partition("/")[0]) for name in names], np.int64)
 
 
 def has_names(store: Store) -> bool:
-    """Tell whether a store names its images; files of FFCV's own writer only count them."""
+    """Return whether a store has image names; files that FFCV wrote have none."""
     return not isinstance(store, BetonStore) or store.ours
 
 
 def fingerprint(names: list[str]) -> str:
-    """Return a hash of names that does not depend on their order."""
+    """Return a hash of the names, independent of their order."""
     text = "\0".join(sorted(names)).encode("utf-8", "surrogateescape")
     return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The difference between the images of a data set and those that a run remembers."""
+    """The difference between the images of a data set and those in a run's list."""
 
     place: NDArray[np.int64]
-    """(remembered,) position of each remembered image in the data set, or -1."""
+    """(listed,) position of each listed image in the data set; -1 if it is missing."""
     gone: tuple[str, ...]
-    """Names of remembered images that are missing."""
+    """Names of listed images that are missing from the data set."""
     new: tuple[str, ...]
-    """Names of images that the run does not remember."""
+    """Names of images that are missing from the list."""
 
     @classmethod
     def between(cls, remembered: Remembered, now: list[str], held: NDArray[np.int64]) -> Change:
@@ -180,9 +180,9 @@ class Change:
         Args:
             remembered: the run's list.
             now: names of all images of the data set.
-            held: positions of those that are held out, which do not count as new.
+            held: positions of the holdout set, which does not count as new.
         """
-        free: dict[str, list[int]] = {}  # several images may have one name: each is taken once
+        free: dict[str, list[int]] = {}  # several images may share a name; each is used once
         for position in range(len(now) - 1, -1, -1):
             free.setdefault(now[position], []).append(position)
         place = np.array([free[n].pop() if free.get(n) else -1 for n in remembered.names], np.int64)
@@ -194,18 +194,18 @@ class Change:
         )
 
     def positions(self) -> NDArray[np.int64]:
-        """Return the position of the image that is shown at each remembered place: (remembered,).
+        """Return the data set position of the image shown at each place of the list: (listed,).
 
-        The parameters are those of the place, also where another image replaces a missing one.
+        The augmentations are those of the place, even if another image replaces a missing one.
         """
         positions: NDArray[np.int64] = self.place[self.shown()]
         return positions
 
     def shown(self) -> NDArray[np.int64]:
-        """Return the place whose image is shown at each remembered place: (remembered,).
+        """Return the place of the image that is shown at each place of the list: (listed,).
 
-        A missing image is replaced by the next one of the list that exists; after the last comes
-        the first.
+        A missing image is replaced by the next one in the list that exists; after the last one, the
+        list starts again.
         """
         assert not self.all_gone
         there = np.flatnonzero(self.place >= 0)
@@ -215,16 +215,16 @@ class Change:
 
     @property
     def all_gone(self) -> bool:
-        """Whether all remembered images are missing."""
+        """Whether all listed images are missing."""
         return len(self.gone) == len(self.place)
 
     def __bool__(self) -> bool:
-        """Tell whether images are gone or new; another order is no change."""
+        """Return whether images are missing or new; another order does not count."""
         return bool(self.gone or self.new)
 
     def __str__(self) -> str:
-        """Return one line on what is gone and what is new."""
-        parts = [(self.gone, f"of its {len(self.place):,} images gone"), (self.new, "new")]
+        """Return one line on missing and new images."""
+        parts = [(self.gone, f"of {len(self.place):,} images missing"), (self.new, "new")]
         return ", ".join(
             f"{len(names):,} {what} ({_some(names)})" for names, what in parts if names
         )

@@ -1,4 +1,4 @@
-"""What a run does, settled once before it starts: every "auto", and what a checkpoint decides."""
+"""Resolve the settings of a run before it starts: each "auto", and those a checkpoint sets."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from fastsiam.train.memory import training_bytes
 from fastsiam.train.start import start_of
 
 _WORTH_COMPILING = 1000
-"""Steps of a run that is compiled by default: with fewer, that may take longer than it saves."""
+"""Length of a run, in steps, from which it is compiled by default: compiling takes a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfig:
-    """What a run does. Only a failed compilation replaces it, as a whole."""
+    """The resolved settings, images and start of a run."""
 
     asked: TrainConfig
     """The settings as the user gave them."""
     config: TrainConfig
-    """The settings as they are used: none is "auto". Checkpoints and config.json hold them."""
+    """The settings with each "auto" replaced, as saved in checkpoints and config.json."""
     place: Place
     start: Checkpoint | None
-    """What the run continues from, with this run's settings; None for a new run."""
+    """Checkpoint to resume from, with this run's settings; None for a new run."""
     began_in: Path | None
-    """Folder of the run that continues: the run's own, or that of the run it branches off."""
+    """Folder of the run to resume: the run's own, or that of the run it branches off."""
     damaged: str
-    """What to say about a damaged last checkpoint, or ""."""
+    """Warning about a corrupt last checkpoint, or ""."""
     images: RunImages
     notes: tuple[str, ...]
-    """What the user should know, in a line each."""
+    """Messages for the user, one line each."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -55,7 +55,7 @@ class ResolvedConfig:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps in an epoch; what is left of the images is no batch."""
+        """Optimizer steps in an epoch; images that do not fill a batch are left out."""
         return len(self.images) // self.config.optim.batch
 
     @property
@@ -65,18 +65,22 @@ class ResolvedConfig:
 
     @property
     def is_done(self) -> bool:
-        """Whether the run has no step left to take."""
+        """Whether all steps of the run are done."""
         return self.start is not None and self.start.step >= self.last_step
 
     def without_compiling(self, *, graphs_only: bool = False) -> ResolvedConfig:
-        """Return the same without what cannot be compiled here, or recorded as CUDA graphs."""
+        """Return a copy without compilation.
+
+        Args:
+            graphs_only: whether to disable CUDA graphs only.
+        """
         if graphs_only:
             step = replace(self.config.step, cuda_graphs=False)
             return replace(self, config=replace(self.config, step=step))
         return replace(self, config=without_compilation(self.config))
 
     def record(self) -> dict[str, Any]:
-        """Return what config.json says of it, as plain JSON values."""
+        """Return the content of config.json, as plain JSON values."""
         optim, ranks = self.config.optim, self.place.world
         return {
             "config": self.config.to_dict(),
@@ -93,14 +97,14 @@ class ResolvedConfig:
 
     @property
     def branch(self) -> Mapping[str, Any]:
-        """Where the run branched off another, as config.json has it; empty if it did not."""
+        """Record of where the run branched off, for config.json; empty if it is not a branch."""
         return {} if self.start is None else self.start.branch
 
 
 def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
-    """Settle all settings of a run; every rank calls it, and all get the same.
+    """Resolve all settings of a run; every rank must call it, and gets the same result.
 
-    A run that continues keeps what it began with, unless it is told otherwise.
+    A resumed run keeps the resolved settings that it started with, unless the user changes them.
 
     Args:
         asked: the settings as the user gave them.
@@ -109,13 +113,13 @@ def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
 
     Raises:
         BackendError: the pipeline's package is missing.
-        CheckpointError: the run cannot continue, or not with these settings.
-        DataError: the training images cannot be read, or are fewer than a batch.
+        CheckpointError: the run cannot be resumed, or not with these settings.
+        DataError: the training images cannot be read, or do not fill a batch.
     """
     config, beginning = start_of(asked, run, place)
     start = beginning.checkpoint
     images = run_images(config, beginning.folder)
-    # Consent to changed data is given for once.
+    # The consent to changed data holds for this change alone.
     config = replace(config, run=replace(config.run, data_changed="refuse"))
     config, chosen = with_pipeline(config, place, images.store, start)
     if start is not None:
@@ -138,16 +142,16 @@ def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
 def with_pipeline(
     config: TrainConfig, place: Place, store: Store | None, start: Checkpoint | None
 ) -> tuple[TrainConfig, str]:
-    """Replace the pipeline "auto": as the run began, or rank 0's choice for all.
+    """Replace the pipeline "auto": by that of the resumed run, or by rank 0's choice.
 
     Args:
         config: of the run.
-        place: this rank; every rank calls it.
-        store: the training images; None if the pipeline reads none.
-        start: what the run continues from.
+        place: this rank; every rank must call it.
+        store: the training images; None if the pipeline generates noise.
+        start: checkpoint to resume from.
 
     Returns:
-        The settings, and a line for people, which is empty if the pipeline was named.
+        The settings, and a message about the choice, which is empty if the user named a pipeline.
     """
     if store is None or config.data.pipeline != "auto":
         return config, ""
@@ -168,31 +172,31 @@ def with_pipeline(
 
 
 def _pipeline_it_began_with(store: Store, start: Checkpoint | None) -> Choice | None:
-    """Return the pipeline that a run continues with; None where it cannot be used any more."""
+    """Return the pipeline of the resumed run; None if it does not work any more."""
     if start is None or start.config.data.pipeline == "auto":
         return None
     backend = BACKENDS[start.config.data.pipeline]
     if not backend.real or not works_on(store, backend.name):
         return None
-    return Choice(backend.name, "as the run began")
+    return Choice(backend.name, "as when the run started")
 
 
 def with_compilation(
     config: TrainConfig, start: Checkpoint | None, *, end: int
 ) -> tuple[TrainConfig, str]:
-    """Replace the compilation "auto": as the run began, or by the length of the run.
+    """Replace the compilation "auto": as in the resumed run, or by the length of the run.
 
     Args:
         config: of the run.
-        start: what the run continues from.
+        start: checkpoint to resume from.
         end: the last step of this run.
 
     Returns:
-        The settings, and a hint if the run would now be faster compiled, else "".
+        The settings, and a hint if compilation would make the run faster, else "".
     """
     began_with = "auto" if start is None else start.config.step.compile
     left = end if start is None else end - start.step
-    if left <= 0 and start is not None:  # nothing will be compiled
+    if left <= 0 and start is not None:  # no step is left to compile
         known = replace(config, step=replace(config.step, compile=began_with))
         return (without_compilation(known) if began_with == "auto" else known), ""
     if config.step.compile != "auto":
@@ -204,5 +208,5 @@ def with_compilation(
         choice = "on"
     hint = ""
     if began_with == "off" and left >= _WORTH_COMPILING:
-        hint = f"not compiled, as the run began; --compile on may be faster for {left:,} steps"
+        hint = f"this run is not compiled; --compile on may be faster for {left:,} steps"
     return replace(config, step=replace(config.step, compile=choice)), hint

@@ -18,16 +18,16 @@ from fastsiam.train.step import TrainingStep
 
 
 class Saver:
-    """Writes a run's last checkpoint; each step at most once.
+    """Writes a run's last checkpoint, at most once for each step.
 
     Args:
         folder: the run's.
-        step: whose state is saved; rank 0 writes.
+        step: the training step to save; rank 0 writes.
         clock: the run's.
-        digest: of what was trained on.
-        images: in the data set.
-        start: what the run continues from, which is saved already; None if there is nothing.
-        before: done by every rank before each checkpoint, such as telling the others something.
+        digest: digest of the images and augmentations.
+        images: number of images in the data set.
+        start: the checkpoint that was resumed, which is saved already; None for a new run.
+        before: called by every rank before each checkpoint, for example to exchange data.
     """
 
     def __init__(
@@ -50,15 +50,15 @@ class Saver:
         self._before = before
 
     def save(self, done: int) -> Path:
-        """Save the state after so many steps, if that is not done yet; return the checkpoint.
+        """Save the state after step ``done``, unless it is saved already; return the path.
 
-        Every rank calls it.
+        Every rank must call it.
 
         Raises:
-            CheckpointError: the file cannot be written; the one before stays.
-            OtherRankError: on the ranks that do not write, the same.
+            CheckpointError: the file cannot be written; the previous checkpoint stays.
+            OtherRankError: rank 0 cannot write the file; raised on the other ranks.
         """
-        # On every rank or on none, whatever this one knows of what is saved.
+        # First the parts that all ranks must take part in.
         self._before()
         self._digest.share()
         if self._saved == done:
@@ -69,9 +69,9 @@ class Saver:
                 self._write(done)
             except (OSError, FastSiamError) as error:
                 failure = error
-        # Nobody continues or leaves before the file is there: a launcher ends the others then.
+        # All ranks wait for the file: when one of them exits, a launcher kills the others.
         if sum_across_ranks(torch.tensor(int(failure is not None))).item():
-            raise failure or OtherRankError("rank 0 cannot save, and says why")
+            raise failure or OtherRankError("rank 0 cannot save; see its own error message")
         self._saved = done
         return self.path
 
@@ -83,7 +83,7 @@ class Saver:
             images=self._images,
             steps_per_epoch=self._step.steps_per_epoch,
             seen=self._digest.state(),
-            weights="",  # as they are saved
+            weights="",  # save() computes the digest
             branch=self._branch,
             **self._step.state(),
         )
@@ -91,9 +91,9 @@ class Saver:
         checkpoints.save(self.path, state, keep=checkpoints.previous(self._folder.path))
 
     def try_to(self, done: int) -> None:
-        """Save in the middle of a run; if it cannot be done, warn: the next time it may.
+        """Save during a run; if that fails, print a warning and continue.
 
-        A run that ended here would lose the very steps that are to be saved.
+        Ending the run here would lose the steps that were to be saved; the next save may work.
         """
         try:
             self.save(done)
@@ -101,7 +101,7 @@ class Saver:
             self._folder.console.warn(f"{error}; training continues, and {self}")
 
     def __str__(self) -> str:
-        """Say for people where the last good state is."""
+        """Return a message that names the last good checkpoint."""
         if self._saved is None:
             return "nothing was saved yet"
         return f"the last good checkpoint is {self.path} (step {self._saved:,})"

@@ -1,4 +1,4 @@
-"""Where a run starts: fresh weights, lent ones (``--init``), or a checkpoint (``--resume``)."""
+"""The start of a run: new weights, weights from ``--init``, or a checkpoint (``--resume``)."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from fastsiam.errors import CheckpointError
 from fastsiam.files import quoted
 from fastsiam.interchange import Pretrained, load_pretrained
 from fastsiam.methods import Method, method_skeleton
-from fastsiam.methods.optim import decaying_rate, longer
-from fastsiam.model.numerics import with_settled_precision
+from fastsiam.methods.optim import decaying_rate, extend_schedule
+from fastsiam.model.numerics import with_resolved_precision
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Where a run starts."""
+    """The start of a run."""
 
     checkpoint: Checkpoint | None
-    """What it continues from, of the run's settings; None for a new run."""
+    """Checkpoint to resume from, with the run's settings; None for a new run."""
     folder: Path | None
-    """Folder of the run that continues: the run's own, or that of the run it branches off."""
+    """Folder of the run to resume: the run's own, or that of the run it branches off."""
     damaged: str
-    """What there is to say of a damaged last checkpoint, or ""."""
+    """Warning about a corrupt last checkpoint, or ""."""
     notes: tuple[str, ...]
-    """What else there is to say."""
+    """Other messages for the user."""
 
 
 def start_of(config: TrainConfig, run: Path, place: Place) -> tuple[TrainConfig, Start]:
@@ -45,17 +45,17 @@ def start_of(config: TrainConfig, run: Path, place: Place) -> tuple[TrainConfig,
     Args:
         config: the run's settings.
         run: its folder.
-        place: this rank; every rank calls it.
+        place: this rank; every rank must call it.
 
     Returns:
-        The settings, with the precision resolved and extended as asked, and the start.
+        The settings, with the precision resolved and ``--extend`` applied, and the start.
 
     Raises:
-        CheckpointError: the run cannot continue, or not with these settings.
+        CheckpointError: the run cannot be resumed, or not with these settings.
     """
     found, folder, damaged = _starting_point(config, run, place)
     began_with = None if found is None else found.config
-    config = with_settled_precision(config, place.device, began_with=began_with)
+    config = with_resolved_precision(config, place.device, began_with=began_with)
     branches = folder is not None and folder.resolve() != run.resolve()
     start = _with_optimiser_of(config, found) if branches and found is not None else found
     config, start, said = _extended(config, start)
@@ -70,7 +70,7 @@ def start_of(config: TrainConfig, run: Path, place: Place) -> tuple[TrainConfig,
 def _with_optimiser_of(config: TrainConfig, start: Checkpoint) -> Checkpoint:
     """Return the start of a branch: the checkpoint with the optimiser settings of ``config``.
 
-    If other settings differ too, it is returned as it is, to be refused.
+    If other settings differ, the checkpoint is returned unchanged, and a later check fails.
 
     Raises:
         CheckpointError: the branch would end before it begins.
@@ -80,41 +80,44 @@ def _with_optimiser_of(config: TrainConfig, start: Checkpoint) -> Checkpoint:
         return start
     if config.optim.epochs < start.epoch and "epochs" in changed:
         raise CheckpointError(
-            f"the checkpoint is after epoch {rounded(start.epoch)}: a branch of it needs more than "
-            f"--epochs {config.optim.epochs}"
+            f"--epochs {config.optim.epochs} is too short for this branch: its checkpoint is after "
+            f"epoch {rounded(start.epoch)}"
         )
     own = replace(start.config, optim=config.optim, model=config.model)
     return replace(start, config=own)
 
 
 def _advice(old: TrainConfig, new: TrainConfig, run: Path, branches: bool) -> str:
-    """Say how to have the settings in which a run, or a new branch of it, cannot continue."""
+    """Return advice on how to use settings that a resumed run or branch cannot change."""
     changed = differences(old, new).keys()
     path = quoted(run if new.run.resume in ("auto", "never") else new.run.resume)
     if changed & {f.name for f in fields(BackboneConfig)}:
         new_run = "leave out --resume" if branches else "another --out"
-        return f"give the same ones, or {new_run} for a new run"
+        return f"pass the same values, or {new_run} for a new run"
     if not changed <= set(BRANCH_SETTINGS):
         where = "instead of --resume" if branches else "with another --out"
-        return f"give the same ones, or start a new run from the weights: --init {path} {where}"
+        return f"pass the same values, or start a new run from its weights: --init {path} {where}"
     longer = new.optim.epochs > old.optim.epochs
     more = f"; --extend {new.optim.epochs} makes this run longer" if longer else ""
-    return f"give the same ones, or branch off: --resume {path} with another --out{more}"
+    return f"pass the same values, or branch off: --resume {path} with another --out{more}"
 
 
 def _branched(found: Checkpoint, start: Checkpoint, config: TrainConfig) -> tuple[Checkpoint, str]:
-    """Note in the start of a branch where it branched off, and what changed; say it, too.
+    """Record in the start of a branch where it branched off and what changed.
 
     Args:
-        found: the checkpoint, with the settings of the run that it is of.
+        found: the checkpoint, with the settings of its own run.
         start: the same with the branch's settings.
         config: the branch's settings.
+
+    Returns:
+        The start, and a message for the user.
     """
     path = Path(config.run.resume)
     changed = differences(found.config, start.config)
     branch = {
         "run": str((run_folder(path) or path.parent).resolve()),
-        "checkpoint": str(checkpoints.found(path).resolve()),
+        "checkpoint": str(checkpoints.locate(path).resolve()),
         "step": found.step,
         "epoch": found.epoch,
         "changed": {name: {"from": old, "to": new} for name, (old, new) in changed.items()},
@@ -133,16 +136,18 @@ def _branched(found: Checkpoint, start: Checkpoint, config: TrainConfig) -> tupl
 def _starting_point(
     config: TrainConfig, run: Path, place: Place
 ) -> tuple[Checkpoint | None, Path | None, str]:
-    """Find the checkpoint that ``--resume`` asks for: the same one on every rank, or an error.
+    """Find the checkpoint that ``--resume`` asks for, which must be the same on every rank.
 
-    A branch that has begun continues with its own, as the same command run again expects.
+    A branch that already has a checkpoint resumes from that one, so that the same command can be
+    run again.
 
     Returns:
-        The checkpoint and the folder of its run, None and None for a new run; and what there is to
-        say if the run's last checkpoint is damaged and it is the one before, else "".
+        The checkpoint and the folder of its run, both None for a new run; and a warning if the last
+        checkpoint is corrupt and the previous one is used, else "".
 
     Raises:
-        CheckpointError: there is none, it would overwrite a run, or the ranks find different ones.
+        CheckpointError: the checkpoint is missing, the run would overwrite another one, or the
+            ranks find different checkpoints.
     """
     start, damaged = checkpoints.load_newest(run)
     folder = run
@@ -155,71 +160,75 @@ def _starting_point(
             start, folder = given, run_folder(path) or path.parent
         elif start.step < given.step:
             raise CheckpointError(
-                f"{run} holds a run already, after step {start.step:,}, and {path} is after step "
-                f"{given.step:,}: continue the first by --resume {quoted(run)}, or choose another "
-                "--out for a new branch of the second"
+                f"{run} already holds a run at step {start.step:,}, before step {given.step:,} of "
+                f"{path}; pass --resume {quoted(run)} to resume that run, or choose another --out "
+                "for a new branch"
             )
     steps = torch.tensor([-1 if start is None else start.step], device=place.device)
     if distributed.gather(steps).unique().numel() > 1:
         raise CheckpointError(
-            f"the ranks find different checkpoints under {run}; all machines must share that folder"
+            f"the ranks find different checkpoints in {run}; put it on a disk that all machines "
+            "share (--out)"
         )
     return (None, None, "") if start is None else (start, folder, damaged)
 
 
 def refuse_existing_run(run: Path) -> None:
-    """Refuse a folder with a checkpoint, under ``--resume never``.
+    """Check that a folder has no checkpoint, for ``--resume never``.
 
     Raises:
         CheckpointError: it has one.
     """
-    if checkpoints.is_there(run):
+    if checkpoints.exists(run):
         raise CheckpointError(
-            f"--resume never: {run} holds a run already; choose another --out or delete it"
+            f"--resume never: {run} already holds a run; choose another --out or delete it"
         )
 
 
 def _branches(config: TrainConfig, run: Path) -> bool:
-    """Tell whether ``--resume`` names a checkpoint that is not this run's own last one.
+    """Return whether ``--resume`` names a checkpoint other than this run's own last one.
 
     Raises:
-        CheckpointError: it names one that is not there.
+        CheckpointError: the checkpoint does not exist.
     """
     if config.run.resume in ("auto", "never"):
         return False
     named = Path(config.run.resume)
-    if named.resolve() == run.resolve() and checkpoints.is_there(run):
+    if named.resolve() == run.resolve() and checkpoints.exists(run):
         return False
-    return checkpoints.found(named).resolve() != checkpoints.last(run).resolve()
+    return checkpoints.locate(named).resolve() != checkpoints.last(run).resolve()
 
 
 def _extended(
     config: TrainConfig, start: Checkpoint | None
 ) -> tuple[TrainConfig, Checkpoint | None, str]:
-    """Give a run and its checkpoint the schedule that ``--extend`` asks for, and say what it is.
+    """Apply ``--extend`` to the settings and the checkpoint.
 
-    It is the checkpoint's, made longer unless it is as long already: the same command continues
-    an extended run like any other.
+    A checkpoint that already has the longer schedule stays as it is, so that the same command
+    resumes an extended run.
+
+    Returns:
+        The settings, the checkpoint, and a message about the new schedule, or "".
 
     Raises:
-        CheckpointError: there is nothing to extend, or it cannot be.
+        CheckpointError: there is no run to extend, or its schedule cannot be extended.
     """
     epochs, schedule = config.run.extend, config.run.extend_schedule
     if not epochs:
         return config, start, ""
     if start is None:
         raise CheckpointError(
-            f"--extend {epochs} makes a run longer that has begun, and there is none to continue "
-            f"with: name it by --resume, or begin one with --epochs {epochs}"
+            f"--extend {epochs} needs a run to extend: name one with --resume, or start a new run "
+            f"with --epochs {epochs}"
         )
     optim, said = start.config.optim, ""
     if epochs < optim.epochs:
         raise CheckpointError(
-            f"the run has {optim.epochs} epochs: give --extend more than these, not {epochs}"
+            f"--extend {epochs} is less than the run's {optim.epochs} epochs; pass a larger number"
         )
     if epochs > optim.epochs:
         try:
-            optim, rates = longer(
+            optim, rates = extend_schedule(
                 optim,
                 epochs=epochs,
                 schedule=schedule,
@@ -229,24 +238,27 @@ def _extended(
         except ValueError as error:
             raise CheckpointError(f"--extend-schedule {schedule}: {error}") from error
         said = f"extended from {start.config.optim.epochs} to {epochs} epochs; {rates}"
-    asked = max(config.optim.epochs, epochs)  # more than --extend is refused with the settings
+    asked = max(config.optim.epochs, epochs)  # a later check refuses more than --extend
     own = replace(config.optim, epochs=asked, restarts=optim.restarts)
     start = replace(start, config=replace(start.config, optim=optim))
     return replace(config, optim=own), start, said
 
 
-def goes_on(config: TrainConfig) -> bool:
-    """Tell whether ``--resume`` will find a checkpoint, so that ``--init`` counts no more."""
+def will_resume(config: TrainConfig) -> bool:
+    """Return whether ``--resume`` will find a checkpoint, so that ``--init`` is ignored."""
     if config.run.resume != "auto":
         return config.run.resume != "never"
-    return bool(config.run.out) and checkpoints.is_there(Path(config.run.out))
+    return bool(config.run.out) and checkpoints.exists(Path(config.run.out))
 
 
 def initial_weights(config: TrainConfig) -> tuple[Pretrained, tuple[str, ...]]:
-    """Read what ``--init`` names; return it, and those of its parts that fit the settings.
+    """Read the file that ``--init`` names.
+
+    Returns:
+        The weights, and the names of the parts (backbone, projector, ...) that fit the settings.
 
     Raises:
-        CheckpointError: the file cannot be read, or the backbone is another one.
+        CheckpointError: the file cannot be read, or its backbone is not that of the settings.
     """
     name = "" if config.model.is_own else config.model.backbone
     pretrained = load_pretrained(Path(config.run.init), backbone=name)
@@ -261,14 +273,14 @@ def initial_weights(config: TrainConfig) -> tuple[Pretrained, tuple[str, ...]]:
     if "backbone" not in fitting or other_stem:
         raise CheckpointError(
             f"--init {quoted(config.run.init)} holds {pretrained.model.backbone} (stem "
-            f"{pretrained.model.stem}, width {pretrained.model.width}), not the network that "
-            "the settings name: give the same --backbone, --stem and --width"
+            f"{pretrained.model.stem}, width {pretrained.model.width}), not the network of the "
+            "settings; pass the same --backbone, --stem and --width"
         )
     return pretrained, fitting
 
 
 def take_weights(method: Method, config: TrainConfig) -> str:
-    """Start a method from the weights that ``--init`` names; say what was taken.
+    """Load the weights that ``--init`` names; return a message on what was loaded.
 
     Raises:
         CheckpointError: as ``initial_weights``.
@@ -276,7 +288,7 @@ def take_weights(method: Method, config: TrainConfig) -> str:
     pretrained, fitting = initial_weights(config)
     method.start_from(pretrained.part(*fitting))
     fresh = [part for part in method.parts if part not in fitting]
-    return f"starts from {pretrained}" + (f"; fresh: {', '.join(fresh)}" if fresh else "")
+    return f"starts from {pretrained}" + (f"; new: {', '.join(fresh)}" if fresh else "")
 
 
 def _shapes(state: Mapping[str, Tensor], part: str) -> dict[str, torch.Size]:

@@ -1,8 +1,7 @@
 """The training step: forward, backward and optimizer on one rank's share of a batch.
 
-Here a step is made as fast as the hardware allows, by precision, memory format, compilation and
-ranks; none of it changes what is computed except for rounding. docs/performance.md says what each
-lever brings and where the limit lies.
+Precision, memory format, compilation and the number of ranks set its speed, and change results only
+by rounding. docs/performance.md shows the gain of each.
 """
 
 from __future__ import annotations
@@ -26,29 +25,28 @@ from fastsiam.model.numerics import autocast, autocast_type, memory_format_of, u
 from fastsiam.trace import span
 from fastsiam.train.compile import (
     CompilationError,
+    cache_folder,
     cause_line,
+    compile_failure,
     compiling,
-    kept_in,
-    why_not,
 )
 from fastsiam.views.batch import Batch
 
 _RECORDING = 3
-"""Passes until CUDA graphs are there: the first warms up, the second records, the third replays
+"""Passes that record CUDA graphs: the first warms up, the second records, the third replays
 (``CUDAGraphTreeManager`` in torch/_inductor/cudagraph_trees.py)."""
 
 
 class TrainingStep:
-    """Takes optimizer steps: ``loss, embedding = step(batch, at=7)``; never waits for the device.
+    """One optimizer step, as a callable: ``loss, embedding = step(batch, at=7)``.
 
-    Only torch's SyncBN makes the host wait, on several GPUs whose model is not compiled.
-
-    ``prepare`` comes before the first step.
+    Call ``prepare`` before the first step. A step does not wait for the device, except in torch's
+    SyncBN, which uncompiled models use on several GPUs.
 
     Args:
-        config: all settings; what ``compile`` means must be settled ("on" or "off").
-        method: is trained in place, and stays usable by itself, for evaluation for instance.
-        place: this rank; every rank takes every step.
+        config: all settings; ``compile`` must be "on" or "off".
+        method: trained in place; it can be used by itself, for example for evaluation.
+        place: this rank; every rank must take every step.
         steps_per_epoch: optimizer steps in an epoch, for the schedules.
     """
 
@@ -58,7 +56,7 @@ class TrainingStep:
         assert config.step.compile != "auto"
         use_numerics(config, place)
         self.config = config
-        """All settings; none of them changes."""
+        """All settings, unchanged."""
         self.place = place
         self.method = method.to(place.device).to(memory_format=memory_format_of(config))
         self.groups = method.param_groups()
@@ -77,28 +75,28 @@ class TrainingStep:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def prepare(self) -> str:
-        """Put the model together, and compile it if the settings say so; every rank does.
+        """Assemble the model, and compile it if the settings say so; every rank must call it.
 
-        Compiling takes a step that leaves no trace, and CUDA graphs are recorded then. No loader
-        may be at work meanwhile: while a graph is recorded, no thread of a loader's (DALI has some)
-        may wait for the device or free its memory.
+        Compiling runs a step on noise and restores the state. It also records CUDA graphs, during
+        which no thread of a loader (DALI has some) may wait for the device or free its memory. So
+        the loader must be idle.
 
         Returns:
-            A line for people, on how long compiling took; empty if nothing was compiled.
+            A message on the time that compiling took; empty if nothing was compiled.
 
         Raises:
-            CompilationError: it cannot be done here; on every rank.
-            BackendError: it fails on the model, and other ranks may wait for this one.
+            CompilationError: compiling fails on this machine; raised on every rank.
+            BackendError: compiling the model fails, while other ranks may wait for this one.
         """
         if self.config.step.compile == "off":
             self._assemble()
             return ""
         began = time.perf_counter()
         with compiling(self.config):
-            if reason := why_not(self.place):
+            if reason := compile_failure(self.place):
                 raise CompilationError(reason, graphs=False)
             self._compile()
-        return f"compiled in {time.perf_counter() - began:.0f} s (kept in {kept_in()})"
+        return f"compiled in {time.perf_counter() - began:.0f} s (cached in {cache_folder()})"
 
     def __call__(self, batch: Batch, *, at: int) -> tuple[Tensor, Tensor]:
         """Take one step.
@@ -134,7 +132,7 @@ class TrainingStep:
         return total, outputs[-1].embedding
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """Return the states that a checkpoint holds: of the model, the optimizer, the scaler."""
+        """Return the states of the model, the optimizer and the scaler, for a checkpoint."""
         return {
             "model": self.method.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -144,17 +142,17 @@ class TrainingStep:
     def load(
         self, *, model: dict[str, Any], optimizer: dict[str, Any], scaler: dict[str, Any]
     ) -> None:
-        """Continue from what ``state`` returned, with the optimizer settings of ``config``."""
+        """Load what ``state`` returned; the optimizer settings stay those of ``config``."""
         self.method.load_state_dict(model)
         groups = self.optimizer.param_groups
         own = [{name: group[name] for name in SETTINGS if name in group} for group in groups]
         self.optimizer.load_state_dict(optimizer)
         for group, settings in zip(self.optimizer.param_groups, own, strict=True):
-            group.update(settings)  # a branch may have others than the run it comes from
+            group.update(settings)  # a branch may have other settings than its checkpoint
         self.scaler.load_state_dict(scaler)
 
     def _deferring(self, defer_sync: bool) -> contextlib.AbstractContextManager[None]:
-        """Keep gradients on this rank inside, if a later part's pass exchanges them for all."""
+        """Defer the exchange of gradients to a later part of the batch, if ``defer_sync``."""
         if defer_sync and isinstance(self._model, nn.parallel.DistributedDataParallel):
             return self._model.no_sync()
         return contextlib.nullcontext()
@@ -175,7 +173,7 @@ class TrainingStep:
             output: Output = self._model(views, batch.index)
         if not self._is_compiled:
             return output
-        # The compiled backward pass may write over what it shares with these.
+        # The compiled backward pass may overwrite memory that it shares with these outputs.
         carry = {name: kept.clone() for name, kept in output.carry.items()}
         return output._replace(embedding=output.embedding.clone(), carry=carry)
 
@@ -189,14 +187,13 @@ class TrainingStep:
             self._assemble()
             self._take_no_steps(_RECORDING if self.config.step.cuda_graphs else 1)
         except (torch.OutOfMemoryError, torch.AcceleratorError, dist.DistError):
-            raise  # of memory, the device, other ranks: not of the compiler
+            raise  # not caused by the compiler
         except Exception as error:  # a compiler that fails may raise anything
             if peer_is_gone(error):
                 raise
             if self.place.world > 1:
                 raise BackendError(
-                    f"torch.compile fails on the model ({cause_line(error)}); "
-                    "--compile off trains without it"
+                    f"torch.compile fails on the model ({cause_line(error)}); pass --compile off"
                 ) from error
             if os.environ.get("FASTSIAM_DEBUG"):
                 raise
@@ -204,17 +201,18 @@ class TrainingStep:
             raise CompilationError(cause_line(error), graphs=graphs) from error
 
     def _take_no_steps(self, count: int) -> None:
-        """Go forward and backward on noise, and leave everything as it was.
+        """Run forward and backward passes on noise; restore the state afterwards.
 
-        Rows of images may be more than there is room for twice, and only ``after_step`` moves them.
+        Rows of images may be too large to copy; they need no copy, because only ``after_step``
+        changes them.
         """
         batch = self._noise()
         rows = image_rows(self.config.model)
         buffers = {k: x.clone() for k, x in self.method.named_buffers() if k not in rows}
         try:
             for _ in range(count):
-                # Outputs live on in the backward pass, as a step's do: a graph that was recorded
-                # without them would be recorded again.
+                # Keep the outputs alive during the backward pass, as a step does: otherwise the
+                # first step would record its graph again.
                 output = self._forward_and_backward(batch, 1)
                 self.method.zero_grad(set_to_none=True)
                 del output
@@ -225,14 +223,14 @@ class TrainingStep:
                     self.method.get_buffer(name).copy_(buffer)
 
     def _noise(self) -> Batch:
-        """Return a batch of noise; torch's own generators stay untouched.
+        """Return a batch of noise, without use of torch's global generators.
 
-        cuDNN times its kernels on it and chooses: on zeros, which take less power than images, all
-        are faster, some more than others.
+        It is not zeros because cuDNN times its kernels on it: zeros need less power than images,
+        which would distort the choice.
         """
         images, device = self._images, self.place.device
         generator = torch.Generator(device).manual_seed(0)
-        views = tuple(  # a tensor each: one that comes twice makes another graph
+        views = tuple(  # one tensor each: a repeated tensor would give another graph
             torch.randn(images, 3, s, s, dtype=self._dtype, device=device, generator=generator)
             for s in (view.crop for view in self.config.augment.views)
         )
@@ -244,7 +242,7 @@ class TrainingStep:
 
     @property
     def _images(self) -> int:
-        """Images that go through the model at a time."""
+        """Number of images in each forward pass."""
         parts = self.place.world * self.config.optim.accumulate
         return self.config.optim.batch // parts
 
@@ -253,7 +251,7 @@ class TrainingStep:
         return self.config.step.compile == "on"
 
     def _assemble(self) -> None:
-        """Put the model together as the settings say: BN, compilation, ranks."""
+        """Assemble the model from the settings: BN, compilation, ranks."""
         step, method = self.config.step, self.method
         method.views_together = self._is_compiled
         method.backbone.recompute = step.activation_memory < 1 and not self._is_compiled
@@ -261,8 +259,8 @@ class TrainingStep:
         use_view_batch_norm(method, images=images, group=self._bn_group)
         vars(method).pop("forward", None)
         if self._is_compiled:
-            # The method itself stays what DDP wraps and checkpoints name; DDP, which calls it,
-            # has the compiler cut the graph where gradients are exchanged.
+            # Only forward is compiled, so that DDP wraps the method and checkpoints keep its
+            # names. DDP makes the compiler split the graph where gradients are exchanged.
             mode = "reduce-overhead" if step.cuda_graphs else "default"
             method.forward = torch.compile(  # type: ignore[method-assign]
                 method.forward, fullgraph=True, dynamic=False, mode=mode

@@ -1,8 +1,8 @@
-"""A run held against its own log: the digests of what it was trained on, computed again.
+"""Verification of a run: recompute the digests in its log and compare them.
 
-The order of the images and what is drawn for each are functions of seed, settings and the images'
-sizes, so whoever has these can tell what every step was trained on: without the pipeline, the
-ranks or the machine that took it.
+The order of the images and their augmentations are functions of the seed, the settings and the
+image sizes. From these the digests can be recomputed on any machine, with any number of ranks and
+without the run's pipeline.
 """
 
 from __future__ import annotations
@@ -30,53 +30,53 @@ from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
 from fastsiam.train.images import RunImages, run_images
 from fastsiam.views.batch import Batch, Loader
-from fastsiam.views.digest import added, seen_in, written
+from fastsiam.views.digest import batch_digest, hex_digest, sum_digests
 from fastsiam.views.draws import draw_views
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A log line of training: the stretch of steps that it tells of, from 1 on."""
+    """The digest and loss of a log line, and the range of steps that it covers, counted from 1."""
 
     first: int
     last: int
     seen: str
-    """Digest of what was trained on, 16 hexadecimal digits."""
+    """Digest of the images and augmentations, 16 hexadecimal digits."""
     loss: float
 
-    def tells_of(self, step: int) -> bool:
-        """Tell whether a step is among them."""
+    def covers(self, step: int) -> bool:
+        """Return whether the line covers a step."""
         return self.first <= step <= self.last
 
     def __len__(self) -> int:
-        """Count the steps."""
+        """Return the number of steps."""
         return self.last - self.first + 1
 
     def __str__(self) -> str:
-        """Name the steps."""
+        """Return the range of steps as text."""
         steps = f"{self.first:,} to {self.last:,}"
         return f"step {self.last:,}" if self.first == self.last else f"steps {steps}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """What a run says of itself."""
+    """The settings, log lines and images of a run."""
 
     folder: Path
     config: TrainConfig
     lines: Sequence[Line]
-    """Those that have a digest, in their order."""
+    """Log lines that have a digest, in order."""
     images: RunImages
-    """The images that it was trained on, as they are here."""
+    """The training images, opened on this machine."""
 
     @property
     def bad(self) -> BadImages:
-        """The images in whose place it was shown others."""
+        """The bad images that were replaced by others."""
         return BadImages(len(self.images), read_bad_images(self.folder), takes_more=False)
 
     @property
     def order(self) -> Order:
-        """The order of the whole run's images, as one rank would see it."""
+        """The order of the global batches, as a single rank would see it."""
         config = self.config
         return Order(
             images=len(self.images),
@@ -88,31 +88,33 @@ class Recorded:
 
 
 def verify(run: Path, config: VerifyConfig) -> Iterator[str]:
-    """Compute a run's digests again and compare; yield what was found, line by line.
+    """Recompute a run's digests and compare them with its log; yield messages on the result.
 
     Raises:
-        CheckpointError: the data changed since; or the weights are not those that were saved.
-        FastSiamError: a line differs; or there is nothing to compare.
+        CheckpointError: the data changed, or the weights are not those that were saved.
+        FastSiamError: a digest differs, or the run has none.
     """
     recorded = read(run, config)
     yield from recorded.images.notes
-    lines = [line for line in recorded.lines if not config.step or line.tells_of(config.step)]
+    lines = [line for line in recorded.lines if not config.step or line.covers(config.step)]
     if not lines:
-        told = f"{recorded.lines[0].first:,} to {recorded.lines[-1].last:,}"
-        raise FastSiamError(f"no log line tells of step {config.step:,} of {run}; they tell {told}")
+        steps = f"{recorded.lines[0].first:,} to {recorded.lines[-1].last:,}"
+        raise FastSiamError(
+            f"the log of {run} does not cover step {config.step:,}, only steps {steps}"
+        )
     numbers = [number for line in lines for number in range(line.first, line.last + 1)]
     with ExitStack() as ends:
         if config.pipeline:
             loader = ends.enter_context(closing(_loader(recorded, config)))
-            digests = _shown(loader, numbers)
+            digests = _digests(loader, numbers)
         else:
             digests = map(_Steps(recorded).digest, numbers)
         for line, digest in _compared(lines, digests):
             require_same(line, digest, recorded)
-    how = f"made again by {config.pipeline}" if config.pipeline else "computed again"
+    how = f"reloaded with the {config.pipeline} pipeline" if config.pipeline else "recomputed"
     yield (
         f"{'1 log line agrees' if len(lines) == 1 else f'{len(lines):,} log lines agree'}: "
-        f"images and draws of {_steps(lines)}, {how} from seed {recorded.order.seed}"
+        f"images and augmentations of {_steps(lines)}, {how} from seed {recorded.order.seed}"
     )
     if config.step:
         yield from _images(recorded, config.step)
@@ -122,20 +124,20 @@ def verify(run: Path, config: VerifyConfig) -> Iterator[str]:
 
 
 def read(run: Path, config: VerifyConfig) -> Recorded:
-    """Read what a run says of itself, and open its images.
+    """Read the settings and log lines of a run, and open its images.
 
     Raises:
-        FastSiamError: it is no run, it keeps no digests, or its data cannot be read.
+        FastSiamError: the folder is not a run, its log has no digests, or its data cannot be read.
     """
     trained = RunSettings.read(run).config
     data = trained.data.at(config.data, ColumnNames(config.image_column, config.label_column))
     lines = [_line(line, run) for line in read_metrics(run) if "seen" in line]
     if not lines:
         raise FastSiamError(
-            f"no line of {run / 'metrics.jsonl'} has a digest: the run took no step, or was made "
-            "by a version of fastsiam that kept none, so that nothing can be verified"
+            f"cannot verify {run}: metrics.jsonl has no digests, because the run took no step or "
+            "an older version of fastsiam wrote it"
         )
-    # What the pipeline of the run needs to be installed is not needed here.
+    # "auto", because the package of the run's pipeline may not be installed here.
     opened = replace(data, pipeline="auto") if data.loads_images else data
     images = run_images(replace(trained, data=opened), run)
     here = replace(trained, data=replace(data, workers=config.workers))
@@ -143,33 +145,33 @@ def read(run: Path, config: VerifyConfig) -> Recorded:
 
 
 def with_pipeline(data: DataConfig, name: str) -> DataConfig:
-    """Return a run's data by another pipeline, if one is named.
+    """Return a run's data settings with another pipeline; "" and "run" mean the run's own.
 
     Raises:
-        FastSiamError: the run was on noise, which other pipelines do not make.
+        FastSiamError: one of the two pipelines generates noise, the other reads images.
     """
     if name in ("", "run"):
         return data
     other = replace(data, pipeline=cast("PipelineSetting", name))
     if other.loads_images != data.loads_images:
         raise FastSiamError(
-            f"the run was trained by the {data.pipeline} pipeline, which {name} cannot stand for: "
-            "one has images, the other noise"
+            f"the {name} pipeline cannot verify a run of the {data.pipeline} pipeline: one reads "
+            "images, the other generates noise"
         )
     return other
 
 
 def require_same(line: Line, digest: int, recorded: Recorded) -> None:
-    """Refuse a line whose digest is another than what it should be.
+    """Check the digest of a log line.
 
     Raises:
-        FastSiamError: says which, and what that means.
+        FastSiamError: the digest differs.
     """
-    if written(digest) != line.seen:
+    if hex_digest(digest) != line.seen:
         raise FastSiamError(
-            f"{line} of {recorded.folder}: the log has digest {line.seen}, and seed, settings and "
-            f"data give {written(digest)}: other images or draws were trained on, or config.json, "
-            "metrics.jsonl or the data are not the run's own any more"
+            f"{line} of {recorded.folder}: the log has digest {line.seen}, but seed, settings and "
+            f"data give {hex_digest(digest)}: the run used other images or augmentations, or "
+            "config.json, metrics.jsonl or the data have changed since"
         )
 
 
@@ -182,8 +184,8 @@ def _line(values: dict[str, Any], run: Path) -> Line:
     )
     if not 1 <= line.first <= line.last:
         raise FastSiamError(
-            f"{run / 'metrics.jsonl'} holds a line that is no log line of a run: since "
-            f"{values.get('since')}, step {values.get('step')}; restore the file"
+            f"{run / 'metrics.jsonl'} has an invalid line: since {values.get('since')}, step "
+            f"{values.get('step')}; restore the file"
         )
     return line
 
@@ -193,28 +195,28 @@ def _steps(lines: Sequence[Line]) -> str:
 
 
 def _missing(lines: Sequence[Line]) -> Iterator[str]:
-    """Say which steps no line tells of: those of a run's part that an older version trained."""
+    """Yield messages on steps without a digest: an older version of fastsiam took them."""
     begin = Line(0, 0, "", math.nan)
     for before, after in pairwise([begin, *lines]):
         if after.first != before.last + 1:
-            yield f"no line tells of {Line(before.last + 1, after.first - 1, '', math.nan)}"
+            yield f"no digest for {Line(before.last + 1, after.first - 1, '', math.nan)}"
 
 
 def _compared(lines: Sequence[Line], digests: Iterator[int]) -> Iterator[tuple[Line, int]]:
-    """Yield each line with the digest of its steps.
+    """Yield each log line with the recomputed digest of its steps.
 
     Args:
-        lines: of the log.
-        digests: of all their steps, in order.
+        lines: the log lines.
+        digests: digests of all their steps, in order.
     """
     with tally("steps", sum(map(len, lines))) as done:
         for line in lines:
-            yield line, added(*islice(digests, len(line)))
+            yield line, sum_digests(*islice(digests, len(line)))
             done.add(len(line))
 
 
-def _shown(loader: Loader, numbers: Sequence[int]) -> Iterator[int]:
-    """Yield the digests of some steps, ascending, of what a loader shows."""
+def _digests(loader: Loader, numbers: Sequence[int]) -> Iterator[int]:
+    """Yield the digests of a loader's batches at the given steps, which must be ascending."""
     batches: Iterator[Batch] = iter(())
     following = 0
     for number in numbers:
@@ -226,7 +228,7 @@ def _shown(loader: Loader, numbers: Sequence[int]) -> Iterator[int]:
 
 
 def _loader(recorded: Recorded, config: VerifyConfig) -> Loader:
-    """Open the pipeline that shall make the batches again."""
+    """Open the pipeline that loads the batches again."""
     trained = recorded.config
     return build_loader(
         with_pipeline(trained.data, config.pipeline),
@@ -240,7 +242,7 @@ def _loader(recorded: Recorded, config: VerifyConfig) -> Loader:
 
 
 class _Steps:
-    """What each step of a run should have been trained on.
+    """Images and digests that the steps of a run should have.
 
     Args:
         recorded: the run.
@@ -253,7 +255,7 @@ class _Steps:
         self._sizes = None if self._store is None else _Sizes(self._store)
 
     def indices(self, number: int) -> NDArray[np.int64]:
-        """Return the places of a step's images, in order; steps begin at 1."""
+        """Return the places of a step's images, in order, (N,) int64; steps are counted from 1."""
         return self._order.indices(*divmod(number - 1, self._order.steps))
 
     def digest(self, number: int) -> int:
@@ -271,18 +273,18 @@ class _Steps:
             index=self._order.drawn_for(epoch, step),
             size=self._sizes.of(index),
         )
-        return seen_in(params, index, epoch=epoch, place=self._order.place(step))
+        return batch_digest(params, index, epoch=epoch, place=self._order.place(step))
 
 
 class _Sizes:
-    """Heights and widths of a store's images; each header is read once, where no table has them."""
+    """Heights and widths of a store's images, from its table or from the images' headers."""
 
     def __init__(self, store: Store) -> None:
         self._store, known = store, store.dimensions()
         self._known = np.zeros((len(store), 2), np.int64) if known is None else known
 
     def of(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return (N, 2) height and width of some images."""
+        """Return height and width of the given images, (N, 2) int64."""
         for i in index[self._known[index, 0] == 0].tolist():
             found = self._store.header(i, self._store.read(i))
             self._known[i] = self._store.rules.size(found)
@@ -303,7 +305,7 @@ def _images(recorded: Recorded, number: int) -> Iterator[str]:
 
 
 def _weights(run: Path) -> Iterator[str]:
-    """Hold the weights of a run's checkpoint against their digest, if there is one."""
+    """Compare the weights of a run's last checkpoint with their digest, if it has one."""
     file = checkpoints.last(run)
     if not file.is_file():
         return
@@ -313,7 +315,7 @@ def _weights(run: Path) -> Iterator[str]:
     found = checkpoints.digest_of(kept.model)
     if found != kept.weights:
         raise CheckpointError(
-            f"{file}: the weights have digest {found[:16]}, and were saved with "
-            f"{kept.weights[:16]}: the file is damaged or was changed; restore a copy of it"
+            f"{file} is corrupt or was changed: its weights have digest {found[:16]}, but were "
+            f"saved with {kept.weights[:16]}; restore the file from a copy"
         )
     yield f"the weights after step {kept.step:,} agree: SHA-256 {found}"

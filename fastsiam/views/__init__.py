@@ -1,1 +1,1 @@
-"""How one image becomes several views: what is drawn, and what that does to its colours."""
+"""Views of images: batches, random parameters, and the photometric augmentations."""

@@ -1,4 +1,4 @@
-"""What a loader hands to a training loop, and what a loader is."""
+"""Batches, and the interfaces of loaders."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from fastsiam.views.draws import ViewParams
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One rank's share of a batch: N images, one or more views of each, on the training device."""
+    """One rank's share of a batch: one or more views of N images, on the training device."""
 
     views: tuple[Tensor, ...]
-    """View v: (N, 3, S_v, S_v) float, normalised, channels-last: ready for the model."""
+    """View v is (N, 3, S_v, S_v) float, normalised, channels-last."""
     index: Tensor
-    """(N,) int64: positions in the data set."""
+    """(N,) int64 positions in the data set."""
     label: Tensor
-    """(N,) int64, -1 where the data has none. No method sees it."""
+    """(N,) int64, -1 for images without a label. Methods do not use it."""
     seen: int = 0
-    """Digest of its images and draws (``fastsiam.views.digest``); 0 if the loader makes none."""
+    """Digest of images and augmentations (``fastsiam.views.digest``); 0 if the loader has none."""
     params: ViewParams | None = None
     """The views' crop boxes, flips and colour parameters, on the host; None for noise."""
     name_of: Callable[[int], str] = field(default=lambda index: "", repr=False, compare=False)
-    """Returns an image's name by its position in the data set."""
+    """Function that returns an image's name, given its position in the data set."""
 
     @property
     def view1(self) -> Tensor:
@@ -48,7 +48,7 @@ class Batch:
         return [self.name_of(index) for index in self.index.tolist()]
 
     def chunks(self, count: int) -> list[Batch]:
-        """Cut into equal parts, for gradient accumulation; parts have no digest and no params."""
+        """Split into equal parts for gradient accumulation, without digest and params."""
         parts = (t.chunk(count) for t in (self.index, self.label, *self.views))
         return [
             Batch(tuple(views), index, label, name_of=self.name_of)
@@ -57,7 +57,7 @@ class Batch:
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Copy a host array to a device without making the host wait for the device."""
+    """Copy a host array to a device; does not wait for the device."""
     tensor = torch.from_numpy(np.array(array))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
@@ -72,27 +72,27 @@ Shape = tuple[int, int, int, int, int]
 
 
 def crop_shapes(config: AugmentConfig, images: int) -> list[Shape]:
-    """Return the shapes of the ``Crops`` of so many images."""
+    """Return the shapes of the ``Crops`` of a number of images."""
     return [(len(views), images, side, side, 3) for side, views in config.by_side.items()]
 
 
 class Loader(Protocol):
-    """A pipeline over one data set, for one rank. Its whole state is (epoch, step)."""
+    """Interface of loaders: one rank's batches of a data set. The whole state is (epoch, step)."""
 
     @property
     def source(self) -> str:
-        """Where the images come from, for people."""
+        """Description of the data, for messages."""
 
     @property
     def images(self) -> int:
-        """Images in the data set, or those of it that are chosen."""
+        """Number of images in the data set or its chosen subset."""
 
     @property
     def steps(self) -> int:
-        """Batches in an epoch: whole global batches, the tail is dropped. Equal on all ranks."""
+        """Number of complete global batches in an epoch, the same on all ranks."""
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
-        """Yield an epoch's batches from step ``skip`` on: a function of its arguments alone."""
+        """Yield an epoch's batches from step ``skip`` on; they depend on the arguments only."""
 
     def close(self) -> None:
         """End worker processes and free memory; the loader cannot be used afterwards."""
@@ -103,19 +103,19 @@ class EvalBatch:
     """N images without augmentation, for evaluation."""
 
     image: Tensor
-    """(N, 3, S, S) float, normalised, channels-last: central crops on the device."""
+    """(N, 3, S, S) float central crops, normalised, channels-last, on the device."""
     label: Tensor
-    """(N,) int64 on the device, -1 where the data has none."""
+    """(N,) int64 on the device, -1 for images without a label."""
     index: Tensor
-    """(N,) int64 on the device: positions in the data set."""
+    """(N,) int64 positions in the data set, on the device."""
 
 
 class EvalLoader(Protocol):
-    """Central crops of one rank's share of a data set, in the data set's order, each image once."""
+    """Interface of loaders for evaluation: central crops of one rank's images, in order."""
 
     @property
     def images(self) -> int:
-        """Images in the data set, or those of it that are chosen, over all ranks."""
+        """Number of images of all ranks."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -123,16 +123,16 @@ class EvalLoader(Protocol):
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """(``images``,) labels of all ranks' images, -1 where the data has none."""
+        """(``images``,) labels of all ranks' images, -1 for images without a label."""
 
     def names(self) -> list[str]:
-        """Return the names of all ranks' images within the data set, in order."""
+        """Return the names of all ranks' images, in the data set's order."""
 
     def rows(self) -> Iterator[int]:
-        """Yield which images this rank shows: positions among ``names``, ascending.
+        """Yield the positions in ``names`` of this rank's images, ascending.
 
-        Take as many after each batch as it has images: a bad image may be left out, which is known
-        when its batch is there.
+        After each batch, take as many positions as the batch has images: bad images, which may be
+        left out, are only known when their batch is loaded.
         """
 
     def __iter__(self) -> Iterator[EvalBatch]:

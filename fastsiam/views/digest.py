@@ -1,9 +1,9 @@
-"""What a batch is made of as one number, which ranks and steps add up.
+"""Digests of the images and augmentations of batches, which can be added over ranks and steps.
 
-Each image's part is a hash of its place in the epoch, its position in the data set and all that was
-drawn for it. A digest is the sum of these parts modulo 2^64: it does not depend on how a batch is
-cut among ranks, processes and threads, nor on what then makes the pixels; but another image, draw
-or order changes it. It guards against mistakes, not against forgers.
+Each image contributes a hash of its place in the epoch, its position in the data set and its
+augmentation parameters. A digest is the sum of these hashes modulo 2^64. It changes with any image,
+parameter or order, but not with the division of a batch among ranks, processes and threads, nor
+with the pipeline. It detects mistakes; it is not secure against manipulation.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ _MODULUS = 1 << 64
 _WORD = 8
 
 
-def seen_in(params: ViewParams | None, index: NDArray[np.int64], *, epoch: int, place: int) -> int:
-    """Return the digest of some images of an epoch that follow one another.
+def batch_digest(
+    params: ViewParams | None, index: NDArray[np.int64], *, epoch: int, place: int
+) -> int:
+    """Return the digest of consecutive images of an epoch.
 
     Args:
-        params: what was drawn for them, as whatever makes the views got it; None if nothing was.
-        index: (N,) their positions in the data set, as whatever reads them got these.
+        params: augmentation parameters that the pipeline received; None for images without any.
+        index: (N,) positions in the data set that the pipeline received.
         epoch: number of the epoch, from 0.
-        place: of the first of them in the epoch's order, over all ranks.
+        place: place of the first image in the epoch's order, over all ranks.
 
     Returns:
-        0 to 2^64 - 1. Digests of parts of a batch add up to the batch's: see ``added``.
+        0 to 2^64 - 1. Digests of parts of a batch add up to that of the batch (``sum_digests``).
     """
     key = rng.keys(epoch, place + np.arange(len(index)), index)
     total = int(rng.mix(key).sum())
@@ -41,18 +43,18 @@ def seen_in(params: ViewParams | None, index: NDArray[np.int64], *, epoch: int, 
     return total % _MODULUS
 
 
-def added(*digests: int) -> int:
-    """Return the digest of everything that some digests are of."""
+def sum_digests(*digests: int) -> int:
+    """Return the digest of all images that the given digests cover."""
     return sum(digests) % _MODULUS
 
 
-def written(digest: int) -> str:
-    """Return a digest as its 16 hexadecimal digits."""
+def hex_digest(digest: int) -> str:
+    """Return a digest as 16 hexadecimal digits."""
     return f"{digest:016x}"
 
 
 def _words(params: ViewParams) -> NDArray[np.uint64]:
-    """Lay the bytes of all that is drawn for a view side by side: (V, N, words)."""
+    """Concatenate the bytes of all parameters of each view: (V, N, words) uint64."""
     fields = [np.ascontiguousarray(getattr(params, name)) for name in params.__slots__]
     views, images = params.flip.shape
     parts = [field.reshape(views, images, -1).view(np.uint8) for field in fields]
@@ -64,5 +66,5 @@ def _words(params: ViewParams) -> NDArray[np.uint64]:
 
 @lru_cache(maxsize=8)
 def _columns(views: int, words: int) -> NDArray[np.uint64]:
-    """Return a constant for each word of each view, (V, 1, words): no two can change places."""
+    """Return a constant for each word of each view, (V, 1, words), so that their order matters."""
     return rng.keys(np.arange(views * words)).reshape(views, 1, words)

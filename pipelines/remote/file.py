@@ -27,8 +27,8 @@ _GAP = 2**17
 """Bytes between two ranges that are fetched with them: they take about as long as a request."""
 _BLOCK = 2**23
 """Most bytes of ranges that are fetched by one request."""
-_BLOCKS_AHEAD = 4
-"""Blocks that ``Onward`` fetches ahead."""
+_STRETCH = 4 * _BLOCK
+"""Bytes that ``Onward`` fetches at once, by as many requests as they have blocks."""
 
 
 class RemoteFile:
@@ -110,7 +110,8 @@ class RemoteFile:
             with contextlib.suppress(CancelledError):  # another range of it was dropped
                 return block.future.result()[start - block.start : stop - block.start]
         cuts = [*range(start, stop, _BLOCK), stop]
-        return _joined(self.fetch(list(itertools.pairwise(cuts))))
+        parts = self.fetch(list(itertools.pairwise(cuts)))
+        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
     def _begin(self, cache: Cache, wanted: Sequence[Chunk]) -> None:
         """Start to fetch those chunks that the cache does not have."""
@@ -195,33 +196,24 @@ class Onward:
     Args:
         file: the file.
         hop: bytes to fetch where a range begins that was not fetched yet, past the cache; 0 fetches
-            all from there on, ahead of its use and into the cache.
+            32 MiB, through the cache.
     """
 
     def __init__(self, file: RemoteFile, hop: int) -> None:
         self._file, self._hop = file, hop
-        self._start, self._data, self._asked = 0, memoryview(b""), 0
+        self._start, self._data = 0, memoryview(b"")
 
     def read(self, start: int, stop: int) -> memoryview:
         """Return the bytes of a range."""
         stop = min(stop, len(self._file))
         if start < self._start or stop > self._start + len(self._data):
+            end = min(max(stop, start + (self._hop or _STRETCH)), len(self._file))
+            self._start = start
             if self._hop:
-                self._start, end = start, min(max(stop, start + self._hop), len(self._file))
                 (self._data,) = self._file.fetch([(start, end)])
             else:
-                self._start = start - start % _BLOCK
-                self._data = self._blocks(max(stop, start + 1))
+                self._data = self._file.read(start, end)
         return self._data[start - self._start : max(start, stop) - self._start]
-
-    def _blocks(self, stop: int) -> memoryview:
-        """Return whole blocks up to a byte, and start to fetch those behind."""
-        size = len(self._file)
-        begins = range(self._start, min(stop + _BLOCKS_AHEAD * _BLOCK, size), _BLOCK)
-        blocks = [(at, min(at + _BLOCK, size)) for at in begins]
-        self._file.ahead([own for own in blocks if own[0] >= self._asked])
-        self._asked = max(self._asked, begins.stop)
-        return _joined([self._file.read(*own) for own in blocks if own[0] < stop])
 
 
 def joined(ranges: Sequence[Range]) -> list[tuple[int, int, list[Range]]]:
@@ -243,7 +235,3 @@ def joined(ranges: Sequence[Range]) -> list[tuple[int, int, list[Range]]]:
                 continue
         blocks.append((start, stop, [(start, stop)]))
     return blocks
-
-
-def _joined(parts: Sequence[memoryview]) -> memoryview:
-    return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))

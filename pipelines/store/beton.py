@@ -52,20 +52,14 @@ METADATA = np.dtype({"names": ["image", "label"], "formats": [IMAGE, "<i8"], "of
 
 JPEG, RAW = 0, 1
 """Modes of a record: an encoded image, or pixels."""
-FLOAT_FIELD, INT_FIELD, IMAGE_FIELD, BYTES_FIELD, NDARRAY_FIELD, JSON_FIELD = range(6)
+INT_FIELD, IMAGE_FIELD = 1, 2
+"""Types of fields."""
 _PLANES_FIELD = 255
 """Type of the image field in files of ``convert --yuv`` (version 0.2), which held JPEGs' planes."""
 
-_FORMATS: dict[int, Any] = {
-    FLOAT_FIELD: "<f8",
-    INT_FIELD: "<i8",
-    IMAGE_FIELD: IMAGE,
-    BYTES_FIELD: np.dtype([("ptr", "<u8"), ("size", "<u8")]),
-    JSON_FIELD: np.dtype([("ptr", "<u8"), ("size", "<u8")]),
-    NDARRAY_FIELD: "<u8",
-    6: "<u8",
-}
-"""Type of the metadata of one image, for each of FFCV's kinds of fields."""
+_BYTES = np.dtype([("ptr", "<u8"), ("size", "<u8")])
+_FORMATS: tuple[Any, ...] = ("<f8", "<i8", IMAGE, _BYTES, "<u8", _BYTES, "<u8")
+"""Type of the metadata of one image, for each of FFCV's types of fields."""
 MARK = struct.Struct("<8sHQQII")
 """Begins the image field's arguments: magic, format, place, size and checksum of the annex, and a
 checksum of all that is before the metadata."""
@@ -312,7 +306,7 @@ class _Part:
         """Return the metadata, and the names of their columns of images and, if any, of labels."""
         kinds = [int(kind) for kind in self._fields["type_id"]]
         unknown = [
-            name for name, kind in zip(self.fields, kinds, strict=True) if kind not in _FORMATS
+            name for name, kind in zip(self.fields, kinds, strict=True) if kind >= len(_FORMATS)
         ]
         if unknown:
             raise DataError(

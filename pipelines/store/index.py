@@ -40,8 +40,7 @@ ROW = np.dtype(
     ]
 )
 """An image of an index: where its bytes are, its class, its size in pixels, ``Flags``."""
-ALONE_BYTES = 2**28
-"""Files of fewer bytes in all are indexed by this process alone."""
+_SMALL_BYTES = 2**28
 _FORMAT = 3
 _MOST_FILES = 0xFFFF
 """A row has two bytes for the number of its file."""
@@ -87,7 +86,7 @@ def open_index(
     if (index := load(places, facts)) is not None:
         return index
     began, size = time.monotonic(), sum(map(len, files))
-    if size >= ALONE_BYTES:
+    if not are_small(files):
         log.info(f"indexing {source} ({size / 1e9:,.1f} GB), which is done once")
     index = build(places)
     kept = keep(index, places, facts)
@@ -96,6 +95,11 @@ def open_index(
         f"{time.monotonic() - began:.1f} s ({f'kept in {kept}' if kept else 'not kept'})"
     )
     return index
+
+
+def are_small(files: Sequence[File]) -> bool:
+    """Tell whether files have so few bytes that one process indexes them in a moment."""
+    return sum(map(len, files)) < _SMALL_BYTES
 
 
 def file_facts(files: Sequence[File]) -> Facts:

@@ -26,8 +26,7 @@ from .files import on_disk
 from .folder import FolderStore
 from .imagenet import label_validation
 from .listed import CSV, ListedStore
-from .parquet import ParquetStore, open_parquet
-from .row_groups import PARQUET
+from .parquet import PARQUET, ParquetStore, open_parquet
 from .table import TableStore
 
 log = logging.getLogger(__name__)

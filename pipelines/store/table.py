@@ -54,6 +54,8 @@ class TableStore(PlacedStore):
         self._columns = [
             columns_of(path, schema, names) for path, schema in zip(paths, schemas, strict=True)
         ]
+        self._named = next((own.named for own in self._columns if own.named), "")
+        """The image column, if it would not have been found."""
         self._first_rows = np.cumsum([0, *rows])
         self._names: list[str | None] | None = None
         images = int(self._first_rows[-1])

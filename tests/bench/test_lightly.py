@@ -65,6 +65,16 @@ def test_a_run_leaves_weights_that_are_measured_as_ours(
     assert moved.shape == (4,) and moved.abs().max() > 0
 
 
+def test_lightlys_method_trains_from_our_loader(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = settings(data, "simsiam", out)
+    said = json.loads(bench("lightly", *arguments, "--loader", "fastsiam").stdout.splitlines()[-1])
+    assert said["loader"] == "fastsiam" and said["steps"] == 6 and said["images_per_second"] > 0
+    assert load_pretrained(out / "backbone.pt").epoch == 2
+    refused = fastsiam("bench", "lightly", *arguments, "--loader", "tar", code=2)
+    assert "--loader must be lightly or fastsiam" in refused.stderr
+
+
 @pytest.mark.slow
 def test_the_file_is_read_by_eval_and_the_seed_repeats_the_run(data: Path, tmp_path: Path) -> None:
     losses = []

@@ -132,7 +132,7 @@ def bad_world(kind: str, folder: Path) -> list[str]:
         ),
         ("truncated", r"cannot decode .*class1/004\.jpg: .*; repair or remove the file"),
         ("no image", r"cannot decode .*class1/004\.jpg: it is not an image;"),
-        ("bad out", r"cannot make the run folder .*: Not a directory"),
+        ("bad out", r"cannot create the run folder .*: Not a directory"),
         ("gpus", r"--gpus 80: torch sees .* here; ask for at most"),
         ("fp16", r"--precision fp16 needs a GPU"),
     ],
@@ -301,7 +301,7 @@ def test_eval_knn_prints_its_protocol(small: TrainConfig, tmp_path: Path) -> Non
 
 
 def test_eval_knn_without_a_run(tmp_path: Path) -> None:
-    assert "is no run's folder" in fastsiam("eval", "knn", str(tmp_path), code=1).stderr
+    assert "is not a run folder" in fastsiam("eval", "knn", str(tmp_path), code=1).stderr
 
 
 @pytest.mark.parametrize("pipeline", ["torchvision", "memory", "torchvision,memory"])
@@ -331,7 +331,7 @@ def test_views_of_a_pipeline_that_there_is_not(images: Path) -> None:
     done = fastsiam("views", "--data", str(images), "--pipeline", "torchvision,disk", code=2)
     assert "pipeline must be auto, torchvision, native, ffcv, dali" in done.stderr
     done = fastsiam("views", "--data", str(images), "--out", "views.xyz", code=2)
-    assert "--out views.xyz: no picture's ending" in done.stderr
+    assert "--out views.xyz has no ending of a picture format" in done.stderr
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ def test_list_names_every_study() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["predictr"], "no study 'predictr'; did you mean predictor?; there are stop-gradient"),
-        (["all", "predictor", "x"], "no study 'x'"),
+        (["predictr"], "unknown study 'predictr'; there are stop-gradient"),
+        (["all", "predictor", "x"], "unknown study 'x'"),
         (["predictor", "--scale", "huge"], "'huge' is not one of 'paper', 'cifar'"),
         (["predictor", "--epochs", "-1"], "epochs must be at least 0, not -1"),
         ([], "Missing argument"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fastsiam.config import METHOD_CONFIGS, TrainConfig
+from fastsiam.config import TrainConfig
 from fastsiam.config.files import Settings, merge, read_settings, to_toml
 from fastsiam.config.flags import from_flags, to_flags, train_settings
 from fastsiam.config.recipes import RECIPES
@@ -24,47 +24,15 @@ def write(tmp_path: Path, text: str, name: str = "my.toml") -> Path:
     return path
 
 
-def read_back(tmp_path: Path, config: TrainConfig, recipe: str) -> TrainConfig:
-    settings = merge(files=[read_settings(write(tmp_path, to_toml(config, recipe=recipe)))])
-    assert settings.recipe == recipe
-    return from_flags(settings.flags)
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_what_is_written_is_read_back(recipe: str, tmp_path: Path) -> None:
-    with everything.registered():
-        for method in METHOD_CONFIGS:
-            flags = merge(recipe=recipe, method=method).flags
-            if method == "everything":
-                flags = {**flags, "views": 3, "crop": "32", "scale_min": "0.2"}
-                flags |= {"scale_max": "1", "blur_p": "0", "solarise_p": "0"}
-            elif flags["views"] != 2 and method not in ("fastsiam", "swav"):
-                continue
-            config = from_flags(flags)
-            assert config.model.method.name == method
-            assert read_back(tmp_path, config, recipe) == config
-
-
-def test_every_setting_can_be_another_and_is_commented(tmp_path: Path) -> None:
-    config = with_settings(
-        RECIPES["cifar10"](),
-        crop="24,32",
-        hue=1e-7,
-        data='a "b"\\c\té',
-        knn_first=False,
-        weight_decay=1e-05,
-        mean=(0.1, 0.2, 1 / 3),
-        out="x\x7f",
-    )
-    assert read_back(tmp_path, config, "cifar10") == config
+def test_every_setting_is_written_with_a_comment() -> None:
+    config = RECIPES["cifar10"]()
     lines = to_toml(config, recipe="cifar10").splitlines()
     assert max(map(len, lines)) <= 100
     text = " ".join(line.removeprefix("# ") for line in lines)
-    flags = [flag for flag in train_settings() if flag.name in to_flags(config)]
-    assert len(flags) == len(to_flags(config))
-    for flag in flags:
-        assert f" {flag.name} = " in text and " ".join(flag.help.split()) in text, flag.name
-        assert flag.section in text
+    for name in to_flags(config):
+        one = train_settings()[name]
+        assert f" {name} = " in text and " ".join(one.help.split()) in text, name
+        assert one.section in text
 
 
 TOML = """
@@ -113,7 +81,7 @@ def test_the_same_settings_in_every_format(name: str, text: str, tmp_path: Path)
         ("[optim]\nlrr = 1", "unknown setting optim.lrr; did you mean optim.lr?"),
         ("[data]\nlr = 1", "unknown setting data.lr; did you mean optim.lr?"),
         ("lr = 1", "unknown setting lr; did you mean optim.lr?"),
-        ("[optimm]\nlr = 1", "unknown section optimm; there are data, augment, model, "),
+        ("[optimm]\nlr = 1", "unknown section 'optimm'; there are data, augment, model, "),
         ("recipe = 'imagnet'", "unknown recipe 'imagnet'; there are imagenet, "),
         ("[model]\nmethod = 'none'", "unknown method 'none'; there are simsiam"),
         ("[optim]\nlr = 'fast'", "optim.lr must be a number, not 'fast'"),
@@ -122,7 +90,7 @@ def test_the_same_settings_in_every_format(name: str, text: str, tmp_path: Path)
         ("[numerics]\ntf32 = 1", "numerics.tf32 must be true or false, not 1"),
         ("[data]\ndata = 3", "data.data must be text, not 3"),
         ("[optim]\noptimizer = 'adam'", "optim.optimizer must be sgd or lars, not 'adam'"),
-        ("[augment]\nmean = [1, 2]", "augment.mean must have 3 values: [1, 2]"),
+        ("[augment]\nmean = [1, 2]", "augment.mean must be 3 numbers, not [1, 2]"),
         ("[augment]\ncrop = 1.5", "augment.crop must be a whole number, not 1.5"),
         ("[optim]\nweight-decay = 1\nweight_decay = 2", "optim.weight_decay is there twice"),
         ("optim = 3", "optim must be a table of settings, not 3"),
@@ -143,7 +111,7 @@ def test_what_is_wrong_is_named_in_one_line(text: str, message: str, tmp_path: P
         ("a.yaml", "a: [1", r"a\.yaml cannot be read as YAML: .*line 1"),
         ("a.json", "{", r"a\.json cannot be read as JSON: .*line 1"),
         ("a.yaml", "- 1", "settings must be a table of sections"),
-        ("a.yaml", "7:\n  lr: 1", r"a\.yaml: unknown section 7; there are data, "),
+        ("a.yaml", "7:\n  lr: 1", r"a\.yaml: unknown section '7'; there are data, "),
         ("a.yaml", '"o\\np": {}', r"a\.yaml: unknown section 'o\\np'; there are data, "),
         ("a.json", '{"optim": {"l\\nr": 1}}', r"a\.json: unknown setting optim\.'l\\nr'"),
         ("a.json", '{"config": 3}', r"a\.json: config must be a table of sections, not 3"),

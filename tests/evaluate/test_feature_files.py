@@ -225,4 +225,4 @@ def test_the_command_line(run: Path, tmp_path: Path) -> None:
     bad = fastsiam("features", str(run), "--out", "features.txt", code=2).stderr
     assert "out must end in .npy, .parquet or .npz" in bad
     bad = fastsiam("neighbours", str(run), "--out", str(tmp_path / "n.xyz"), *flags, code=2).stderr
-    assert "no picture's ending" in bad
+    assert "has no ending of a picture format" in bad

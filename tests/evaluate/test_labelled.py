@@ -13,17 +13,16 @@ import torch
 from torch import Tensor
 
 from fastsiam import cli
-from fastsiam.config import OptimConfig, TrainConfig
+from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import FinetuneConfig, LinearConfig
 from fastsiam.config.nodes import NodesConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.evaluate import epochs, labelled
+from fastsiam.evaluate import labelled, record_files
 from fastsiam.evaluate.command import evaluate_finetuned, evaluate_linear
 from fastsiam.evaluate.features import fingerprint, frozen
-from fastsiam.evaluate.finetune import FineTuning
-from fastsiam.evaluate.linear import LinearTraining
 from fastsiam.evaluate.subject import open_subject
+from fastsiam.evaluate.supervised import SupervisedTraining, fine_tuning
 from fastsiam.pipelines import build_eval_loader
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.records import read_records
@@ -129,9 +128,8 @@ def test_an_interrupted_evaluation_goes_on(
     evaluate: Any, config: Any, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = evaluate(run, config, HERE)
-    monkeypatch.setattr(epochs, "_SECONDS_BETWEEN_SAVES", 0.0)
-    kind = TRAINING[evaluate.__name__]
-    epoch = kind.epoch
+    monkeypatch.setattr(record_files, "_SECONDS_BETWEEN_SAVES", 0.0)
+    epoch = SupervisedTraining.epoch
     begun: list[int] = []
 
     def interrupted(self: Any, number: int, batches: Any) -> Tensor:
@@ -140,9 +138,9 @@ def test_an_interrupted_evaluation_goes_on(
             raise KeyboardInterrupt
         if begun:
             assert number == 3, "it began anew"
-        return epoch(self, number, batches)  # type: ignore[no-any-return]
+        return epoch(self, number, batches)
 
-    monkeypatch.setattr(kind, "epoch", interrupted)
+    monkeypatch.setattr(SupervisedTraining, "epoch", interrupted)
     with pytest.raises(KeyboardInterrupt):
         evaluate(run, config, HERE)
     assert len(list((run / "eval").glob("*.partial"))) == 1
@@ -151,18 +149,14 @@ def test_an_interrupted_evaluation_goes_on(
     assert not list((run / "eval").glob("*.partial"))
 
 
-TRAINING: dict[str, Any] = {"evaluate_linear": LinearTraining, "evaluate_finetuned": FineTuning}
-
-
 def test_another_protocol_begins_anew(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epochs, "_SECONDS_BETWEEN_SAVES", 0.0)
+    monkeypatch.setattr(record_files, "_SECONDS_BETWEEN_SAVES", 0.0)
     whole = evaluate_linear(run, replace(QUICK, epochs=2), HERE)
-    remove = epochs.Partial.remove
-    monkeypatch.setattr(epochs.Partial, "remove", lambda partial: None)
-    evaluate_linear(run, QUICK, HERE)  # leaves its state
+    with monkeypatch.context() as patch:
+        patch.setattr(record_files.RecordFiles, "keep", lambda *_: None)
+        evaluate_linear(run, QUICK, HERE)  # leaves its state
     (path,) = (run / "eval").glob("linear-epoch1-*.partial")
     assert torch.load(path, weights_only=True)["epoch"] == 4
-    monkeypatch.setattr(epochs.Partial, "remove", remove)
     assert evaluate_linear(run, replace(QUICK, epochs=2), HERE).results == whole.results
     other = next((run / "eval").glob("*.json")).with_suffix(".partial")
     other.write_bytes(path.read_bytes()[:1000])
@@ -235,7 +229,7 @@ def test_bad_input_is_one_line(run: Path, tmp_path: Path) -> None:
     ):
         assert message in fastsiam("eval", "linear", str(run), *arguments, code=2).stderr
     done = fastsiam("eval", "linear", str(tmp_path), code=1)
-    assert "is no run's folder" in done.stderr and "Traceback" not in done.stderr
+    assert "is not a run folder" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_command_line(run: Path, tmp_path: Path) -> None:
@@ -282,13 +276,6 @@ def test_two_ranks(run: Path, more: list[str]) -> None:
     done = fastsiam_on_ranks(2, "eval", "linear", str(run), *TWO_RANKS, *more)
     assert_both_are_as_one(run, *more)
     assert done[0].stdout and not done[1].stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["--cached"]])
-def test_two_ranks_of_the_launcher(run: Path, more: list[str]) -> None:
-    fastsiam("eval", "linear", str(run), *TWO_RANKS, *more)
-    assert_both_are_as_one(run, *more)
 
 
 def test_ranks_are_started_with_the_same_command_line(
@@ -345,13 +332,12 @@ def test_fine_tuning_is_longer_on_one_percent(run: Path, tmp_path: Path) -> None
 def test_a_skipped_first_step_leaves_no_garbage_in_the_momenta(run: Path) -> None:
     """As a gradient scaler does it, whose first scale is usually too large."""
     subject = open_subject(run, QUICK, HERE)
-    training = FineTuning(
-        OptimConfig(batch=4, lr=1.0),
+    training = fine_tuning(
+        FinetuneConfig(batch=4, epochs=1, lr=1.0),
         subject.network,
         features=subject.features,
         classes=3,
         steps_per_epoch=1,
-        seed=0,
         dtype=torch.float32,
         place=HERE,
     )
@@ -404,7 +390,7 @@ def test_images_without_labels_are_counted(run: Path, monkeypatch: pytest.Monkey
 def test_several_ranks_hear_of_bad_input_once(run: Path, tmp_path: Path) -> None:
     flags = ["--gpus", "2", "--device", "cpu"]
     for arguments, message in (
-        (["knn", str(tmp_path)], "is no run's folder"),
+        (["knn", str(tmp_path)], "is not a run folder"),
         (["linear", str(run), "--batch", "7"], "--batch 7 cannot be shared equally by 2 ranks"),
         (["knn", str(run), "--data", str(tmp_path / "none")], "no data at"),
     ):

@@ -12,29 +12,26 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastsiam.config import OptimConfig
+from fastsiam.config.evaluate import LinearConfig
 from fastsiam.distributed import Place
 from fastsiam.evaluate.accuracy import Accuracy
-from fastsiam.evaluate.classifiers import Heads
-from fastsiam.evaluate.linear import LinearTraining
-from tests.rank_jobs import linear_problem, linear_training
+from fastsiam.evaluate.supervised import Heads
+from tests.rank_jobs import linear_problem, small_training
 
 HERE = Place(0, 1, torch.device("cpu"))
 
 
-def trained(
-    optim: OptimConfig, rates: list[float], epochs: int = 3, part: slice = slice(None)
-) -> LinearTraining:
+def trained(config: LinearConfig, rates: list[float]) -> Any:
     """Train heads on a little problem, all images in their order in each epoch."""
-    training = linear_training(optim, rates, HERE)
-    features, labels = (x[part] for x in linear_problem()[:2])
-    for epoch in range(epochs):
+    training = small_training(replace(config, lrs=",".join(map(str, rates))), HERE)
+    features, labels, _, _ = linear_problem()
+    for epoch in range(config.epochs):
         training.epoch(epoch, zip(features.split(20), labels.split(20), strict=True))
     return training
 
 
-LARS = OptimConfig(optimizer="lars", lr=300, batch=20, epochs=3, weight_decay=0.0)
-SGD = OptimConfig(lr=30, batch=20, epochs=3, weight_decay=0.01)
+LARS = LinearConfig(optimizer="lars", lrs="300", batch=20, epochs=3, seed=5)
+SGD = LinearConfig(optimizer="sgd", lrs="30", batch=20, epochs=3, weight_decay=0.01, seed=5)
 
 
 def lars_by_hand(weight: Tensor, gradient: Tensor, buffer: Tensor, rate: float) -> None:
@@ -50,10 +47,10 @@ def sgd_by_hand(weight: Tensor, gradient: Tensor, buffer: Tensor, rate: float) -
     weight.sub_(rate * buffer)
 
 
-@pytest.mark.parametrize(("optim", "update"), [(LARS, lars_by_hand), (SGD, sgd_by_hand)])
-def test_training_by_hand(optim: OptimConfig, update: Any) -> None:
+@pytest.mark.parametrize(("config", "update"), [(LARS, lars_by_hand), (SGD, sgd_by_hand)])
+def test_training_by_hand(config: LinearConfig, update: Any) -> None:
     """Base rate x 20 / 256 on a cosine per step; gradients by the softmax's formula."""
-    training = trained(optim, [optim.lr])
+    training = trained(config, config.rates)
     features, labels, _, _ = linear_problem()
     start = Heads(1, 6, 4, seed=5)
     weight, bias = start.weight[0].detach(), start.bias[0].detach()
@@ -62,35 +59,35 @@ def test_training_by_hand(optim: OptimConfig, update: Any) -> None:
     for step in range(steps):
         own = slice(20 * (step % 5), 20 * (step % 5) + 20)
         error = (features[own] @ weight.T + bias).softmax(1) - F.one_hot(labels[own], 4)
-        rate = optim.lr * 20 / 256 * 0.5 * (1 + math.cos(math.pi * step / steps))
+        rate = config.rates[0] * 20 / 256 * 0.5 * (1 + math.cos(math.pi * step / steps))
         update(weight, error.T @ features[own] / 20, buffers[0], rate)
         update(bias, error.mean(0), buffers[1], rate)
-    torch.testing.assert_close(training.heads.weight[0].detach(), weight, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(training.heads.bias[0].detach(), bias, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(training.network.weight[0].detach(), weight, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(training.network.bias[0].detach(), bias, rtol=1e-4, atol=1e-6)
     assert (weight - Heads(1, 6, 4, seed=5).weight[0]).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("optim", [LARS, SGD])
-def test_heads_side_by_side_are_heads_alone(optim: OptimConfig) -> None:
+@pytest.mark.parametrize("config", [LARS, SGD])
+def test_heads_side_by_side_are_heads_alone(config: LinearConfig) -> None:
     rates = [0.02, 0.1, 30.0]
-    together = trained(optim, rates)
+    together = trained(config, rates)
     for number, rate in enumerate(rates):
-        alone = trained(replace(optim, lr=rate), [rate])
+        alone = trained(config, [rate])
         for name in ("weight", "bias"):
             torch.testing.assert_close(
-                getattr(together.heads, name)[number].detach(),
-                getattr(alone.heads, name)[0].detach(),
+                getattr(together.network, name)[number].detach(),
+                getattr(alone.network, name)[0].detach(),
                 rtol=1e-4,
                 atol=1e-6,
             )
 
 
 def test_it_learns_and_is_validated_head_by_head() -> None:
-    training = trained(replace(SGD, epochs=30), [1e-6, 30.0], epochs=30)
+    training = trained(replace(SGD, epochs=30), [1e-6, 30.0])
     _, _, features, labels = linear_problem()
     results = training.evaluate([(features[:30], labels[:30]), (features[30:], labels[30:])])
     for number, result in enumerate(results):
-        scores = training.heads(features)[:, number]
+        scores = training.network(features)[:, number]
         right = scores.argmax(1) == labels
         assert result.top1 == pytest.approx(100 * right.float().mean().item())
         assert result.images == 41 and result.top5 == 100  # there are four classes
@@ -109,7 +106,7 @@ def test_ranks_train_the_same_heads_and_count_every_image_once(
     expected = alone.evaluate([(features, labels)])
     for found in ranks("linear", world):
         assert found["images"] == 41
-        torch.testing.assert_close(found["weight"], alone.heads.weight[1].detach())
+        torch.testing.assert_close(found["weight"], alone.network.weight[1].detach())
         assert found["top1"] == pytest.approx([result.top1 for result in expected])
 
 

@@ -33,14 +33,13 @@ def test_a_run_that_cannot_be_written_is_evaluated(run: Path, tmp_path: Path) ->
     with read_only(run):
         done = fastsiam(*knn)
         assert "kNN top-1" in done.stdout
-        assert "eval/knn-epoch" in done.stderr and "will not be kept with its run: --json FILE" in (
-            done.stderr
-        )
+        assert "eval/knn-epoch" in done.stderr
+        assert "the run will not contain the result; --json FILE" in done.stderr
         linear = ("eval", "linear", str(run), "--device", "cpu", "--cached", "--epochs", "1")
         done = fastsiam(*linear, "--json", str(tmp_path / "new" / "x.json"))
         record = Record.from_dict(json.loads((tmp_path / "new" / "x.json").read_text()))
         assert record.summary[0] in done.stdout
-        assert f"but goes to {tmp_path / 'new' / 'x.json'}" in done.stderr
+        assert f"result, only {tmp_path / 'new' / 'x.json'}" in done.stderr
         assert [path.name for path in (tmp_path / "new").iterdir()] == ["x.json"]
         fastsiam("report", str(run), "--out", str(tmp_path / "page.html"))
         refused = fastsiam("report", str(run), code=1).stderr
@@ -92,7 +91,7 @@ def test_a_disk_that_fills_up_meanwhile(
         else:
             evaluate_knn(disk / "run", config, CPU, show=show)
         assert len(shown) == 1 and not read_records(disk / "run")
-    assert "the result is not kept with its run" in capfd.readouterr().err
+    assert "the run does not contain the result" in capfd.readouterr().err
 
 
 def test_what_was_trained_is_not_trained_again(

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fastsiam.config import AugmentConfig, DataConfig, TrainConfig
-from fastsiam.config.recipes import imagenet
+from fastsiam.config.recipes import RECIPES
 from fastsiam.distributed import Place
 from fastsiam.methods import build_method
 from fastsiam.pipelines import Order, build_loader, loader_processes, open_store
@@ -199,7 +199,12 @@ def test_a_real_step_is_fed_with_the_papers_batch(pipeline: str, many: Path) -> 
     place = Place(0, 1, torch.device("cuda", 0))
     root = readable(pipeline, many)
     config = with_settings(
-        imagenet(), data=str(root), pipeline=pipeline, workers=8, compile="off", precision="bf16"
+        RECIPES["imagenet"](),
+        data=str(root),
+        pipeline=pipeline,
+        workers=8,
+        compile="off",
+        precision="bf16",
     )
     step = TrainingStep(config, build_method(config.model), place, steps_per_epoch=3)
     step.prepare()

@@ -15,13 +15,13 @@ import torch.distributed as dist
 
 from fastsiam.config import RunConfig, TrainConfig
 from fastsiam.distributed import finish, gather_uneven, meet, start
-from fastsiam.run.log import read_metrics
 from tests import rank_jobs
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT
 from tests.distributed.test_distributed import check_joint_bn, check_same_training
 from tests.distributed.test_failing_ranks import CASES, check_failing_run
 from tests.processes import fastsiam
+from tests.train.runs import history
 
 pytestmark = pytest.mark.gpu
 
@@ -85,7 +85,7 @@ def test_a_run_on_two_gpus_is_that_on_one(gpu: TrainConfig, tmp_path: Path) -> N
             out=str(tmp_path / f"on-{gpus}"),
         )  # fmt: skip
         fastsiam("train", *flags(config))
-        losses.append([line["loss"] for line in read_metrics(Path(config.run.out))])
+        losses.append([loss for _, _, loss, *_ in history(Path(config.run.out))])
     assert len(losses[0]) == 4 and losses[1] == pytest.approx(losses[0], rel=1e-3)
 
 
@@ -119,4 +119,4 @@ def test_a_run_that_torchrun_started(gpu: TrainConfig, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "--gpus" not in done.stdout  # whoever started it chose the GPUs
-    assert len(read_metrics(tmp_path / "run")) == 2
+    assert len(history(tmp_path / "run")) == 2

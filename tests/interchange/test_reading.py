@@ -223,7 +223,7 @@ def test_files_without_weights_are_refused(tmp_path: Path) -> None:
             load_pretrained(tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match="no checkpoint at"):
         load_pretrained(tmp_path / "nowhere.pth")
-    with pytest.raises(CheckpointError, match="is no run's folder"):
+    with pytest.raises(CheckpointError, match="is not a run folder"):
         load_pretrained(tmp_path)
 
 

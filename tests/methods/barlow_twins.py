@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fastsiam.config import MethodConfig
-from fastsiam.config.methods.base import require_pair
 from fastsiam.config.setting import setting
 from fastsiam.distributed import gather_with_gradient
 from fastsiam.methods import Method, Output, ParamGroup
@@ -31,10 +30,6 @@ class BarlowTwinsConfig(MethodConfig):
         5e-3, "Weight of the correlations between different dimensions (the paper's lambda)."
     )
 
-    def check_views(self, views: int) -> None:
-        """Refuse all but two."""
-        require_pair(self, views)
-
 
 class BarlowTwins(Method):
     """Encoder and projector; the cross-correlation of two views becomes the identity."""
@@ -48,8 +43,8 @@ class BarlowTwins(Method):
 
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
         """Return the loss over the images of all ranks, and the first view's embeddings."""
-        batches = [self.projector(self.backbone(batch)) for batch in self.joined(views)]
-        z = self.apart(batches, len(index))
+        batches = [self.projector(self.backbone(batch)) for batch in self.join_views(views)]
+        z = self.split_views(batches, len(index))
         first, second = (standardised(gather_with_gradient(view.float())) for view in z)
         correlation = first.T @ second / len(first)
         on_diagonal = (correlation.diagonal() - 1).square().sum()

@@ -65,8 +65,8 @@ class Everything(Method):
         self.register_buffer("memory", torch.zeros(images, config.dim))
 
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
-        batches = [self.head(self.backbone(batch)) for batch in self.joined(views)]
-        first, second, small = self.apart(batches, len(index))
+        batches = [self.head(self.backbone(batch)) for batch in self.join_views(views)]
+        first, second, small = self.split_views(batches, len(index))
         with torch.no_grad():
             keys = F.normalize(self.target(views[0]).float())
         known = self.memory[index]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fastsiam.config import METHOD_CONFIGS, AugmentConfig, ModelConfig, OptimConfig, TrainConfig
 from fastsiam.methods import BYOL, Method, MoCoV2, Moment, SwAV, build_method
-from fastsiam.methods.momentum import follow
+from fastsiam.methods.momentum import update_average
 
 pytest.importorskip("lightly", reason="needs lightly: pip install lightly")
 
@@ -150,7 +150,7 @@ def test_momentum_encoders_follow_alike() -> None:
     ours = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 3)).requires_grad_(False)
     theirs = copy.deepcopy(ours)
     before = copy.deepcopy(ours)
-    follow(ours, *network, momentum=0.9)
+    update_average(ours, *network, momentum=0.9)
     update_momentum(network, theirs, m=0.9)
     first, as_before = next(ours.parameters()), next(before.parameters())
     assert not torch.equal(first, as_before)

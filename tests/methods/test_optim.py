@@ -16,7 +16,7 @@ from fastsiam.methods.optim import (
     Lars,
     build_optimizer,
     decaying_rate,
-    longer,
+    extend_schedule,
     peak_lr,
     rates_at,
     set_rates,
@@ -239,7 +239,7 @@ def rate(config: OptimConfig, step: int) -> float:
 
 def test_a_longer_schedule_is_one_cosine_over_all_epochs() -> None:
     short = OptimConfig(epochs=20, batch=256, warmup_epochs=2)
-    whole, said = longer(short, epochs=40, schedule="whole", step=200, steps_per_epoch=10)
+    whole, said = extend_schedule(short, epochs=40, schedule="whole", step=200, steps_per_epoch=10)
     assert whole == replace(short, epochs=40)
     now, after = rate(short, 199), rate(whole, 200)
     assert now == pytest.approx(3.8e-6, rel=0.01) and after == pytest.approx(0.02707, rel=1e-3)
@@ -252,14 +252,16 @@ def test_a_longer_schedule_is_one_cosine_over_all_epochs() -> None:
 def test_a_restart_falls_from_the_last_rate_to_zero() -> None:
     """Twice; what came before stays, and the predictor's rate."""
     first = OptimConfig(epochs=20, batch=256, warmup_epochs=2)
-    second, said = longer(first, epochs=40, schedule="restart", step=100, steps_per_epoch=10)
-    third, _ = longer(second, epochs=50, schedule="restart", step=300, steps_per_epoch=10)
+    second, said = extend_schedule(
+        first, epochs=40, schedule="restart", step=100, steps_per_epoch=10
+    )
+    third, _ = extend_schedule(second, epochs=50, schedule="restart", step=300, steps_per_epoch=10)
     assert (second.epochs, second.restarts) == (40, "20@100")
     assert (third.epochs, third.restarts) == (50, "20@100,40@300")
     last = rate(first, 99)
     assert said == (
         f"learning rate: {last:.3g} now and at the next step, {last / 0.05:.0%} of its peak: "
-        "a cosine from there to 0 over the 30 epochs that are left"
+        "a cosine from there to 0 over the remaining 30 epochs"
     )
     table = [rate(third, step) for step in range(500)]
     assert table[:100] == [rate(first, step) for step in range(100)]
@@ -270,14 +272,16 @@ def test_a_restart_falls_from_the_last_rate_to_zero() -> None:
         assert table[step] == pytest.approx(expected)
     assert all(a >= b for a, b in pairwise(table[20:])) and 0 < table[-1] < 1e-5
     assert {rates_at(third, GROUPS, step, 10)["predictor"] for step in range(500)} == {0.05}
-    again, _ = longer(third, epochs=60, schedule="whole", step=400, steps_per_epoch=10)
+    again, _ = extend_schedule(third, epochs=60, schedule="whole", step=400, steps_per_epoch=10)
     assert again == replace(first, epochs=60)
 
 
 def test_a_restart_falls_to_where_the_cosine_was_to_end() -> None:
     first = OptimConfig(epochs=20, batch=256, lr_end=0.5)
-    second, said = longer(first, epochs=40, schedule="restart", step=100, steps_per_epoch=10)
-    assert "a cosine from there to 0.025 over the 30 epochs that are left" in said
+    second, said = extend_schedule(
+        first, epochs=40, schedule="restart", step=100, steps_per_epoch=10
+    )
+    assert "a cosine from there to 0.025 over the remaining 30 epochs" in said
     table = [rate(second, step) for step in range(400)]
     assert all(a >= b for a, b in pairwise(table))
     assert table[-1] == pytest.approx(0.025, rel=1e-4)
@@ -287,11 +291,11 @@ def test_a_restart_from_nothing_is_refused() -> None:
     config = OptimConfig(epochs=20, batch=256, warmup_epochs=2)
     for step, message in (
         (200, r"fallen to 3\.81e-06, 0\.01% of its peak.*whole starts at 0\.0271"),
-        (19, "has not begun to fall"),
-        (0, "has not begun to fall"),
+        (19, "is still warming up"),
+        (0, "is still warming up"),
     ):
         with pytest.raises(ValueError, match=message):
-            longer(config, epochs=40, schedule="restart", step=step, steps_per_epoch=10)
+            extend_schedule(config, epochs=40, schedule="restart", step=step, steps_per_epoch=10)
 
 
 @pytest.mark.parametrize("restarts", ["x", "20", "20@", "@5", "20@0", "40@5", "20@9,30@9", "-1@3"])

@@ -213,18 +213,18 @@ def test_timms_batch_norm_keeps_its_activation() -> None:
 @pytest.mark.parametrize(
     "name, crop, message",
     [
-        ("vit_b_16", 32, "^vit_b_16 takes images of 224 pixels, not 32: use --crop 224$"),
-        ("timm/vit_tiny_patch16_224", 32, "takes images of 224 pixels, not 32: use --crop 224$"),
+        ("vit_b_16", 32, "^vit_b_16 needs images of 224 pixels, not 32; pass --crop 224$"),
+        ("timm/vit_tiny_patch16_224", 32, "needs images of 224 pixels, not 32; pass --crop 224$"),
         ("convnet_tiny", 224, "unknown backbone 'convnet_tiny'; did you mean convnext_tiny"),
         ("resnet5O", 224, "did you mean .*resnet50"),
         ("resnet1", 224, r"did you mean resnet18 or (?!.*resnet18)"),
         ("timm/resnet5O", 224, "unknown backbone 'timm/resnet5O'; did you mean timm/resnet50"),
         ("squeezenet1_0", 224, "no fully-connected classifier"),
-        ("googlenet", 224, "does not make one feature vector an image in training"),
+        ("googlenet", 224, "does not return one feature vector per image in training"),
         ("fasterrcnn_resnet50_fpn", 224, "unknown backbone 'fasterrcnn_resnet50_fpn'"),
         ("timm/hf-hub:timm/resnet18", 224, "unknown backbone"),
-        ("timm/resnet18.a1_in1k", 224, "weights start fresh here: use timm/resnet18$"),
-        ("mnasnet0_5", 224, "mnasnet0_5 cannot be loaded again"),
+        ("timm/resnet18.a1_in1k", 224, "which cannot be loaded; pass timm/resnet18$"),
+        ("mnasnet0_5", 224, "mnasnet0_5 is not supported"),
     ],
 )
 def test_what_is_no_backbone_is_refused_in_a_line(name: str, crop: int, message: str) -> None:

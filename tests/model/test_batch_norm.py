@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fastsiam.model.batch_norm import ViewBatchNorm, groups_of, recomputing, use_view_batch_norm
+from fastsiam.model.batch_norm import ViewBatchNorm, groups_of, recomputation, use_view_batch_norm
 
 
 def bn(kind: Any = nn.BatchNorm2d, **settings: Any) -> Any:
@@ -96,7 +96,7 @@ def test_recomputing_moves_no_statistics() -> None:
         layer = bn()
         use_view_batch_norm(layer, images=images)
         before = [buffer.clone() for buffer in layer.buffers()]
-        with recomputing():
+        with recomputation():
             again = layer(torch.randn(8, 6, 5, 5, generator=torch.Generator().manual_seed(0)))
         assert all(map(torch.equal, layer.buffers(), before))
         first = layer(torch.randn(8, 6, 5, 5, generator=torch.Generator().manual_seed(0)))

@@ -29,7 +29,7 @@ from fastsiam.pipelines.store import BetonStore, FolderStore, open_store, picked
 from fastsiam.pipelines.workers import count
 from fastsiam.views import draws
 from fastsiam.views.batch import Batch
-from fastsiam.views.digest import added, seen_in
+from fastsiam.views.digest import batch_digest, sum_digests
 from tests.conftest import write_images
 from tests.pipelines.cases import (
     PIPELINES,
@@ -85,7 +85,7 @@ def digests(root: Path, epoch: int = 1, augment: AugmentConfig = SMALL) -> list[
         index = order.indices(epoch, step)
         size = np.array([store.decode(i).size[::-1] for i in index.tolist()])
         params = draws.draw_views(augment, seed=0, epoch=epoch, index=index, size=size)
-        found.append(seen_in(params, index, epoch=epoch, place=8 * step))
+        found.append(batch_digest(params, index, epoch=epoch, place=8 * step))
     return found
 
 
@@ -185,7 +185,7 @@ def test_ranks_share_an_epoch_from_any_step_on(
     for batch, *parts in zip(expected[skip:], *shares, strict=True):
         assert equal(joined(parts), batch) or (name == "synthetic" and world > 1)
         assert torch.equal(joined(parts).index, batch.index)
-        assert added(*(part.seen for part in parts)) == batch.seen
+        assert sum_digests(*(part.seen for part in parts)) == batch.seen
         assert len({batch.seen, *(part.seen for part in parts)}) == world + (world > 1)
 
 
@@ -351,7 +351,7 @@ def test_mistakes_are_noticed(name: str, folder: Path, monkeypatch: pytest.Monke
                     wrong = partial(mistake, draws.draw_views)
                     patch.setattr(f"fastsiam.pipelines.{module}.draw_views", wrong)
             found = [batch.seen for batch in batches(name, folder)]
-        assert found != expected and added(*found) != added(*expected), mistake.__name__
+        assert found != expected and sum_digests(*found) != sum_digests(*expected), mistake.__name__
 
 
 def test_a_part_of_a_batch_has_no_digest_of_its_own(folder: Path) -> None:

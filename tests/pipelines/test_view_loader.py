@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
+from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fastsiam.config import AugmentConfig, DataConfig
+from fastsiam.config import AugmentConfig, DataConfig, Pipeline
 from fastsiam.errors import DataError
 from fastsiam.pipelines import (
     ViewLoader,
+    build_loader,
     lightly_batch,
     open_split,
     solo_learn_batch,
     supervised_batch,
     transformers_batch,
+    workers,
 )
-from fastsiam.views.batch import Batch
+from fastsiam.views.batch import Batch, Crops
 from fastsiam.views.draws import draw_views
 from tests.pipelines.cases import PIPELINES, SMALL, WITH_IMAGES, build, equal, first, readable
 
@@ -146,6 +152,46 @@ def test_a_batch_tells_names_and_draws(name: str, root: Path) -> None:
     for field in drawn.__slots__:
         np.testing.assert_array_equal(getattr(batch.params, field), getattr(drawn, field))
     assert [Path(own).stem for own in batch.names] == [Path(store.name(i)).stem for i in index]
+
+
+def negative(crops: Crops) -> Crops:
+    return tuple(255 - crop for crop in crops)
+
+
+@pytest.mark.parametrize("name", WITH_IMAGES)
+def test_a_transform_changes_the_crops_before_their_colours(name: Pipeline, root: Path) -> None:
+    """Without colour operations the views are the negatives of the others."""
+    plain: Any = {"jitter_p": 0.0, "gray_p": 0.0, "blur_p": 0.0, "mean": (0.5, 0.5, 0.5)}
+    augment = AugmentConfig.alike(crop=16, **plain)
+    if name == "torchvision":
+        with pytest.raises(ValueError, match="the torchvision pipeline has no crops"):
+            build(name, root, augment=augment, crop_transform=negative)
+        return
+    made = first(build(name, root, augment=augment, crop_transform=negative), 1)
+    usual = first(build(name, root, augment=augment), 1)
+    for view, other in zip(made.views, usual.views, strict=True):
+        torch.testing.assert_close(view, -other, atol=2e-5, rtol=0)
+    with pytest.raises(ValueError, match=r"crop_transform must return uint8 .*float32"):
+        first(build(name, root, augment=augment, crop_transform=lambda crops: [crops[0].float()]))
+
+
+def test_workers_are_found_while_batches_are_made(
+    images: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Views are those of any number of threads."""
+    monkeypatch.setattr(workers, "own_cores", lambda: 4)
+    caplog.set_level(logging.INFO)
+    data = DataConfig(data=str(images), pipeline="native", workers="auto")
+    tuned = build_loader(data, SMALL, batch=4)
+    one = build_loader(replace(data, workers=1), SMALL, batch=4)
+    with closing(tuned), closing(one):
+        assert tuned.tuned_workers is None  # type: ignore[attr-defined]
+        for epoch in range(12):
+            for batch, other in zip(tuned.epoch(epoch), one.epoch(epoch), strict=True):
+                assert equal(batch, other)
+        found = tuned.tuned_workers  # type: ignore[attr-defined]
+    assert found in range(1, 5)
+    assert f"{found} loader threads; time of a step with each number: 4: " in caplog.text
 
 
 @pytest.mark.parametrize("name", PIPELINES)

@@ -60,7 +60,7 @@ def test_evaluations_are_shown(small: TrainConfig) -> None:
     cells = f"<td>{linear.best['top1']:.2f}</td><td>{linear.best['top5']:.2f}</td><td>{rates}</td>"
     assert f"<td>linear, lars, batch 8, 1 epochs, cached features</td>{cells}" in page
     (run / "eval" / "knn.json").write_text("{}")
-    with pytest.raises(DataError, match=r"knn\.json is no record of an evaluation"):
+    with pytest.raises(DataError, match=r"knn\.json is not a record of an evaluation"):
         write_report([run], run / "report.html")
 
 

@@ -100,7 +100,7 @@ def test_a_hostile_pickle_is_not_executed(tmp_path: Path) -> None:
             return os.system, (f"touch {tmp_path}/executed",)
 
     torch.save({"format": 1, "model": Hostile()}, tmp_path / "last.pt")
-    with pytest.raises(CheckpointError, match="damaged or not a PyTorch file of plain tensors"):
+    with pytest.raises(CheckpointError, match="corrupt or not a PyTorch file of plain tensors"):
         checkpoints.load(tmp_path / "last.pt")
     assert not (tmp_path / "executed").exists()
 
@@ -116,7 +116,7 @@ def test_damaged_files_are_refused(content: bytes | None, tmp_path: Path) -> Non
 
 
 def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is no run's folder"):
+    with pytest.raises(CheckpointError, match="is not a run folder"):
         checkpoints.load(tmp_path)
     torch.save({"state_dict": {}}, tmp_path / "foreign.pt")
     with pytest.raises(CheckpointError, match="not a checkpoint of this version"):
@@ -131,7 +131,7 @@ def test_every_flipped_byte_of_a_tensor_is_noticed(tmp_path: Path) -> None:
     at = whole.index(torch.full((64,), 3.0).numpy().tobytes())
     for place in (at, at + 100, at + 255):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(DamagedError, match="it is damaged") as caught:
+        with pytest.raises(DamagedError, match="it is corrupt") as caught:
             checkpoints.load(path)
         assert "\n" not in str(caught.value)
     path.write_bytes(whole)
@@ -165,12 +165,12 @@ def test_the_one_before_is_kept_and_taken(tmp_path: Path) -> None:
     assert (checkpoints.load(path).step, checkpoints.load(before).step) == (3, 2)
     assert sorted(one.name for one in path.parent.iterdir()) == ["last.pt", "previous.pt"]
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(DamagedError, match=r"; the one before it is \S+previous\.pt$"):
+    with pytest.raises(DamagedError, match=r"; the previous checkpoint is \S+previous\.pt$"):
         checkpoints.load(tmp_path)
     state, said = checkpoints.load_newest(tmp_path)
     assert state is not None and state.step == 2
-    assert said.endswith("last.pt is damaged: continuing from the one before it, after step 2")
-    checkpoints.put_aside(tmp_path)
+    assert said.endswith("last.pt is corrupt: resuming from the previous one, at step 2")
+    checkpoints.rename_corrupt(tmp_path)
     checkpoints.save(path, make(3), keep=before)
     assert (checkpoints.load(path).step, checkpoints.load(before).step) == (3, 2)
     before.write_bytes(b"")
@@ -194,7 +194,7 @@ def test_a_disk_without_links_keeps_the_one_before_too(
     assert (checkpoints.load(path).step, checkpoints.load(before).step) == (2, 1)
     path.unlink()
     state, said = checkpoints.load_newest(tmp_path)
-    assert state is not None and state.step == 1 and "last.pt is gone: continuing from" in said
+    assert state is not None and state.step == 1 and "last.pt is missing: resuming from" in said
 
 
 def test_a_checkpoint_of_another_version_is_not_passed_over(tmp_path: Path) -> None:
@@ -221,6 +221,6 @@ def test_another_run_is_refused_with_what_differs() -> None:
     for part in ("lr: 0.05 -> 0.1", "batch: 512 -> 256", "backbone: resnet50 -> resnet18"):
         assert part in str(caught.value)
     with pytest.raises(
-        CheckpointError, match="the data changed: 99 images now, 100 when the run began"
+        CheckpointError, match="the data changed: 99 images now, 100 when the run started"
     ):
         state.check_images(99)

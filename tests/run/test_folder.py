@@ -131,7 +131,7 @@ def test_where_there_are_no_locks_it_is_said(
     monkeypatch.setattr(fcntl, "flock", none)
     with RunFolder(tmp_path).taken():
         pass
-    assert "cannot be locked (No locks available): take care" in capfd.readouterr().err
+    assert "cannot be locked (No locks available); make sure" in capfd.readouterr().err
 
 
 def test_a_folder_that_is_deleted_is_made_again(
@@ -148,7 +148,7 @@ def test_a_folder_that_is_deleted_is_made_again(
     run_once(with_settings(config, out=str(tmp_path / "other")), tmp_path / "other")
     run_once(config, run, before=delete)
     said = capfd.readouterr().err
-    assert said.count(f"warning: {run} was deleted: it is made again") == 1
+    assert said.count(f"warning: {run} was deleted and is recreated") == 1
     assert "left out" not in said and "Traceback" not in said
     assert history(run) == history(tmp_path / "other") and len(history(run)) == 12
     assert checkpoints.load(run).step == 12

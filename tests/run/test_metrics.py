@@ -84,7 +84,7 @@ def test_guard_warns_once_an_episode_or_stops() -> None:
     assert guard.check(30, 0.2, 1.5) is None
     assert guard.check(40, 0.9, 50) is None
     assert guard.check(50, 0.1, 1.1)
-    with pytest.raises(TrainingError, match="collapses at step 7"):
+    with pytest.raises(TrainingError, match="collapsed at step 7"):
         CollapseGuard("stop", batch=64).check(7, 0.1, 1.1)
     assert CollapseGuard("warn", batch=4).check(1, 0.99, 3.0) is None  # four images have no more
     assert CollapseGuard("warn", batch=64).check(1, 0.5, 4.0) is None  # the last that is healthy
@@ -213,7 +213,7 @@ def test_clock_tells_waiting_from_working(
 def log_points(
     rank: int, world: int, on_collapse: str, monkeypatch: pytest.MonkeyPatch
 ) -> LogPoints:
-    monkeypatch.setattr(monitor, "works_beside", lambda device: True)
+    monkeypatch.setattr(monitor, "host_is_idle", lambda device: True)
     config = with_settings(TrainConfig(), on_collapse=on_collapse)
     place = Place(rank, world, torch.device("cpu"))
     step: Any = SimpleNamespace(config=config, place=place, steps_per_epoch=10, lr=0.1)
@@ -239,9 +239,9 @@ def test_ranks_stop_at_a_step_that_all_of_them_know(
     assert together._line is not None
     together._line[1].result()
     together.note(51, loss)
-    with pytest.raises(TrainingError, match="collapses at step 50"):
+    with pytest.raises(TrainingError, match="collapsed at step 50"):
         together.log(60, loss, torch.randn(64, 16))
-    with pytest.raises(TrainingError, match="collapses at step 50"):
+    with pytest.raises(TrainingError, match="collapsed at step 50"):
         alone.log(50, loss, point)
         assert alone._line is not None
         alone._line[1].result()

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from fastsiam.console import Console
-from fastsiam.errors import DataError, FastSiamError
-from fastsiam.run.records import Destination, Record, read_records
+from fastsiam.errors import DataError
+from fastsiam.run.records import Record, read_records
 from tests.conftest import ROOT
-from tests.disks import fill, small_disk
 
 RUN = ROOT / "bench" / "results" / "cifar10-evaluation"
 FILES = sorted((RUN / "eval").glob("*.json"))
@@ -74,36 +72,5 @@ def test_what_is_no_record_is_one_line(change: dict[str, Any], tmp_path: Path) -
     plain = {key: value for key, value in plain.items() if value is not ...}
     (tmp_path / "eval").mkdir()
     (tmp_path / "eval" / "x.json").write_text(json.dumps(plain))
-    with pytest.raises(DataError, match=r"x\.json is no record of an evaluation"):
+    with pytest.raises(DataError, match=r"x\.json is not a record of an evaluation"):
         read_records(tmp_path)
-
-
-def test_a_record_of_a_run_that_cannot_be_written_is_a_warning(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("")
-    record, out = record_of("knn"), Console()
-    blocked, free = tmp_path / "file" / "x.json", tmp_path / "eval" / "y.json"
-    assert not Destination(own=blocked, asked=None, console=out).keep(record)
-    assert "the result is not kept with its run: --json FILE keeps it" in capfd.readouterr().err
-    assert Destination(own=blocked, asked=free, console=out).keep(record)
-    assert f"not kept with its run, but goes to {free}" in capfd.readouterr().err
-    assert read_records(tmp_path) == [record]
-    free.unlink()
-    with pytest.raises(FastSiamError, match=r"^cannot write .*file/x\.json: .+$"):
-        Destination(own=free, asked=blocked, console=out).keep(record)
-    assert read_records(tmp_path) == [record]
-
-
-def test_what_can_be_known_before_is_said_before(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with small_disk(tmp_path / "disk", 1) as disk:
-        own, asked = disk / "eval" / "x.json", tmp_path / "x.json"
-        whole = Destination(own=own, asked=asked, console=Console())
-        assert whole.checked() == whole and not capfd.readouterr().err
-        fill(disk)
-        assert whole.checked().first == asked
-        assert "x.json: No space left" in capfd.readouterr().err
-        with pytest.raises(FastSiamError, match=r"^cannot write .*x\.json: No space left"):
-            Destination(own=None, asked=own, console=Console()).checked()

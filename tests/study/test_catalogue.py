@@ -61,7 +61,7 @@ def test_a_name_is_one_run(tmp_path: Path) -> None:
     assert [run.seed for run in runs] == sorted(run.seed for run in runs)
     settings: dict[str, Any] = {}
     for _, row in ROWS:
-        config = size.changed(row.variant)
+        config = size.recipe_of(row.variant)
         assert settings.setdefault(row.variant.name, config) == config
     baseline = [study.name for study, row in ROWS if row.variant.name == "baseline"]
     assert len(baseline) > 5 and sum(run.variant.name == "baseline" for run in runs) == 2
@@ -70,7 +70,7 @@ def test_a_name_is_one_run(tmp_path: Path) -> None:
 def paper(study: str) -> dict[str, Any]:
     """Return the settings of a study's rows at the paper's scale."""
     size = scale("paper")
-    return {row.variant.name: size.changed(row.variant) for row in STUDIES[study].rows}
+    return {row.variant.name: size.recipe_of(row.variant) for row in STUDIES[study].rows}
 
 
 def test_the_papers_numbers() -> None:
@@ -113,11 +113,11 @@ def test_the_related_methods_are_their_recipes_as_long_as_the_papers() -> None:
 def test_at_a_small_scale_methods_differ_in_heads_loss_and_rate_alone(name: ScaleName) -> None:
     size = scale(name, epochs=4)
     for row in STUDIES["related"].rows:
-        own, base = size.changed(row.variant), size.base
+        own, base = size.recipe_of(row.variant), size.base
         optim = replace(own.optim, lr=base.optim.lr)
         assert (own.augment, optim, own.monitor) == (base.augment, base.optim, base.monitor)
         assert replace(own.model, method=base.model.method) == base.model
-    swav = size.changed(STUDIES["swav"].rows[0].variant).model.method
+    swav = size.recipe_of(STUDIES["swav"].rows[0].variant).model.method
     assert isinstance(swav, SwAVConfig) and swav.frozen_epochs == 0.4  # a tenth
 
 

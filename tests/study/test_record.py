@@ -55,7 +55,7 @@ def test_a_row_that_a_record_lacks_is_not_compared_with(
 def test_other_files_are_refused_in_one_line(text: str, tmp_path: Path) -> None:
     path = tmp_path / "table_1.json"
     path.write_text(text)
-    with pytest.raises(DataError, match="is no record of fastsiam study") as error:
+    with pytest.raises(DataError, match="is not a record of `fastsiam study`") as error:
         read_record(path)
     assert "\n" not in str(error.value)
     with pytest.raises(DataError, match="cannot read"):

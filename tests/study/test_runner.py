@@ -208,7 +208,7 @@ def test_a_study_that_is_killed_goes_on_bit_for_bit(data: Path, done: Path, tmp_
     work.send(signal.SIGTERM)
     ended = work.wait()
     assert ended.returncode == 128 + signal.SIGTERM
-    assert "stopped, runs left: 1; the same command continues" in ended.stdout
+    assert "stopped, runs left: 1; run the same command to continue" in ended.stdout
     assert f"{run.name} continues" in ended.stderr
     assert first < checkpoint.load(last).step < STEPS and not (run.folder / "lock").exists()
 
@@ -290,14 +290,14 @@ def _is_stopped(process: int) -> bool:
 def test_a_signal_while_a_run_is_started_reaches_it(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started = runner._started
+    started = runner._start_stage
 
     def started_under_a_signal(run: Run, slot: dict[str, str]) -> object:
         process = started(run, slot)
         os.kill(os.getpid(), signal.SIGTERM)
         return process
 
-    monkeypatch.setattr(runner, "_started", started_under_a_signal)
+    monkeypatch.setattr(runner, "_start_stage", started_under_a_signal)
     run = tiny_runs(data, tmp_path, SCALE)[0]
     with pytest.raises(Interrupted, match="SIGTERM: stopped, runs left: 1"):
         do_runs([run], CPU)

@@ -19,5 +19,5 @@ def slow_eigenvalues(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.05)
         return rank_of_gram(gram)
 
-    monkeypatch.setattr(monitor, "works_beside", lambda device: True)
+    monkeypatch.setattr(monitor, "host_is_idle", lambda device: True)
     monkeypatch.setattr(monitor, "rank_of_gram", slow)

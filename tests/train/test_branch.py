@@ -122,15 +122,15 @@ def test_a_branch_with_the_same_settings_is_the_same_run(
     [
         (
             {"batch": 6},
-            r"\(batch: 8 -> 6\); .* start a new run from the weights: --init {run} inst",
+            r"\(batch: 8 -> 6\); .* start a new run from its weights: --init {run} inst",
         ),
         ({"lr": 0.1, "jitter_p": 0.5}, r"jitter-p: 0.8 -> 0.5; lr: 0.5 -> 0.1\); .*--init {run} "),
         ({"optimizer": "lars"}, r"optimizer: sgd -> lars\); .* --init {run} instead of --resume$"),
         (
             {"width": 8},
-            r"width: 4 -> 8\); give the same ones, or leave out --resume for a new run$",
+            r"width: 4 -> 8\); pass the same values, or leave out --resume for a new run$",
         ),
-        ({"epochs": 1}, "after epoch 2: a branch of it needs more than --epochs 1"),
+        ({"epochs": 1}, "--epochs 1 is too short for this branch: its checkpoint is after epoch 2"),
     ],
     ids=str,
 )
@@ -147,10 +147,10 @@ def test_in_place_other_optimiser_settings_are_refused(
 ) -> None:
     """In the run, and in a branch that has begun with others."""
     way = f"or branch off: --resume {tmp_path / 'run'} with another --out$"
-    with pytest.raises(CheckpointError, match=rf"\(lr: 0.5 -> 0.1\); give the same ones, {way}"):
+    with pytest.raises(CheckpointError, match=rf"\(lr: 0.5 -> 0.1\); pass the same values, {way}"):
         train_here(with_settings(begun, lr=0.1), "imagenet")
     train_here(with_settings(branch, lr=0.1, max_steps=7), "imagenet")
-    with pytest.raises(CheckpointError, match=rf"\(lr: 0.1 -> 0.2\); give the same ones, {way}"):
+    with pytest.raises(CheckpointError, match=rf"\(lr: 0.1 -> 0.2\); pass the same values, {way}"):
         train_here(with_settings(branch, lr=0.2), "imagenet")
     assert checkpoints.load(tmp_path / "branch").step == 7
 
@@ -172,13 +172,13 @@ def test_branches_on_the_command_line(begun: TrainConfig, tmp_path: Path) -> Non
     said = fastsiam(*command, "8", *changes).stderr
     assert "lr: 0.5 -> 0.1" in said and "predictor-lr: constant -> cosine" in said
     said = fastsiam(*command, "9", *changes).stderr
-    assert "continuing after step 8" in said and "branches off" not in said
+    assert "resuming after step 8" in said and "branches off" not in said
     fastsiam_on_ranks(2, *command, "10")
     state = checkpoints.load(branch)
     assert state.step == 10 and state.config.optim.lr == 0.1
     assert recorded(branch)["changed"].keys() == {"lr", "predictor_lr"}
     said = fastsiam(*command, "0", "--lr", "0.2", code=1).stderr
-    assert f"lr: 0.1 -> 0.2); give the same ones, or branch off: --resume {run} with" in said
+    assert f"lr: 0.1 -> 0.2); pass the same values, or branch off: --resume {run} with" in said
 
 
 def test_ranks_branch_off(begun: TrainConfig, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fastsiam.config import TrainConfig
-from fastsiam.config.recipes import imagenet
+from fastsiam.config.recipes import RECIPES
 from fastsiam.train import clock as module
 from fastsiam.train.clock import Clock, Forecast
 from fastsiam.train.loop import _outlook
@@ -60,14 +60,14 @@ def test_evaluations_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_said() -> None:
-    config = with_settings(imagenet(), batch=512)
+    config = with_settings(RECIPES["imagenet"](), batch=512)
     assert _outlook(100.0, config, 2502, 250_199) == (
         "at 5.1 images/s an epoch takes about 2 d 22 h, "
-        "the 250,199 steps that are left 289 d 14 h, evaluations apart"
+        "the remaining 250,199 steps 289 d 14 h, without evaluations"
     )
     config = replace(config, monitor=replace(config.monitor, knn_every=0))
     assert _outlook(0.25, config, 100, 999) == (
-        "at 2,048 images/s an epoch takes about 25 s, the 999 steps that are left 4 min"
+        "at 2,048 images/s an epoch takes about 25 s, the remaining 999 steps 4 min"
     )
 
 
@@ -86,5 +86,5 @@ def test_a_run_says_it_once(
             said.append(capfd.readouterr().err)
 
     run_once(with_settings(small, log_every=100, knn_every=0), tmp_path / "run", before=look)
-    assert len(re.findall(r"an epoch takes about \d+ s, the 10 steps that are left", said[0])) == 1
+    assert len(re.findall(r"an epoch takes about \d+ s, the remaining 10 steps", said[0])) == 1
     assert "an epoch takes" not in capfd.readouterr().err

@@ -43,7 +43,7 @@ def test_a_variant_starts_from_what_fits_of_another(
     other = with_settings(small, init=str(first), out=str(tmp_path / "other"), **variant)
     run = train_here(other, "imagenet")
     said = capsys.readouterr().err
-    assert (f"; fresh: {fresh}\n" in said) if fresh else "fresh" not in said
+    assert (f"; new: {fresh}\n" in said) if fresh else "; new: " not in said
     given, state = load_pretrained(first).state, load_pretrained(run).state
     if "alternate_every" in variant:  # the frozen encoder is what was given
         for part, name in enumerate(("backbone", "projector")):
@@ -54,7 +54,7 @@ def test_a_variant_starts_from_what_fits_of_another(
     train_here(back, "imagenet")
     fresh = fresh or ("predictor" if variant.get("predictor") == "none" else "")
     said = capsys.readouterr().err
-    assert (f"; fresh: {fresh}\n" in said) if fresh else "fresh" not in said
+    assert (f"; new: {fresh}\n" in said) if fresh else "; new: " not in said
 
 
 def refusals(small: TrainConfig, tmp_path: Path) -> Iterator[tuple[TrainConfig, str]]:
@@ -67,7 +67,7 @@ def refusals(small: TrainConfig, tmp_path: Path) -> Iterator[tuple[TrainConfig, 
     )
     yield with_settings(small, data=str(tmp_path / "none")), "no data at"
     yield with_settings(small, batch=64), "fewer than one batch of 64"
-    yield with_settings(small, extend=9), "there is none to continue with"
+    yield with_settings(small, extend=9), "needs a run to extend"
     first = train_here(with_settings(small, max_steps=1), "imagenet")
     yield with_settings(small, resume=str(first), crop=14), "crop: 16 -> 14"
 
@@ -110,11 +110,11 @@ def test_training_starts_from_a_files_weights(
         other = weights["all"] if key.startswith("backbone.") else weights["none"]
         torch.testing.assert_close(weights["some"][key], other[key], rtol=0, atol=1e-20)
     assert not torch.equal(weights["none"]["backbone.conv1.weight"], given["backbone.conv1.weight"])
-    assert "fresh: projector, predictor" in capsys.readouterr().err
+    assert "new: projector, predictor" in capsys.readouterr().err
     wide = with_settings(small, out=str(tmp_path / "wide"), width=8, init=str(first))
     padded = with_settings(small, out=str(tmp_path / "wide"), stem="cifar-pad2", init=str(first))
     for different in (wide, padded):
-        with pytest.raises(CheckpointError, match="give the same --backbone, --stem and --width"):
+        with pytest.raises(CheckpointError, match="pass the same --backbone, --stem and --width"):
             preflight(different, world=1)
     lost = with_settings(small, out=str(tmp_path / "lost"), init=str(tmp_path / "nowhere.pth"))
     error = fastsiam("train", *flags(lost), code=1).stderr

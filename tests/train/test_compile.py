@@ -249,9 +249,9 @@ def test_what_is_compiled_is_kept_beyond_tmp(
 ) -> None:
     """In Python started anew: torch itself sets the variable when it is imported."""
     script = (
-        "from fastsiam.train.compile import compiling, kept_in\n"
+        "from fastsiam.train.compile import compiling, cache_folder\n"
         "from tests.rank_jobs import CONFIG\n"
-        "with compiling(CONFIG): print(kept_in())"
+        "with compiling(CONFIG): print(cache_folder())"
     )
 
     def folder() -> str:
@@ -282,11 +282,13 @@ def test_without_cuda_graphs_the_step_stays_compiled(
             raise error
 
     monkeypatch.setattr(TrainingStep, "_take_no_steps", take)
-    monkeypatch.setattr("fastsiam.train.step.why_not", lambda _: "")
+    monkeypatch.setattr("fastsiam.train.step.compile_failure", lambda _: "")
     console = Said()
     resolved, step = prepared_step(resolved_as(config, CPU), build_method(config.model), console)
     (warning,), line = console.warnings, console.lines[-1]
-    assert "graphs cannot be recorded here (RuntimeError: this cannot" in warning, warning
+    assert "cannot record CUDA graphs on this machine (RuntimeError: this cannot" in warning, (
+        warning
+    )
     assert line.startswith("compiled in") and tried == [True, False]
     assert step.config == resolved.config == with_settings(config, cuda_graphs=False)
     error = torch.AcceleratorError("CUDA error: an illegal memory access")
@@ -324,7 +326,9 @@ def test_a_missing_compiler_is_one_line(
     done = fastsiam_anew("train", *flags(with_settings(config, out=str(fallen), compile="on")))
     lines = [line for line in done.stderr.splitlines() if "torch.compile" in line]
     assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("warning: torch.compile cannot be used here ("), done.stderr
+    assert lines[0].startswith("warning: torch.compile does not work on this machine ("), (
+        done.stderr
+    )
     assert "Traceback" not in done.stderr
     states = [checkpoints.load(run) for run in (eager, fallen)]
     torch.testing.assert_close(states[0].model, states[1].model, atol=0, rtol=0)
@@ -405,12 +409,10 @@ def test_the_steps_of_this_run_decide(
         patch.setattr("fastsiam.train.command.train", stop)
         train_here(with_settings(config, max_steps=0), "imagenet")
     said = capfd.readouterr().err
-    assert "not compiled, as the run began; --compile on may be faster for 2,996 steps\n" in said
+    assert "this run is not compiled; --compile on may be faster for 2,996 steps\n" in said
 
 
 def test_it_is_said_before_it_is_done(small: TrainConfig) -> None:
     done = train_short(with_settings(small, compile="on", knn_every=0, max_steps=1))
     before, _, after = done.stderr.partition("compiled in")
-    assert after and "compiling, about a minute; --compile off goes without\n" in before, (
-        done.stderr
-    )
+    assert after and "compiling, about a minute; --compile off skips it\n" in before, done.stderr

@@ -11,7 +11,7 @@ import pytest
 
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.data_digest import DataDigest
-from fastsiam.views.digest import written
+from fastsiam.views.digest import hex_digest
 
 OLD = Path(__file__).parents[1] / "data" / "run-0.1"
 
@@ -19,10 +19,10 @@ OLD = Path(__file__).parents[1] / "data" / "run-0.1"
 def test_sums_over_ranks_are_modulo_2_to_the_64(ranks: Callable[[str, int], list[Any]]) -> None:
     world = 3
     first = sum(2**64 - 1 - rank + 2**63 + 5 for rank in range(world)) % 2**64
-    rest = written(sum(range(world)))
+    rest = hex_digest(sum(range(world)))
     assert ranks("seen_by_ranks", world) == world * [
         {
-            "first": {"since": 0, "seen": written(first)},
+            "first": {"since": 0, "seen": hex_digest(first)},
             "state": {"since": 7, "digest": rest},
             "second": {"since": 7, "seen": rest},
         }

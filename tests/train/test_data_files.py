@@ -76,14 +76,14 @@ def test_a_file_of_another_size_is_refused(
     with pytest.raises(CheckpointError) as refused:
         train_here(config, "imagenet")
     assert str(refused.value) == (
-        f"{file} is another file than the run was last at work with: it has {size + 10240:,} "
-        f"bytes, and had {size:,}; restore it, continue with what it holds by --data-changed "
-        "accept, or choose another --out for a new run"
+        f"{file} changed since the run was last started: it had {size:,} bytes and now has "
+        f"{size + 10240:,}; restore it, pass --data-changed accept to continue with its present "
+        "content, or choose another --out for a new run"
     )
     train_here(with_settings(config, max_steps=6, data_changed="accept"), "imagenet")
-    assert f"had {size:,}, as accepted" in capfd.readouterr().err
+    assert f"now has {size + 10240:,} (accepted)" in capfd.readouterr().err
     goes_on(config, tmp_path)
-    assert "another file" not in capfd.readouterr().err
+    assert "changed since" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
@@ -97,9 +97,9 @@ def test_a_copy_of_a_file_is_taken_for_the_same(
     (tmp_path / "copy").replace(file)
     os.utime(file, ns=(0, 10**18))
     train_here(with_settings(config, max_steps=6), "imagenet")
-    assert f"warning: {file} was written since the run was" in capfd.readouterr().err
+    assert f"warning: {file} was modified since the run was" in capfd.readouterr().err
     goes_on(config, tmp_path)
-    assert "was written since" not in capfd.readouterr().err
+    assert "was modified since" not in capfd.readouterr().err
 
 
 def test_a_file_elsewhere_is_no_other(small: TrainConfig, images: Path, tmp_path: Path) -> None:

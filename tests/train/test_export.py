@@ -86,7 +86,7 @@ def test_export_end_to_end(small: TrainConfig, tmp_path: Path) -> None:
 
 def test_wrong_usage_is_told(tmp_path: Path) -> None:
     bad = fastsiam("export", str(tmp_path), "--format", "timm", "--out", "x.pth", code=1)
-    assert "is no run's folder" in bad.stderr and bad.stderr.count("\n") == 1
+    assert "is not a run folder" in bad.stderr and bad.stderr.count("\n") == 1
     torch.save(torchvision.models.resnet18().state_dict(), tmp_path / "w.pth")
     path = str(tmp_path / "w.pth")
     bad = fastsiam("export", path, "--format", "timm", "--out", "x.onnx", code=2)

@@ -86,9 +86,9 @@ def test_what_cannot_be_extended_is_refused_and_left_alone(
 ) -> None:
     before = {path: path.read_bytes() for path in tmp_path.glob("run/*.json*")}
     for settings, message in (
-        ({"extend": 3}, "the run has 4 epochs: give --extend more"),
+        ({"extend": 3}, "--extend 3 is less than the run.s 4 epochs"),
         ({"extend": 6, "lr": 0.1}, "lr: 0.5 -> 0.1"),
-        ({"extend": 6, "out": str(tmp_path / "none")}, "there is none to continue with"),
+        ({"extend": 6, "out": str(tmp_path / "none")}, "needs a run to extend"),
     ):
         with pytest.raises(CheckpointError, match=message):
             train_here(with_settings(begun, **settings), "imagenet")

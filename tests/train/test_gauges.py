@@ -61,7 +61,7 @@ def test_a_gpu_that_is_slowed_down(tmp_path: Path) -> None:
     assert warnings_of(tmp_path / "third", waits, 33 * [hot, cool, cool] + [cool]) == []
     (warning,) = warnings_of(tmp_path / "half", waits, 50 * [cool] + 50 * [hot])
     assert warning == (
-        "70 gpu: the GPU is slowed down (heat (hardware)) at 20 of the last 40 log points: "
+        "70 gpu: the GPU was throttled (heat (hardware)) at 20 of the last 40 log points: "
         "1,200 of 1,980 MHz at 88 C"
     )
 
@@ -87,14 +87,14 @@ def test_a_disk_without_room_for_checkpoints_is_in_the_log_on_the_screen_and_in_
     config = with_settings(small, knn_every=0, save_every=2)
     run = train_here(with_settings(config, max_steps=4), "imagenet")
     takes = size(checkpoints.last(run).stat().st_size)
-    text = f"the run's disk has 100 kB left; a checkpoint takes {takes}, and the one before stays"
+    text = f"the disk of {run} has 100 kB left; a checkpoint takes {takes}, and the previous one"
     assert capfd.readouterr().err.count(f"warning: {text}") == 1
     train_here(config, "imagenet")
     assert capfd.readouterr().err.count(f"warning: {text}") == 1
     found = [line for line in read_metrics(run) if line["kind"] == "alarm"]
     assert [(line["step"], line["name"]) for line in found] == [(3, "disk"), (5, "disk")]
     page = write_report([run], tmp_path / "page.html").read_text()
-    assert "<h2>Alarms</h2>" in page and "epoch 1: the run&#39;s disk has 100 kB left" in page
+    assert "<h2>Alarms</h2>" in page and f"epoch 1: the disk of {run} has 100 kB left" in page
 
 
 class FakeNvml:

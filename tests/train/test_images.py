@@ -89,9 +89,9 @@ def test_a_run_that_lost_an_image_goes_on_with_the_others(
     with pytest.raises(CheckpointError) as refused:
         batches(config)
     assert str(refused.value) == (
-        f"the data changed since the run began: 1 of its 24 images gone ({NAME}); restore the "
-        "data, continue with what is there by --data-changed accept, or choose another --out for a "
-        "new run"
+        f"the data changed since the run started: 1 of 24 images missing ({NAME}); restore "
+        "the data, pass --data-changed accept to continue with the present images, or choose "
+        "another --out for a new run"
     )
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").glob("*.*")}
     rest = batches(with_settings(config, data_changed="accept"))
@@ -116,19 +116,19 @@ def test_consent_is_remembered_for_the_change_it_was_given_to(
     capfd.readouterr()
     check_others(whole, batches(with_settings(config, max_steps=5)), {LOST})  # without the flag
     assert (
-        f"the data changed since the run began, as accepted: 1 of its 24 images gone ({NAME}); "
-        "the next one there is shown in place of each that is gone" in capfd.readouterr().err
+        f"the data changed since the run started (accepted): 1 of 24 images missing ({NAME}); "
+        "each missing image is replaced by the next one in the list" in capfd.readouterr().err
     )
     (train / "class1" / "002.jpg").unlink()
     shutil.copy(train / "class0" / "000.jpg", train / "class0" / "new.jpg")
-    message = r"2 of its 24 images gone \(class1/001.jpg, class1/002.jpg\), 1 new \(class0/new.jpg"
+    message = r"2 of 24 images missing \(class1/001.jpg, class1/002.jpg\), 1 new \(class0/new.jpg"
     with pytest.raises(CheckpointError, match=message):
         batches(config)
     rest = batches(with_settings(config, max_steps=9, data_changed="accept"))
     check_others(whole, rest, {LOST, LOST + 1})
-    assert "new ones take no part until a new run" in capfd.readouterr().err
+    assert "new images are ignored until a new run" in capfd.readouterr().err
     (train / NAME).write_bytes(kept)
-    with pytest.raises(CheckpointError, match="1 of its 24 images gone"):
+    with pytest.raises(CheckpointError, match="1 of 24 images missing"):
         batches(config)
     check_others(whole, batches(with_settings(config, data_changed="accept")), {LOST + 1})
 
@@ -137,7 +137,7 @@ def test_an_image_in_anothers_stead_is_noticed(small: TrainConfig, images: Path)
     """As many as before: a count alone says nothing."""
     train_here(with_settings(small, max_steps=2), "imagenet")
     (images / "train" / NAME).rename(images / "train" / "class1" / "other.jpg")
-    with pytest.raises(CheckpointError, match=r"1 of its 24 images gone .*, 1 new "):
+    with pytest.raises(CheckpointError, match=r"1 of 24 images missing .*, 1 new "):
         train_here(small, "imagenet")
 
 
@@ -171,10 +171,10 @@ def test_names_of_another_kind_are_taken_for_the_same_images_if_there_are_as_man
     shards = tar(tmp_path / "shards.tar", members)
     for step, batch in batches(with_settings(config, data=str(shards), max_steps=8)).items():
         assert torch.equal(batch.view1, whole[step].view1)
-    assert "none of the images has the name that it had" in capfd.readouterr().err
+    assert "all images have other names than" in capfd.readouterr().err
     tar(shards, members[:-1])
     changed = with_settings(config, data=str(shards), data_changed="accept")
-    with pytest.raises(CheckpointError, match=r"none of the 24 images .* and there are 23"):
+    with pytest.raises(CheckpointError, match=r"all 24 images .* other names now, and .* 23"):
         batches(changed)
 
 
@@ -186,7 +186,7 @@ def test_a_holdout_does_not_move_to_images_of_other_names(
     members = [(f"{name.rpartition('/')[0]}/x{i:05d}.jpg", data) for i, (name, data) in enumerate(
         folder_members(images / "train"))]  # fmt: skip
     shards = tar(tmp_path / "shards.tar", members)
-    with pytest.raises(CheckpointError, match=r"by which --holdout 25% knows those"):
+    with pytest.raises(CheckpointError, match=r"so --holdout 25%, which chooses images by name"):
         train_here(with_settings(photos, data=str(shards)), "imagenet")
 
 
@@ -197,7 +197,7 @@ def test_a_kept_checkpoint_goes_by_its_runs_list(
     run = train_here(with_settings(small, max_steps=2), "imagenet")
     kept = shutil.copy(checkpoints.last(run), tmp_path / place)
     (images / "train" / NAME).rename(images / "train" / "class0" / "other.jpg")
-    with pytest.raises(CheckpointError, match="1 of its 24 images gone"):
+    with pytest.raises(CheckpointError, match="1 of 24 images missing"):
         train_here(with_settings(small, resume=str(kept), out=str(tmp_path / "b")), "imagenet")
 
 
@@ -219,7 +219,7 @@ def test_a_file_that_names_no_image_cannot_be_told_apart(small: TrainConfig, ima
     train_here(with_settings(config, max_steps=3), "imagenet")
     (images / "train" / NAME).unlink()
     nameless(images)
-    with pytest.raises(CheckpointError, match="of FFCV's own making names no image"):
+    with pytest.raises(CheckpointError, match="files that FFCV wrote have no image names"):
         train_here(with_settings(config, data_changed="accept"), "imagenet")
 
 
@@ -228,7 +228,7 @@ def test_a_run_from_before_there_were_lists(small: TrainConfig, images: Path) ->
     (run / "images.npz").unlink()
     kept = (images / "train" / NAME).read_bytes()
     (images / "train" / NAME).unlink()
-    with pytest.raises(CheckpointError, match=r"23 images now, 24 when .* it keeps no list that"):
+    with pytest.raises(CheckpointError, match=r"23 images now, 24 when .* has no list of"):
         train_here(with_settings(small, data_changed="accept"), "imagenet")
     assert not (run / "images.npz").exists()
     (images / "train" / NAME).write_bytes(kept)
@@ -243,7 +243,7 @@ def test_a_branch_takes_its_runs_list_along(
     (images / "train" / NAME).unlink()
     for path in (first, checkpoints.last(first)):
         branch = with_settings(small, resume=str(path), out=str(tmp_path / f"to-{path.name}"))
-        with pytest.raises(CheckpointError, match="1 of its 24 images gone"):
+        with pytest.raises(CheckpointError, match="1 of 24 images missing"):
             train_here(branch, "imagenet")
         run = train_here(with_settings(branch, data_changed="accept"), "imagenet")
         found, own = Remembered.load(run), Remembered.load(first)
@@ -277,9 +277,9 @@ def test_two_ranks_go_on_by_the_command_line(small: TrainConfig, images: Path) -
         (images / "train" / f"class{number // 8}" / f"{number % 8:03d}.jpg").unlink()
     config = with_settings(config, max_steps=0)
     refused = fastsiam_on_ranks(2, "train", *flags(config), code=1)
-    assert any("17 of its 24 images gone" in one.stderr for one in refused)
+    assert any("17 of 24 images missing" in one.stderr for one in refused)
     done = fastsiam_on_ranks(2, "train", *flags(with_settings(config, data_changed="accept")))
-    assert "17 of its 24 images gone (class0/000.jpg, class0/001.jpg" in done[0].stderr
+    assert "17 of 24 images missing (class0/000.jpg, class0/001.jpg" in done[0].stderr
     assert checkpoints.load(Path(config.run.out)).step == 12
 
 
@@ -333,9 +333,9 @@ def test_a_holdout_goes_with_data_that_change(
     capfd.readouterr()
     for step, batch in batches(with_settings(photos, max_steps=4)).items():
         assert torch.equal(batch.view1, whole[step].view1)
-    assert "1 of them took part before the data changed, and still do" in capfd.readouterr().err
+    assert "the run already trained on 1 of them and continues" in capfd.readouterr().err
     (Path(photos.data.data) / remembered.names[4]).unlink()
-    with pytest.raises(CheckpointError, match="1 of its 18 images gone"):
+    with pytest.raises(CheckpointError, match="1 of 18 images missing"):
         batches(photos)
     check_others(whole, batches(with_settings(photos, data_changed="accept")), {4})
 

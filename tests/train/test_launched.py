@@ -19,6 +19,7 @@ from tests.configs import flags, with_settings
 from tests.conftest import ROOT
 from tests.processes import Forked, command, fastsiam
 from tests.tiers import rest_slow, slow
+from tests.train.runs import history
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def test_signals_save_and_leave(
     )
     run = tmp_path / "run"
     process = command("train", *flags(config), "--workers", "1", session=True)
-    while len(read_metrics(run)) < 5:
+    while len(history(run)) < 5:
         assert process.poll() is None
         time.sleep(0.05)
     if number in (signal.SIGINT, signal.SIGHUP):
@@ -73,8 +74,8 @@ def test_under_nohup_a_closed_terminal_is_nothing(
     run = tmp_path / "run"
     process = Forked(_under_nohup, "train", *flags(config), "--workers", "1", session=True)
     for number in (signal.SIGHUP, signal.SIGTERM):
-        seen = len(read_metrics(run))
-        while len(read_metrics(run)) < seen + 5:
+        seen = len(history(run))
+        while len(history(run)) < seen + 5:
             assert process.poll() is None, process.wait().stderr
             time.sleep(0.05)
         os.killpg(process.pid, number)
@@ -92,7 +93,7 @@ def test_a_signal_to_launcher_and_ranks_at_once_still_saves(
     )
     run = tmp_path / "run"
     process = command("train", *flags(config), session=True)
-    while len(read_metrics(run)) < 5:
+    while len(history(run)) < 5:
         assert process.poll() is None
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGTERM)
@@ -108,7 +109,10 @@ def test_two_cpu_ranks_by_the_launcher(small: TrainConfig, tmp_path: Path) -> No
     config = with_settings(small, epochs=2)
     fastsiam("train", *flags(config), "--out", str(tmp_path / "one"))
     fastsiam("train", *flags(config), "--gpus", "2", "--out", str(tmp_path / "two"))
-    one, two = (read_metrics(tmp_path / name) for name in ("one", "two"))
+    one, two = (
+        [line for line in read_metrics(tmp_path / name) if line["kind"] != "initial"]
+        for name in ("one", "two")
+    )
     assert [line["kind"] for line in one] == [line["kind"] for line in two]
     for a, b in zip(one, two, strict=True):
         if a["kind"] == "train":
@@ -130,4 +134,4 @@ def test_plain_torchrun_works(small: TrainConfig, tmp_path: Path) -> None:
     ]
     line += ["-m", "fastsiam", "train", *flags(config), "--out", str(tmp_path / "run")]
     subprocess.run(line, cwd=ROOT, check=True, capture_output=True, timeout=120)
-    assert len(read_metrics(tmp_path / "run")) == 3
+    assert len(history(tmp_path / "run")) == 3

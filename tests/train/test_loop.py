@@ -60,7 +60,7 @@ def test_training_goes_on_while_eigenvalues_are_found(
         if step == 5:
             assert history(run)[0] == expected[0]
 
-    monkeypatch.setattr(monitor, "works_beside", lambda device: True)
+    monkeypatch.setattr(monitor, "host_is_idle", lambda device: True)
     monkeypatch.setattr(monitor, "rank_of_gram", when_it_may)
     run_once(config, run, before=look)
     assert found.is_set() and history(run) == expected and len(expected) == 3
@@ -245,7 +245,7 @@ def test_a_broken_image_loses_nothing(small: TrainConfig, images: Path, tmp_path
     (note,) = error.value.__notes__
     assert re.fullmatch(
         r"saved .*last\.pt at step \d+; "
-        "with another one in its place it continues with --bad-images replace",
+        "--bad-images replace continues with another image in its place",
         note,
     )
     assert checkpoints.load(tmp_path / "run").step >= 5
@@ -322,11 +322,11 @@ def test_the_guard_speaks_up(
         log_every=10,
     )
     if on_collapse == "stop":
-        with pytest.raises(TrainingError, match=r"collapses at step \d+: std .*usual causes"):
+        with pytest.raises(TrainingError, match=r"collapsed at step \d+: std .*usual causes"):
             run_once(config, tmp_path / "run")
     else:
         run_once(config, tmp_path / "run")
-        warnings = capfd.readouterr().err.count("warning: the representation collapses")
+        warnings = capfd.readouterr().err.count("warning: the representation collapsed")
         assert 1 <= warnings < 8  # once an episode, not at every log point
         assert checkpoints.load(tmp_path / "run").step == 120
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from fastsiam.config.recipes import cifar10, imagenet
+from fastsiam.config.recipes import RECIPES
 from fastsiam.distributed import Place
 from fastsiam.methods import build_method
 from fastsiam.train.memory import training_bytes
@@ -15,7 +15,7 @@ from tests.train.runs import CPU
 
 def test_no_less_than_a_step_keeps() -> None:
     """All of the method's forward pass, heads and loss too, on real tensors."""
-    config = with_settings(cifar10(), batch=32, precision="fp32", width=16)
+    config = with_settings(RECIPES["cifar10"](), batch=32, precision="fp32", width=16)
     method = build_method(config.model)
     kept: dict[int, torch.Tensor] = {}
 
@@ -32,7 +32,7 @@ def test_no_less_than_a_step_keeps() -> None:
 
 def test_what_a_method_keeps_beside_is_counted() -> None:
     """A frozen encoder: its weights once; a row for each image; no more for either."""
-    config = with_settings(cifar10(), batch=32, width=16)
+    config = with_settings(RECIPES["cifar10"](), batch=32, width=16)
     images = 1_000_000
     plain = training_bytes(config, CPU, images=images)
     method = build_method(config.model)
@@ -45,7 +45,9 @@ def test_what_a_method_keeps_beside_is_counted() -> None:
 
 def test_what_it_grows_with() -> None:
     def estimate(place: Place = CPU, **settings: object) -> float:
-        config = with_settings(imagenet(), **{"batch": 64, "precision": "fp32", **settings})
+        config = with_settings(
+            RECIPES["imagenet"](), **{"batch": 64, "precision": "fp32", **settings}
+        )
         return training_bytes(config, place, images=100)
 
     whole = estimate()

@@ -102,4 +102,4 @@ def test_a_run_starts_from_given_weights(
         torch.testing.assert_close(value, state[source], msg=key)
     other = "mocov2" if method != "mocov2" else "byol"
     train_here(of(other, small, out=str(tmp_path / "other"), **zero), "imagenet")
-    assert "fresh: projector" in capsys.readouterr().err
+    assert "new: projector" in capsys.readouterr().err

@@ -55,8 +55,8 @@ def test_a_step_without_memory(
     said, saved = str(caught.value), checkpoints.last(tmp_path / "run")
     assert said.startswith("out of memory at step 6 with --batch 8: this process took ")
     assert said.endswith(
-        "at its peak; the same run continues with --activation-memory 0.5, --prefetch 1; a new one "
-        "takes less with a lower --batch or a higher --accumulate; the last good checkpoint is "
+        "at its peak; to resume this run, pass --activation-memory 0.5, --prefetch 1; a new run "
+        "needs less with a lower --batch or a higher --accumulate; the last good checkpoint is "
         f"{saved} (step 4)"
     )
     run_once(config, tmp_path / "run", start=checkpoints.load(saved))
@@ -96,8 +96,8 @@ def test_a_gpu_without_memory(small: TrainConfig, monkeypatch: pytest.MonkeyPatc
     config = with_settings(small, batch=512, activation_memory=0.4, prefetch=1, workers=4)
     assert str(oom_error(ERRORS[0], config, place, at=7, saved="S")) == (
         "out of GPU memory at step 7 with --batch 512 (256 images on each of 2 ranks): tensors "
-        "took 78 GB of 80 GB at their peak; the same run continues with more --gpus; a new one "
-        "takes less with a lower --batch or a higher --accumulate; S"
+        "took 78 GB of 80 GB at their peak; to resume this run, pass more --gpus; a new run "
+        "needs less with a lower --batch or a higher --accumulate; S"
     )
     assert "fewer --workers" in str(oom_error(MemoryError(), config, place, at=7, saved="S"))
 

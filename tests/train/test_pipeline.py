@@ -48,7 +48,7 @@ def test_settled_once_and_kept(small: TrainConfig, tmp_path: Path) -> None:
     told = fastsiam("train", *flags(config), "--pipeline", "torchvision", "--max-steps", "6")
     assert "take " not in told.stderr and settled(run) == ("torchvision", "torchvision")
     later = fastsiam("train", *flags(config)).stderr
-    assert "pipeline torchvision: as the run began" in later
+    assert "pipeline torchvision: as when the run started" in later
     assert settled(run) == ("torchvision", "torchvision")
     assert "pipeline torchvision" in write_report([run], tmp_path / "page.html").read_text()
 

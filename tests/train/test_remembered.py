@@ -50,7 +50,7 @@ def test_images_that_are_held_out_are_not_new() -> None:
 
 
 def test_a_message_names_a_few() -> None:
-    assert str(change("abcdefg", "agxy")) == ("5 of its 7 images gone (b, c, d, ...), 2 new (x, y)")
+    assert str(change("abcdefg", "agxy")) == ("5 of 7 images missing (b, c, d, ...), 2 new (x, y)")
 
 
 def test_a_list_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_list_is_read_as_it_was_written(tmp_path: Path) -> None:
     again = Remembered.load(tmp_path)
     assert again == agreed and again.accepts(["y", "x"]) and not again.accepts(["x"])
     (tmp_path / "images.npz").write_bytes((tmp_path / "images.npz").read_bytes()[:60])
-    with pytest.raises(CheckpointError, match="the list of the run's images, is damaged"):
+    with pytest.raises(CheckpointError, match="the list of the run's images is corrupt"):
         Remembered.load(tmp_path)
 
 
@@ -75,7 +75,7 @@ def test_blocks_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert found.blocks.tolist() == [0, 0, 1]
     for wrong in (blocks[:2], blocks.astype(float), blocks[:, None]):
         (tmp_path / FILE).write_bytes(Remembered(("a", "b", "c"), blocks=wrong).to_bytes())
-        with pytest.raises(CheckpointError, match="is damaged"):
+        with pytest.raises(CheckpointError, match="is corrupt"):
             Remembered.load(tmp_path)
 
 

@@ -30,7 +30,7 @@ from tests.ranks import fastsiam_on_ranks
 from tests.train.runs import Killed, Wrapped
 
 NOTHING = {"knn_every": 0, "tracker": "none"}
-ALL = "log lines agree: images and draws of steps 1 to 12"
+ALL = "log lines agree: images and augmentations of steps 1 to 12"
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def change(path: Path, edit: Callable[[Any], None], *, line: int | None = None) 
 def test_a_run_agrees_and_is_left_as_it_was(trained: Path) -> None:
     before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
     found = said(trained)
-    assert f"6 {ALL}, computed again from seed 0" in found
+    assert f"6 {ALL}, recomputed from seed 0" in found
     assert "the weights after step 12 agree: SHA-256 " in found
     assert before == {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
 
@@ -84,9 +84,9 @@ def test_runs_by_every_pipeline(name: str, small: TrainConfig) -> None:
     data = str(readable(name, Path(small.data.data)))
     run = train_here(with_settings(small, pipeline=name, data=data, max_steps=4, **NOTHING), "demo")
     assert "4 log lines agree" in said(run)
-    assert f"made again by {name}" in said(run, pipeline=name)
+    assert f"reloaded with the {name} pipeline" in said(run, pipeline=name)
     if name == "synthetic":
-        with pytest.raises(FastSiamError, match="which memory cannot stand for"):
+        with pytest.raises(FastSiamError, match="the memory pipeline cannot verify a run"):
             said(run, pipeline="memory")
     else:
         assert "4 log lines agree" in said(run, pipeline="memory")
@@ -95,7 +95,7 @@ def test_runs_by_every_pipeline(name: str, small: TrainConfig) -> None:
 @pytest.mark.parametrize("name", WITH_IMAGES)
 def test_batches_made_again_by_another_pipeline(name: str, trained: Path, images: Path) -> None:
     data = str(readable(name, images))
-    assert f"6 {ALL}, made again by {name}" in said(trained, pipeline=name, data=data)
+    assert f"6 {ALL}, reloaded with the {name} pipeline" in said(trained, pipeline=name, data=data)
 
 
 @pytest.mark.parametrize("kill_at", [4, 8])
@@ -141,7 +141,7 @@ def test_ranks_that_ended_between_log_lines_go_on_with_all_their_parts(
     fastsiam_on_ranks(2, "train", *flags(config))
     assert [line[:3] for line in lines(run)] == [line[:3] for line in lines(whole)]
     assert [line[:2] for line in lines(run)] == [(5, 0), (7, 5)]
-    assert "2 log lines agree: images and draws of steps 1 to 7" in said(run)
+    assert "2 log lines agree: images and augmentations of steps 1 to 7" in said(run)
 
 
 def test_changed_lines_and_settings_are_noticed(trained: Path, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_changed_weights_are_noticed(trained: Path) -> None:
     state = torch.load(file, weights_only=True)
     next(iter(state["model"].values()))[0] += 1e-3
     torch.save(state, file)
-    with pytest.raises(CheckpointError, match=r"was changed|damaged"):
+    with pytest.raises(CheckpointError, match=r"was changed|corrupt"):
         said(trained)
 
 
@@ -211,19 +211,19 @@ def test_a_run_that_was_shown_other_images_is_noticed(
         run = train_here(with_settings(small, log_every=4, **NOTHING), "imagenet")
     with pytest.raises(FastSiamError, match="steps 5 to 8 of "):
         said(run)
-    assert "1 log line agrees: images and draws of steps 9 to 12" in said(run, step=9)
+    assert "1 log line agrees: images and augmentations of steps 9 to 12" in said(run, step=9)
 
 
 def test_a_step_is_listed_by_its_images(trained: Path) -> None:
     """Its eight images, as the order has them: the eighth step is the second of the third epoch."""
     head, title, *rows = said(trained, step=8).splitlines()
-    assert head.startswith("1 log line agrees: images and draws of steps 7 to 8, computed")
+    assert head.startswith(
+        "1 log line agrees: images and augmentations of steps 7 to 8, recomputed"
+    )
     assert title.startswith("step 8, in epoch 2:")
     index = Order(images=24, batch=8, seed=0).indices(2, 1).tolist()
     assert rows == [f"{8 + row} {i} class{i // 8}/{i % 8:03d}.jpg" for row, i in enumerate(index)]
-    with pytest.raises(
-        FastSiamError, match=r"no log line tells of step 13 of .* they tell 1 to 12"
-    ):
+    with pytest.raises(FastSiamError, match=r"does not cover step 13, only steps 1 to 12"):
         said(trained, step=13)
 
 
@@ -242,17 +242,17 @@ def test_data_that_changed_with_consent(small: TrainConfig, images: Path) -> Non
     run = train_here(with_settings(config, max_steps=6), "imagenet")
     before = lines(run)
     (images / "train" / "class1" / "001.jpg").unlink()
-    with pytest.raises(CheckpointError, match="the data changed since the run began"):
+    with pytest.raises(CheckpointError, match="the data changed since the run started"):
         said(run)
     train_here(with_settings(config, data_changed="accept"), "imagenet")
     assert lines(run)[: len(before)] == before
     found = said(run)
-    assert f"6 {ALL}" in found and "the next one there is shown" in found
+    assert f"6 {ALL}" in found and "each missing image is replaced" in found
 
 
 def test_a_run_without_digests_says_so(trained: Path, tmp_path: Path) -> None:
     old = Path(__file__).parents[1] / "data" / "run-0.1"
-    with pytest.raises(FastSiamError, match="by a version of fastsiam that kept none"):
+    with pytest.raises(FastSiamError, match="has no digests"):
         said(old)
     with pytest.raises(FastSiamError, match=r"cannot read .*config.json"):
         said(tmp_path)
@@ -263,8 +263,8 @@ def test_an_old_run_that_went_on_is_verified_from_there(small: TrainConfig, tmp_
     run = Path(shutil.copytree(old, tmp_path / "old"))
     train_here(with_settings(small, out=str(run), **NOTHING), "imagenet")
     found = said(run)
-    assert "6 log lines agree: images and draws of steps 7 to 12" in found
-    assert "no line tells of steps 1 to 6" in found
+    assert "6 log lines agree: images and augmentations of steps 7 to 12" in found
+    assert "no digest for steps 1 to 6" in found
 
 
 def test_a_line_that_was_taken_out_is_missed(trained: Path) -> None:
@@ -272,9 +272,9 @@ def test_a_line_that_was_taken_out_is_missed(trained: Path) -> None:
     rows = log.read_text().splitlines()
     log.write_text("\n".join([*rows[:2], *rows[3:]]) + "\n")
     found = said(trained)
-    assert "5 log lines agree" in found and "no line tells of steps 5 to 6" in found
+    assert "5 log lines agree" in found and "no digest for steps 5 to 6" in found
     change(log, lambda values: values.update(since=2), line=0)
-    with pytest.raises(FastSiamError, match="no log line of a run: since 2, step 2"):
+    with pytest.raises(FastSiamError, match="has an invalid line: since 2, step 2"):
         said(trained)
 
 

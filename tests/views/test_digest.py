@@ -9,29 +9,30 @@ import numpy as np
 import pytest
 
 from fastsiam.config import AugmentConfig
-from fastsiam.views.digest import added, seen_in, written
+from fastsiam.views.digest import batch_digest, hex_digest, sum_digests
 from fastsiam.views.draws import ViewParams, draw_views
 
 INDEX = np.array([7, 3, 5, 11, 3])
 SIZE = np.array([[24, 30], [32, 32], [500, 375], [24, 31], [40, 24]])
 PARAMS = draw_views(AugmentConfig(), seed=0, epoch=2, index=INDEX, size=SIZE)
 WHERE = {"epoch": 2, "place": 40}
-DIGEST = seen_in(PARAMS, INDEX, **WHERE)
+DIGEST = batch_digest(PARAMS, INDEX, **WHERE)
 
 
 def test_it_never_changes() -> None:
     """Logs of years ago are verified by it: this number is what they hold, on every machine."""
-    assert written(DIGEST) == "d775bdba5fe71157"
-    assert written(seen_in(None, INDEX, **WHERE)) == "19177ace792445d3"
+    assert hex_digest(DIGEST) == "d775bdba5fe71157"
+    assert hex_digest(batch_digest(None, INDEX, **WHERE)) == "19177ace792445d3"
 
 
 @pytest.mark.parametrize("cuts", [[1], [2, 3], [1, 2, 3, 4]])
 def test_parts_add_up(cuts: list[int]) -> None:
     parts = np.split(np.arange(len(INDEX)), cuts)
     digests = [
-        seen_in(PARAMS.rows(rows), INDEX[rows], epoch=2, place=40 + int(rows[0])) for rows in parts
+        batch_digest(PARAMS.rows(rows), INDEX[rows], epoch=2, place=40 + int(rows[0]))
+        for rows in parts
     ]
-    assert added(*digests) == added(*reversed(digests)) == DIGEST
+    assert sum_digests(*digests) == sum_digests(*reversed(digests)) == DIGEST
 
 
 @pytest.mark.parametrize("name", [f.name for f in fields(ViewParams)])
@@ -46,23 +47,23 @@ def test_each_draw_counts(name: str) -> None:
             other[place] = not values[place]
         else:
             other[place] = np.frombuffer(bytes([raw[0] ^ 1]) + raw[1:], values.dtype)[0]
-        found.add(seen_in(replace(PARAMS, **{name: other}), INDEX, **WHERE))
+        found.add(batch_digest(replace(PARAMS, **{name: other}), INDEX, **WHERE))
     assert len(found) == values.size + 1
 
 
 def test_places_images_epochs_and_views_count() -> None:
     swapped = np.array([1, 0, 2, 3, 4])
     others: list[Any] = [
-        seen_in(PARAMS, INDEX, epoch=3, place=40),
-        seen_in(PARAMS, INDEX, epoch=2, place=41),
-        seen_in(PARAMS, INDEX[swapped], **WHERE),
-        seen_in(PARAMS.rows(swapped), INDEX, **WHERE),
-        seen_in(PARAMS.rows(swapped), INDEX[swapped], **WHERE),
-        seen_in(PARAMS.views([1, 0]), INDEX, **WHERE),
-        seen_in(PARAMS.views([0]), INDEX, **WHERE),
-        seen_in(PARAMS.rows(slice(0, 4)), INDEX[:4], **WHERE),
-        seen_in(None, INDEX, **WHERE),
-        *(seen_in(PARAMS, INDEX + np.eye(5, dtype=np.int64)[i], **WHERE) for i in range(5)),
+        batch_digest(PARAMS, INDEX, epoch=3, place=40),
+        batch_digest(PARAMS, INDEX, epoch=2, place=41),
+        batch_digest(PARAMS, INDEX[swapped], **WHERE),
+        batch_digest(PARAMS.rows(swapped), INDEX, **WHERE),
+        batch_digest(PARAMS.rows(swapped), INDEX[swapped], **WHERE),
+        batch_digest(PARAMS.views([1, 0]), INDEX, **WHERE),
+        batch_digest(PARAMS.views([0]), INDEX, **WHERE),
+        batch_digest(PARAMS.rows(slice(0, 4)), INDEX[:4], **WHERE),
+        batch_digest(None, INDEX, **WHERE),
+        *(batch_digest(PARAMS, INDEX + np.eye(5, dtype=np.int64)[i], **WHERE) for i in range(5)),
     ]
     assert len({DIGEST, *others}) == len(others) + 1
 
@@ -70,4 +71,4 @@ def test_places_images_epochs_and_views_count() -> None:
 def test_what_draws_lie_in_does_not_count() -> None:
     """Other strides, as rows that are cut out of a larger batch have them."""
     columns = {f.name: np.asfortranarray(getattr(PARAMS, f.name)) for f in fields(ViewParams)}
-    assert seen_in(ViewParams(**columns), INDEX.astype(np.int32), **WHERE) == DIGEST
+    assert batch_digest(ViewParams(**columns), INDEX.astype(np.int32), **WHERE) == DIGEST

@@ -7,13 +7,12 @@ from typing import Any, cast
 import pytest
 import torch
 
-from fastsiam.config import OptimConfig
+from fastsiam.config.evaluate import FinetuneConfig, LinearConfig
 from fastsiam.distributed import Place
 from fastsiam.evaluate.accuracy import Accuracy
 from fastsiam.evaluate.features import collected, feature_batches, frozen
-from fastsiam.evaluate.finetune import FineTuning
 from fastsiam.evaluate.knn import Nearest
-from fastsiam.evaluate.linear import LinearTraining
+from fastsiam.evaluate.supervised import fine_tuning, linear_training
 from fastsiam.methods import build_method
 from fastsiam.train.collapse import effective_rank, z_std
 from fastsiam.views.batch import EvalBatch
@@ -68,24 +67,24 @@ def test_convolutions_are_not_autotuned_in_evaluations(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("dtype", TYPES)
 def test_linear_heads(dtype: torch.dtype, optimizer: Any, gpu: Gpu) -> None:
     """Of three rates, on features of any type."""
-    training = LinearTraining(
-        OptimConfig(optimizer=optimizer, batch=8, epochs=2), [0.1, 1.0, 10.0],
-        features=12, classes=CLASSES, steps_per_epoch=3, seed=0, place=PLACE,
+    training = linear_training(
+        LinearConfig(optimizer=optimizer, batch=8, epochs=2, lrs="0.1,1,10"),
+        features=12, classes=CLASSES, steps_per_epoch=3, place=PLACE,
     )  # fmt: skip
     features = torch.empty(8, 12, device=CUDA, dtype=dtype), batches(dtype)[0].label
     for epoch in range(2):
         with gpu.watched():
             losses = training.epoch(epoch, [(features[0].float(), features[1])] * 3)
         assert losses.shape == (3,) and losses.is_cuda and not gpu.on_the_host()
-    assert all(p.is_cuda and p.dtype == torch.float32 for p in training.heads.parameters())
+    assert all(p.is_cuda and p.dtype == torch.float32 for p in training.network.parameters())
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_fine_tuning(dtype: torch.dtype, gpu: Gpu) -> None:
     """Steps of the whole network, with fp16's scaler, and its scores."""
-    training = FineTuning(
-        OptimConfig(batch=8, epochs=2), build_method(MODEL).backbone, features=32,
-        classes=CLASSES, steps_per_epoch=3, seed=0, dtype=dtype, place=PLACE,
+    training = fine_tuning(
+        FinetuneConfig(batch=8, epochs=2), build_method(MODEL).backbone, features=32,
+        classes=CLASSES, steps_per_epoch=3, dtype=dtype, place=PLACE,
     )  # fmt: skip
     given = batches(dtype)
     assert training.scaler.is_enabled() == (dtype == torch.float16)

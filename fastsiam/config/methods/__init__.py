@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from .base import MethodConfig
+from .base import MethodConfig as MethodConfig
 from .byol import BYOLConfig
 from .mocov2 import MoCoV2Config
 from .simclr import SimCLRConfig
-from .simsiam import FastSiamConfig, HeadNorm, SimSiamConfig
+from .simsiam import FastSiamConfig, SimSiamConfig
 from .swav import SwAVConfig
-
-__all__ = [
-    "METHOD_CONFIGS",
-    "BYOLConfig",
-    "FastSiamConfig",
-    "HeadNorm",
-    "MethodConfig",
-    "MoCoV2Config",
-    "SimCLRConfig",
-    "SimSiamConfig",
-    "SwAVConfig",
-]
 
 METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
     config.name: config

@@ -1,4 +1,4 @@
-"""What the settings of every method have."""
+"""What the settings of every method have, and of those with a projection head."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from fastsiam.config.checks import require
-from fastsiam.config.setting import Config
+from fastsiam.config.setting import Config, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,8 @@ class MethodConfig(Config):
         return False
 
     def check_views(self, views: int) -> None:
-        """Raise ``ValueError`` if the method cannot be trained on so many views of each image."""
+        """Raise ``ValueError`` if the method does not take so many views: most compare a pair."""
+        require(views == 2, f"{self.name} compares two views of each image, not {views}")
 
     def doubts(self, *, images: int, batch: int, groups: int) -> list[str]:
         """Return warnings of a run that works, but hardly as it is meant to; a line each.
@@ -45,13 +46,36 @@ class MethodConfig(Config):
         return []
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectedConfig(MethodConfig):
+    """A method that compares projections."""
+
+    projector_layers: int = setting(
+        3, "Layers of the projection MLP (3 for ImageNet, 2 for CIFAR-10).", at_least=1
+    )
+    dim: int = setting(128, "Dimension of the projector's output.", at_least=1)
+    projector_dim: int = setting(2048, "Width of the projector's hidden layers.", at_least=1)
+
+    @property
+    def hidden_widths(self) -> list[int]:
+        """Widths of the projector's hidden layers."""
+        return [self.projector_dim] * (self.projector_layers - 1)
+
+    def described(self) -> dict[str, str]:
+        """Return its settings for people, by what they are of; those of each head in one."""
+        layers = f"{self.projector_layers} layers, {self.projector_dim} wide, to {self.dim}"
+        said = super(ProjectedConfig, self).described()
+        for name in ("projector layers", "dim", "projector dim"):
+            del said[name]
+        if "predictor" in said:
+            width = said.pop("predictor dim")
+            if said["predictor"] == "trained":
+                said["predictor"] = f"{self.dim}-{width}-{self.dim}"
+        return {"projector": layers} | said
+
+
 def in_words(value: Any) -> str:
     """Return the value of a setting for people."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)
-
-
-def require_pair(config: MethodConfig, views: int) -> None:
-    """Raise ``ValueError`` unless there are two views of each image."""
-    require(views == 2, f"{config.name} compares two views of each image, not {views}")

@@ -7,8 +7,7 @@ from typing import ClassVar, Literal
 
 from fastsiam.config.setting import setting
 
-from .base import require_pair
-from .heads import ProjectedConfig
+from .base import ProjectedConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +37,3 @@ class BYOLConfig(ProjectedConfig):
         "Let the encoder's momentum grow to 1 along a cosine, or be the same at all steps.",
         option=False,
     )
-
-    def check_views(self, views: int) -> None:
-        """Refuse all but two: each is predicted from the other."""
-        require_pair(self, views)

@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from fastsiam.config.setting import setting
 
-from .base import require_pair
-from .heads import ProjectedConfig
+from .base import ProjectedConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +42,6 @@ class MoCoV2Config(ProjectedConfig):
     symmetric: bool = setting(
         True, "Compare each view with the other, as SimSiam's authors did, not the first alone."
     )
-
-    def check_views(self, views: int) -> None:
-        """Refuse all but two: each is the other's only positive."""
-        require_pair(self, views)
 
     def doubts(self, *, images: int, batch: int, groups: int) -> list[str]:
         """Warn of BN that tells queries their keys, and of a queue with keys of the same image."""

@@ -7,8 +7,7 @@ from typing import ClassVar, Literal
 
 from fastsiam.config.setting import setting
 
-from .base import require_pair
-from .heads import ProjectedConfig
+from .base import ProjectedConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,19 +37,7 @@ class SimCLRConfig(ProjectedConfig):
         "Treat what a projection is compared with as constant (with a predictor 66.0, not 66.5).",
     )
 
-    def described(self) -> dict[str, str]:
-        """Return its settings for people, by what they are of; the predictor's if there is one."""
-        said = super(SimCLRConfig, self).described()
-        del said["predictor dim"]
-        if self.predictor == "trained":
-            said["predictor"] = f"{self.dim}-{self.predictor_dim}-{self.dim}"
-        return said
-
     @property
     def centred(self) -> bool:
         """Whether BN centres the projector's output: it does."""
         return True
-
-    def check_views(self, views: int) -> None:
-        """Refuse all but two: each is the other's only positive."""
-        require_pair(self, views)

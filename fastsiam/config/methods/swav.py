@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from fastsiam.config.checks import require
 from fastsiam.config.setting import setting
 
-from .heads import ProjectedConfig
+from .base import ProjectedConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +66,6 @@ class SwAVConfig(ProjectedConfig):
     def described(self) -> dict[str, str]:
         """Return its settings for people, by what they are of; those that are in use."""
         said = super(SwAVConfig, self).described()
-        del said["predictor dim"]
-        if self.predictor == "trained":
-            said["predictor"] = f"{self.dim}-{self.predictor_dim}-{self.dim}"
         if not self.queue:
             del said["queue"], said["queue from"]
         return said

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,20 @@ from numpy.typing import NDArray
 from fastsiam.errors import DataError, NoSplitError
 from fastsiam.files import parsed_json
 
-from .annotations import DetectionSet, Part, Picture, Segmentation
-from .archives import Files, Tree, Zip
-from .checks import EMPTY, check_images, check_size, fault_of
+from .dataset import (
+    EMPTY,
+    DetectionSet,
+    Picture,
+    Root,
+    Segmentation,
+    check_size,
+    fault_of,
+    has_file,
+    open_zip,
+    place_of,
+    read_file,
+    stamp_images,
+)
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +40,11 @@ ANNOTATIONS_ZIP = "annotations_trainval2017.zip"
 _LARGEST_JSON = 2**30
 
 
-def open_coco(data: Path, split: str) -> DetectionSet:
+def open_coco(folder: Path, split: str) -> DetectionSet:
     """Open train2017 or val2017.
 
     Args:
-        data: the folder that holds ``annotations/`` and the folder of images, or their zips; or one
-            of the zips, beside which the others lie.
+        folder: holds ``annotations/`` and the folder of images, or their zips.
         split: "train2017" or "val2017".
 
     Raises:
@@ -43,37 +52,30 @@ def open_coco(data: Path, split: str) -> DetectionSet:
         DataError: the annotations cannot be read, hold a bad box or mask or name a class or image
             that is not there; names the file and the annotation.
     """
-    data = data.parent if data.is_file() else data
-    text, where = _annotations(data, split)
-    images: Files = Tree(data)
-    if not (data / split).is_dir():
-        if not (data / f"{split}.zip").is_file():
-            raise NoSplitError(f"{data} holds no images: looked for {split}/ and {split}.zip")
-        images = Zip(data / f"{split}.zip")
+    name = f"annotations/instances_{split}.json"
+    root = _folder_or_zip(folder, (folder / name).is_file(), ANNOTATIONS_ZIP)
+    if root is None or not has_file(root, name):
+        raise NoSplitError(
+            f"{folder} holds no annotations of {split}: looked for {name} and {ANNOTATIONS_ZIP}"
+        )
+    text, where = read_file(root, name, _LARGEST_JSON), place_of(root, name)
+    images = _folder_or_zip(folder, (folder / split).is_dir(), f"{split}.zip")
+    if images is None:
+        raise NoSplitError(f"{folder} holds no images: looked for {split}/ and {split}.zip")
     digest = hashlib.sha256(text).hexdigest()
     table = _Table(text, where, split)
     del text
     pictures = table.pictures()
-    check_images(images, (picture.file for picture in pictures), where)
-    part = Part(pictures, images, digest)
-    return DetectionSet(f"COCO {split} in {data}", table.classes, [part])
+    stamp = stamp_images(images, (picture.file for picture in pictures), where)
+    entries = [(picture, images) for picture in pictures]
+    return DetectionSet(f"COCO {split} in {folder}", table.classes, entries, [f"{digest}\0{stamp}"])
 
 
-def _annotations(data: Path, split: str) -> tuple[bytes, str]:
-    """Return the text of a split's annotations, and where it lies."""
-    name = f"annotations/instances_{split}.json"
-    for files in _places(data):
-        if name in files:
-            return files.read(name, _LARGEST_JSON), files.where(name)
-    raise NoSplitError(
-        f"{data} holds no annotations of {split}: looked for {name} and {ANNOTATIONS_ZIP}"
-    )
-
-
-def _places(data: Path) -> Iterator[Files]:
-    yield Tree(data)
-    if (data / ANNOTATIONS_ZIP).is_file():
-        yield Zip(data / ANNOTATIONS_ZIP)
+def _folder_or_zip(folder: Path, unpacked: bool, name: str) -> Root | None:
+    """Return a folder if it is unpacked, else the zip in it; None if neither is there."""
+    if unpacked:
+        return folder
+    return open_zip(folder / name) if (folder / name).is_file() else None
 
 
 class _Table:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fastsiam.errors import BackendError
 
-from .annotations import Segmentation
+from .dataset import Segmentation
 
 
 def coco_tools(name: str) -> ModuleType:

@@ -5,35 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageColor, ImageDraw
+from PIL import Image
+from torchvision.transforms.v2.functional import pil_to_tensor, resize_mask, to_pil_image
+from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
-from fastsiam.report.drawing import BLUE, GRAY, GREEN, INK, ORANGE, PINK, SKY, VERMILION
+from fastsiam.report.drawing import BLUE, GRAY, GREEN, ORANGE, PINK, SKY, VERMILION
+from fastsiam.report.pictures import Captioned
 
-from .annotations import Picture, Segmentation
+from .dataset import Picture, Segmentation
 from .masks import pixels
 from .scores import Detections
 
-LEAST = 0.5
-"""Scores from which on detections are shown."""
-
+SIDE = 320
+"""Pixels of the longer side of an image as it is drawn."""
+_LEAST = 0.5
+"""Scores from which on detections are drawn."""
 _COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PINK, SKY)
 """Of the classes, one after the other, and again from the first."""
-_SIDE = 320
-"""Pixels of the longer side of an image as it is shown."""
-_GAP, _LINE = 8, 14
 _OPACITY = 0.35
 
 
 def draw(
-    image: Image.Image,
-    truth: Picture,
-    detections: Detections,
-    *,
-    classes: Sequence[str] = (),
-    least: float = LEAST,
-) -> Image.Image:
-    """Draw an image twice: with its objects on the left, with the detections on the right.
+    image: Image.Image, truth: Picture, detections: Detections, *, classes: Sequence[str]
+) -> list[Captioned]:
+    """Draw an image with its objects, and with the detections of a score of 0.5 or more.
 
     Difficult objects and crowds are gray. A colour is a class's.
 
@@ -41,97 +38,62 @@ def draw(
         image: of the size that the truth says.
         truth: its objects.
         detections: in it.
-        classes: names for the texts; their numbers stand for them otherwise.
-        least: detections of a lower score are left out.
-
-    Returns:
-        RGB; each half's longer side has 320 pixels.
+        classes: names for the texts.
 
     Raises:
         BackendError: there are masks, and pycocotools is missing.
     """
     ignored = truth.difficult | truth.crowd
-    there = [
-        (
-            _named(int(label), classes) + (" (ignored)" if gray else ""),
-            GRAY if gray else _colour(int(label)),
-        )
-        for label, gray in zip(truth.labels, ignored, strict=True)
+    texts = [
+        classes[label] + " (ignored)" * gray
+        for label, gray in zip(truth.labels.tolist(), ignored.tolist(), strict=True)
     ]
-    order = [place for place in np.argsort(detections.scores) if detections.scores[place] >= least]
-    found = [
-        (
-            f"{_named(int(detections.labels[i]), classes)} {detections.scores[i]:.2f}",
-            _colour(int(detections.labels[i])),
-        )
-        for i in order
+    colours = [
+        GRAY if gray else _colour(label) for label, gray in zip(truth.labels, ignored, strict=True)
+    ]
+    order = [i for i in np.argsort(detections.scores) if detections.scores[i] >= _LEAST]
+    labels = detections.labels[order]
+    named = [
+        f"{classes[label]} {score:.2f}"
+        for label, score in zip(labels, detections.scores[order], strict=True)
     ]
     masks = None if detections.masks is None else [detections.masks[i] for i in order]
-    halves = [
-        _half(image, f"truth: {len(there)}", truth.boxes, there, truth.masks),
-        _half(image, f"found: {len(found)}", detections.boxes[order], found, masks),
+    boxes, found = detections.boxes[order], list(map(_colour, labels))
+    return [
+        (_drawn(image, truth.boxes, texts, colours, truth.masks), f"truth: {len(texts)}", None),
+        (_drawn(image, boxes, named, found, masks), f"found: {len(named)}", None),
     ]
-    return _row(halves)
 
 
-def sheet(pictures: Sequence[Image.Image], *, columns: int = 2) -> Image.Image:
-    """Arrange pictures in rows, on white.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if not pictures:
-        raise ValueError("no picture to arrange")
-    width = max(picture.width for picture in pictures) + _GAP
-    rows = [pictures[i : i + columns] for i in range(0, len(pictures), columns)]
-    heights = [max(picture.height for picture in row) + _GAP for row in rows]
-    arranged = Image.new("RGB", (width * min(columns, len(pictures)), sum(heights)), "white")
-    for y, row in enumerate(rows):
-        for x, picture in enumerate(row):
-            arranged.paste(picture, (x * width + _GAP // 2, sum(heights[:y]) + _GAP // 2))
-    return arranged
-
-
-def _half(
+def _drawn(
     image: Image.Image,
-    title: str,
     boxes: NDArray[np.float32],
-    texts: Sequence[tuple[str, str]],
+    texts: list[str],
+    colours: list[str],
     masks: Sequence[Segmentation] | None,
 ) -> Image.Image:
-    """Draw an image with boxes, their texts and masks, below a title."""
-    shown = np.asarray(image.convert("RGB"), np.float32)
-    for mask, (_, colour) in zip(masks or (), texts, strict=masks is not None):
-        covered = pixels(mask, image.height, image.width)
-        tint = np.array(ImageColor.getrgb(colour), np.float32)
-        shown = np.where(covered[..., None], (1 - _OPACITY) * shown + _OPACITY * tint, shown)
-    scale = _SIDE / max(image.size)
+    scale = SIDE / max(image.size)
     width, height = (max(1, round(side * scale)) for side in image.size)
     method = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
-    half = Image.new("RGB", (width, _LINE + height), "white")
-    large = Image.fromarray(np.rint(shown).astype(np.uint8)).resize((width, height), method)
-    pen = ImageDraw.Draw(large)
-    for box, (text, colour) in zip(boxes, texts, strict=True):
-        x0, y0, x1, y1 = (float(value) * scale for value in box)
-        pen.rectangle((x0, y0, max(x0, x1 - 1), max(y0, y1 - 1)), outline=colour, width=2)
-        top = max(0.0, y0 - _LINE)
-        pen.rectangle((x0, top, x0 + pen.textlength(text) + 3, top + _LINE), fill=colour)
-        pen.text((x0 + 2, top + 1), text, fill="white")
-    half.paste(large, (0, _LINE))
-    ImageDraw.Draw(half).text((0, 0), title, fill=INK)
-    return half
-
-
-def _row(halves: Sequence[Image.Image]) -> Image.Image:
-    width = sum(half.width for half in halves) + _GAP
-    row = Image.new("RGB", (width, max(half.height for half in halves)), "white")
-    row.paste(halves[0], (0, 0))
-    row.paste(halves[1], (halves[0].width + _GAP, 0))
-    return row
-
-
-def _named(label: int, classes: Sequence[str]) -> str:
-    return classes[label] if classes else str(label)
+    canvas = pil_to_tensor(image.convert("RGB").resize((width, height), method))
+    if not texts:
+        return image.convert("RGB").resize((width, height), method)
+    if masks:
+        covered = np.stack([pixels(mask, image.height, image.width) for mask in masks])
+        resized = resize_mask(torch.from_numpy(covered).to(torch.uint8), [height, width])
+        canvas = draw_segmentation_masks(canvas, resized.bool(), alpha=_OPACITY, colors=colours)
+    canvas = draw_bounding_boxes(
+        canvas,
+        torch.from_numpy(boxes) * scale,
+        texts,
+        colours,
+        width=2,
+        label_colors="white",
+        label_background_colors=colours,
+        fill_labels=True,
+    )
+    drawn: Image.Image = to_pil_image(canvas)
+    return drawn
 
 
 def _colour(label: int) -> str:

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torchvision.ops import box_iou
 
 from fastsiam.errors import DataError
 
-from .annotations import DetectionSet, Picture, Segmentation
+from .dataset import DetectionSet, Picture, Segmentation
 from .masks import coco_tools, run_lengths
 
 Rule = Literal["11 points", "area"]
@@ -60,28 +62,28 @@ def voc_scores(
 ) -> dict[str, float]:
     """Return AP, AP50 and AP75 in percent as detectron2 measures them on VOC, means over classes.
 
+    Of the two rules detectron2 takes "11 points" for the 2007 test set, "area" for 2012.
+
     A detection counts as right if, among the objects of its class in its image, the one that it
     overlaps most it overlaps by more than the threshold, and no surer detection took that one.
-    Such of a difficult object counts as nothing. Detections of the same score stay in the order
+    One of a difficult object counts as nothing. Detections of the same score stay in the order
     that they are given in. Classes without any object, difficult ones apart, are left out.
 
     Raises:
         DataError: the set has no object to be found, or a detection is of another image or class.
     """
-    averages = _voc_averages(dataset, detections, (rule,), OVERLAPS)
-    mean = 100 * averages.mean(axis=(0, 2))
+    pictures = {picture.image_id: picture for picture in _checked(dataset, detections)}
+    rows = []
+    for label in range(len(dataset.classes)):
+        wanted = sum(
+            int(((picture.labels == label) & ~picture.difficult & ~picture.crowd).sum())
+            for picture in pictures.values()
+        )
+        if wanted:
+            matches = _matches(pictures, detections, label)
+            rows.append([_average(*_curve(matches, least, wanted), rule) for least in OVERLAPS])
+    mean = 100 * np.array(rows).mean(axis=0)
     return {"AP": float(mean.mean()), "AP50": float(mean[0]), "AP75": float(mean[5])}
-
-
-def voc_ap50(dataset: DetectionSet, detections: Sequence[Detections]) -> dict[Rule, float]:
-    """Return AP50 in percent by both of VOC's rules, as ``voc_scores`` counts.
-
-    Raises:
-        DataError: as of ``voc_scores``.
-    """
-    rules: tuple[Rule, ...] = ("11 points", "area")
-    averages = _voc_averages(dataset, detections, rules, (0.5,)).mean(axis=(0, 1))
-    return {rule: float(100 * mean) for rule, mean in zip(rules, averages, strict=True)}
 
 
 def coco_scores(
@@ -92,7 +94,7 @@ def coco_scores(
     """Return COCO's figures in percent, as pycocotools measures them.
 
     Args:
-        dataset: the truth. Difficult objects are ignored as crowds are, but as single objects.
+        dataset: the truth. Difficult objects count as crowds.
         detections: of its images.
         kind: "bbox" compares boxes, "segm" masks.
 
@@ -106,8 +108,8 @@ def coco_scores(
         BackendError: pycocotools is missing.
     """
     pictures = _checked(dataset, detections)
-    evaluation = _evaluation(pictures, detections, kind, len(dataset.classes))
     with contextlib.redirect_stdout(io.StringIO()):
+        evaluation = _evaluation(pictures, detections, kind, len(dataset.classes))
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
@@ -144,27 +146,6 @@ def _checked(dataset: DetectionSet, detections: Sequence[Detections]) -> list[Pi
     return pictures
 
 
-def _voc_averages(
-    dataset: DetectionSet,
-    detections: Sequence[Detections],
-    rules: tuple[Rule, ...],
-    overlaps: tuple[float, ...],
-) -> NDArray[np.float64]:
-    """Return the average precisions of classes with objects: (classes, overlaps, rules), 0 to 1."""
-    pictures = {picture.image_id: picture for picture in _checked(dataset, detections)}
-    rows = []
-    for label in range(len(dataset.classes)):
-        wanted = sum(
-            int(((picture.labels == label) & ~picture.difficult & ~picture.crowd).sum())
-            for picture in pictures.values()
-        )
-        if wanted:
-            matches = _matches(pictures, detections, label)
-            curves = [_curve(matches, least, wanted) for least in overlaps]
-            rows.append([[_average(*curve, rule) for rule in rules] for curve in curves])
-    return np.array(rows)
-
-
 @dataclass(frozen=True)
 class _Matches:
     """The detections of one class, the surest first, each with the object it overlaps most."""
@@ -189,7 +170,9 @@ def _matches(
         there = picture.labels == label
         scores.append(found.scores[own])
         if there.any():
-            all_overlaps = box_overlaps(found.boxes[own], picture.boxes[there])
+            boxes = (found.boxes[own], picture.boxes[there])
+            all_overlaps = box_iou(*(torch.from_numpy(x).double() for x in boxes)).nan_to_num()
+            all_overlaps = all_overlaps.numpy()
             most = all_overlaps.argmax(axis=1)
             overlap.append(all_overlaps.max(axis=1))
             ignored.append((picture.difficult | picture.crowd)[there][most])
@@ -207,17 +190,6 @@ def _matches(
         np.concatenate(ignored)[order],
         np.concatenate(objects).astype(np.int64)[order],
     )
-
-
-def box_overlaps(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.float64]:
-    """Return intersection over union of boxes: (n, 4) and (m, 4) give (n, m), in float64."""
-    a, b = first.astype(np.float64)[:, None], second.astype(np.float64)[None]
-    sides = np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2])
-    shared = sides.clip(0).prod(axis=-1)
-    areas = [(boxes[..., 2:] - boxes[..., :2]).prod(axis=-1) for boxes in (a, b)]
-    whole = areas[0] + areas[1] - shared
-    share: NDArray[np.float64] = shared / np.where(whole > 0, whole, 1.0)
-    return share
 
 
 def _curve(
@@ -251,38 +223,19 @@ def _evaluation(
 ) -> Any:
     """Give pycocotools the truth and the detections; return its evaluation, not yet run."""
     coco, evaluate = coco_tools("coco"), coco_tools("cocoeval")
-    truth = coco.COCO()
     sizes = {picture.image_id: (picture.height, picture.width) for picture in pictures}
     objects = [row for picture in pictures for row in _objects(picture, kind)]
-    difficult = {number for number, row in enumerate(objects, 1) if row["difficult"]}
-    categories = [{"id": label} for label in range(classes)]
-    images = [{"id": key, "height": h, "width": w} for key, (h, w) in sizes.items()]
+    rows = [row for one in detections for row in _found(one, kind, *sizes[one.image_id])]
+    truth = coco.COCO()
     truth.dataset = {
-        "images": images,
-        "categories": categories,
+        "info": {},
+        "images": [{"id": key, "height": h, "width": w} for key, (h, w) in sizes.items()],
+        "categories": [{"id": label} for label in range(classes)],
         "annotations": [row | {"id": number} for number, row in enumerate(objects, 1)],
     }
-    found = coco.COCO()
-    rows = [row for one in detections for row in _found(one, kind, *sizes[one.image_id])]
-    found.dataset = {
-        "images": images,
-        "categories": categories,
-        "annotations": [row | {"id": number} for number, row in enumerate(rows, 1)],
-    }
-    with contextlib.redirect_stdout(io.StringIO()):
-        truth.createIndex()
-        found.createIndex()
-    evaluation = evaluate.COCOeval(truth, found, kind)
-    prepare = evaluation._prepare
-
-    def prepare_and_ignore() -> None:
-        prepare()  # makes each object's "ignore" of its "iscrowd" alone
-        for objects_of_one in evaluation._gts.values():
-            for one in objects_of_one:
-                one["ignore"] = int(one["ignore"] or one["id"] in difficult)
-
-    evaluation._prepare = prepare_and_ignore
-    return evaluation
+    truth.createIndex()
+    found = truth.loadRes(rows) if rows else coco.COCO()
+    return evaluate.COCOeval(truth, found, kind)
 
 
 def _objects(picture: Picture, kind: str) -> list[dict[str, Any]]:
@@ -295,8 +248,7 @@ def _objects(picture: Picture, kind: str) -> list[dict[str, Any]]:
             "category_id": int(picture.labels[i]),
             "bbox": _as_coco(picture.boxes[i]),
             "area": float(picture.areas[i]),
-            "iscrowd": int(picture.crowd[i]),
-            "difficult": bool(picture.difficult[i]),
+            "iscrowd": int(picture.crowd[i] or picture.difficult[i]),
         }
         | _mask(picture.masks, i, kind, picture.height, picture.width)
         for i in range(len(picture))
@@ -304,18 +256,22 @@ def _objects(picture: Picture, kind: str) -> list[dict[str, Any]]:
 
 
 def _found(found: Detections, kind: str, height: int, width: int) -> list[dict[str, Any]]:
-    """Return an image's detections as COCO's results, with the areas that their sizes go by."""
+    """Return an image's detections as COCO's results, with what their sizes go by alone."""
     if kind == "segm" and found.masks is None and len(found.scores):
         raise DataError(f"the detections in image {found.image_id} have no masks to compare")
-    rows = []
-    for i in range(len(found.scores)):
-        box = _as_coco(found.boxes[i])
-        mask = _mask(found.masks, i, kind, height, width)
-        area = float(coco_tools("mask").area(mask["segmentation"])) if mask else box[2] * box[3]
-        row = {"image_id": found.image_id, "category_id": int(found.labels[i]), "bbox": box}
-        row |= {"score": float(found.scores[i]), "area": area, "iscrowd": 0}
-        rows.append(row | mask)
-    return rows
+    return [
+        {
+            "image_id": found.image_id,
+            "category_id": int(found.labels[i]),
+            "score": float(found.scores[i]),
+        }
+        | (
+            _mask(found.masks, i, kind, height, width)
+            if kind == "segm"
+            else {"bbox": _as_coco(found.boxes[i])}
+        )
+        for i in range(len(found.scores))
+    ]
 
 
 def _mask(

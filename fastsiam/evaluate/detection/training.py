@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
@@ -18,16 +17,14 @@ from fastsiam.distributed import (
     Place,
     bn_group,
     data_parallel,
-    from_all,
     mean_across_ranks,
 )
 from fastsiam.errors import FastSiamError
 from fastsiam.methods.optim import with_momenta
 from fastsiam.model.numerics import autocast
 
-from .annotations import DetectionSet
-from .augment import Shown, as_tensor, opened, resized
-from .batch_norm import use_uneven_batch_norm
+from .dataset import DetectionSet
+from .images import Sample, as_tensor, open_image, resize
 from .masks import from_pixels
 from .model import detect
 from .protocol import Schedule
@@ -37,15 +34,6 @@ MOMENTUM = 0.9
 _LARGEST_SEED = 2**63
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """What an optimizer is set to."""
-
-    schedule: Schedule
-    lr: float
-    weight_decay: float
-
-
 class DetectorTraining:
     """Trains a detector in place.
 
@@ -53,33 +41,41 @@ class DetectorTraining:
 
     Args:
         model: of ``build_detector``.
-        rates: of the steps.
+        schedule: of the rates.
+        lr: base rate.
+        weight_decay: of all parameters but BN's.
         seed: of what is drawn.
         dtype: autocast type.
-        place: this rank; every rank takes part, and BN statistics are those of all.
+        place: this rank; every rank takes part. On GPUs BN statistics are those of all
+            ranks; torch's ``SyncBatchNorm`` does not work on CPUs, where each rank has its own.
     """
 
     def __init__(
         self,
         model: GeneralizedRCNN,
-        rates: Rates,
         *,
+        schedule: Schedule,
+        lr: float,
+        weight_decay: float,
         seed: int,
         dtype: torch.dtype,
         place: Place,
     ) -> None:
-        self.model, self._rates, self._seed = model, rates, seed
+        self._schedule, self._lr, self._seed = schedule, lr, seed
         self._dtype, self._place = dtype, place
         # Not channels-last: with it, backward passes of detectors on a CPU corrupted memory with
         # torch 2.15's oneDNN; not without oneDNN, and not in this layout.
         model.to(place.device)
-        use_uneven_batch_norm(model, bn_group(place, NumericsConfig()))
+        if place.device.type == "cuda" and (group := bn_group(place, NumericsConfig())) is not None:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)
+        self.model = model
+        self._norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         self._together = data_parallel(model, place, same_buffers=True)
-        sgd = torch.optim.SGD(_groups(model, rates.weight_decay), lr=0.0, momentum=MOMENTUM)
+        sgd = torch.optim.SGD(_groups(model, weight_decay), lr=0.0, momentum=MOMENTUM)
         self._optimizer = with_momenta(sgd)
         self._scaler = torch.amp.GradScaler(place.device.type, enabled=dtype == torch.float16)
 
-    def step(self, number: int, batch: Sequence[Shown]) -> Tensor:
+    def step(self, number: int, batch: Sequence[Sample]) -> Tensor:
         """Train on this rank's share of a batch; return the losses' sum, on the device.
 
         Args:
@@ -88,7 +84,7 @@ class DetectorTraining:
         """
         self.model.train()
         for group in self._optimizer.param_groups:
-            group["lr"] = self._rates.schedule.rate(self._rates.lr, number)
+            group["lr"] = self._schedule.rate(self._lr, number)
         self._sow(0, number)
         loss = self._loss(self._together, batch)
         self._optimizer.zero_grad()
@@ -110,19 +106,25 @@ class DetectorTraining:
             )
         return value
 
-    def settle_batch_norm(self, batches: Iterable[Sequence[Shown]]) -> None:
-        """Replace BN's running statistics by the means over batches, without training on them."""
-        norms = [module for module in self.model.modules() if isinstance(module, _BatchNorm)]
-        momenta = [norm.momentum for norm in norms]
+    def settle_batch_norm(self, batches: Iterable[Sequence[Sample]]) -> None:
+        """Replace BN's running statistics by the means over batches, without training on them.
+
+        Where BN is each rank's own, the ranks' means are averaged.
+        """
+        momenta = [norm.momentum for norm in self._norms]
         self.model.train()
         with torch.no_grad():
             for number, batch in enumerate(batches):
-                for norm in norms:
+                for norm in self._norms:
                     norm.momentum = 1 / (number + 1)
                 self._sow(1, number)
                 self._loss(self.model, batch)
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
+            for norm, momentum in zip(self._norms, momenta, strict=True):
+                norm.momentum = momentum
+                if self._place.world > 1 and not isinstance(norm, nn.SyncBatchNorm):
+                    for running in (norm.running_mean, norm.running_var):
+                        assert running is not None
+                        running.copy_(mean_across_ranks(running))
 
     def state(self) -> dict[str, Any]:
         """Return what ``load`` continues from."""
@@ -139,7 +141,7 @@ class DetectorTraining:
         self._scaler.load_state_dict(state["scaler"])
 
     def detections(
-        self, dataset: DetectionSet, *, side: int, longest: int, shown: Any = iter
+        self, dataset: DetectionSet, *, side: int, longest: int, done: Callable[[], object] = int
     ) -> list[Detections]:
         """Detect objects in all images of a set; the ranks share them.
 
@@ -147,24 +149,28 @@ class DetectorTraining:
             dataset: whose images.
             side: shorter side that they are resized to.
             longest: most pixels of the longer side.
-            shown: is given the positions of this rank's images, and passes them on.
+            done: is called after each of this rank's images.
 
         Returns:
             What was found in each, in the order of the set, on every rank.
         """
         self.model.eval()
         own = range(self._place.rank, len(dataset), self._place.world)
-        found = [self._detections_of(dataset, index, side, longest) for index in shown(own)]
-        texts = from_all(json.dumps([_plain(one) for one in found]))
-        every = [_rebuilt(row) for text in texts for row in json.loads(text)]
-        places = {dataset.picture(index).image_id: index for index in range(len(dataset))}
-        return sorted(every, key=lambda one: places[one.image_id])
+        found = []
+        for index in own:
+            found.append(self._detections_of(dataset, index, side, longest))
+            done()
+        parts = [found]
+        if self._place.world > 1:
+            parts *= self._place.world
+            dist.all_gather_object(parts, parts[0])
+        return [parts[i % len(parts)][i // len(parts)] for i in range(len(dataset))]
 
     def _detections_of(
         self, dataset: DetectionSet, index: int, side: int, longest: int
     ) -> Detections:
         picture = dataset.picture(index)
-        image = as_tensor(resized(opened(dataset, index), side, longest))
+        image = as_tensor(resize(open_image(dataset, index), side, longest))
         size = (picture.height, picture.width)
         with torch.no_grad(), autocast(self._place.device, self._dtype):
             (found,) = detect(self.model, [image.to(self._place.device)], [size])
@@ -180,7 +186,7 @@ class DetectorTraining:
             masks,
         )
 
-    def _loss(self, model: nn.Module, batch: Sequence[Shown]) -> Tensor:
+    def _loss(self, model: nn.Module, batch: Sequence[Sample]) -> Tensor:
         device = self._place.device
         images = [image.to(device, non_blocking=True) for image, _ in batch]
         targets = [
@@ -211,29 +217,3 @@ def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         {"params": [p for p in trained if id(p) not in norms], "weight_decay": weight_decay},
         {"params": [p for p in trained if id(p) in norms], "weight_decay": 0.0},
     ]
-
-
-def _plain(found: Detections) -> dict[str, Any]:
-    masks = found.masks
-    return {
-        "image": found.image_id,
-        "boxes": found.boxes.tolist(),
-        "scores": found.scores.tolist(),
-        "labels": found.labels.tolist(),
-        "masks": None if masks is None else [_plain_mask(mask) for mask in masks],
-    }
-
-
-def _plain_mask(mask: Any) -> dict[str, Any]:
-    return {"size": list(mask["size"]), "counts": bytes(mask["counts"]).decode("ascii")}
-
-
-def _rebuilt(row: dict[str, Any]) -> Detections:
-    masks = row["masks"]
-    return Detections(
-        row["image"],
-        np.array(row["boxes"], np.float32).reshape(-1, 4),
-        np.array(row["scores"], np.float32),
-        np.array(row["labels"], np.int64),
-        None if masks is None else tuple(masks),
-    )

@@ -1,4 +1,4 @@
-"""PASCAL VOC, in its folders or in the tars that it is distributed as."""
+"""PASCAL VOC, in its folders."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ import numpy as np
 
 from fastsiam.errors import DataError, NoSplitError
 
-from .annotations import DetectionSet, Part, Picture
-from .archives import Files, Tar, Tree
-from .checks import check_images, check_size, fault_of
+from .dataset import (
+    DetectionSet,
+    Picture,
+    Root,
+    check_size,
+    fault_of,
+    has_file,
+    read_file,
+    stamp_images,
+)
 
 CLASSES: tuple[str, ...] = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
@@ -26,25 +33,23 @@ CLASSES: tuple[str, ...] = (
 OWN_CLASSES = "classes.txt"
 """Beside VOC2007 and VOC2012: the class names of other data in VOC's form, one a line."""
 
-TARS = {
+_TARS = {
     (2007, "trainval"): "VOCtrainval_06-Nov-2007.tar",
     (2007, "test"): "VOCtest_06-Nov-2007.tar",
     (2012, "trainval"): "VOCtrainval_11-May-2012.tar",
 }
-"""The distributed file of each split."""
+"""The file that each split is distributed in."""
 
-_TOPS = ("VOC2007", "VOC2012")
 _NAME = re.compile(r"[0-9]{1,9}(_[0-9]{1,9})?")
 _LARGEST_TEXT = 2**24
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
-def open_voc(data: Path, splits: list[tuple[int, str]]) -> DetectionSet:
+def open_voc(folder: Path, splits: list[tuple[int, str]]) -> DetectionSet:
     """Open splits of VOC as one set.
 
     Args:
-        data: the folder that holds ``VOCdevkit`` or the distributed tars; ``VOCdevkit`` itself; or
-            one of the tars, beside which the others lie.
+        folder: holds ``VOCdevkit``, or is ``VOCdevkit`` itself.
         splits: year and list of each, such as (2007, "trainval").
 
     Raises:
@@ -52,34 +57,43 @@ def open_voc(data: Path, splits: list[tuple[int, str]]) -> DetectionSet:
         DataError: annotations cannot be read, hold a bad box or an unknown class, or lack their
             image; names the file.
     """
-    folder = data.parent if data.is_file() else data
-    parts: list[Part] = []
-    classes = CLASSES
-    for year, split in splits:
-        files = _files(folder, year, split)
-        if parts and _classes(files) != classes:
-            raise DataError(f"{files.root} and {parts[0].files.root} name different classes")
-        classes = _classes(files)
-        parts.append(_part(files, year, split, classes))
+    roots = [_root(folder, year, split) for year, split in splits]
+    classes = [_classes(root) for root in roots]
+    if classes[0] != classes[-1]:
+        raise DataError(f"{roots[-1]} and {roots[0]} name different classes")
+    places = {name: place for place, name in enumerate(classes[0])}
+    entries: list[tuple[Picture, Root]] = []
+    stamps = []
+    for root, (year, split) in zip(roots, splits, strict=True):
+        digest = hashlib.sha256()
+        pictures = []
+        for name in _names(root, _list_name(year, split)):
+            file = f"VOC{year}/Annotations/{name}.xml"
+            if not has_file(root, file):
+                raise DataError(f"{root / file}: not there, but {split}.txt has {name}")
+            text = read_file(root, file, _LARGEST_TEXT)
+            digest.update(f"{name}\0".encode() + hashlib.sha256(text).digest())
+            image = f"VOC{year}/JPEGImages/{name}.jpg"
+            pictures.append(_Annotation(text, str(root / file), places).picture(image, name))
+        images = stamp_images(root, (one.file for one in pictures), _list_name(year, split))
+        entries += [(picture, root) for picture in pictures]
+        stamps.append(f"{digest.hexdigest()}\0{images}")
     what = " and ".join(f"{split} {year}" for year, split in splits)
-    return DetectionSet(f"VOC {what} in {data}", classes, parts)
+    return DetectionSet(f"VOC {what} in {folder}", classes[0], entries, stamps)
 
 
-def _files(folder: Path, year: int, split: str) -> Files:
-    """Find where a split lies: unpacked, or in its tar."""
+def _root(folder: Path, year: int, split: str) -> Path:
+    """Find the VOCdevkit that holds a split."""
     wanted = _list_name(year, split)
     for root in (folder / "VOCdevkit", folder):
         if (root / wanted).is_file():
-            return Tree(root)
-    tar = folder / TARS[year, split]
+            return root
+    tar = folder / _TARS[year, split]
     if tar.is_file():
-        files = Tar(tar, _TOPS)
-        if wanted in files:
-            return files
-        raise NoSplitError(f"{tar} holds no {wanted}: fetch it again")
+        raise NoSplitError(f"{tar} is packed: unpack it first, by tar -C {folder} -xf {tar}")
     raise NoSplitError(
-        f"{folder} holds no {split} split of VOC {year}: looked for {tar.name} and "
-        f"VOCdevkit/{wanted}"
+        f"{folder} holds no {split} split of VOC {year}: looked for VOCdevkit/{wanted}, which "
+        f"{tar.name} holds"
     )
 
 
@@ -87,44 +101,25 @@ def _list_name(year: int, split: str) -> str:
     return f"VOC{year}/ImageSets/Main/{split}.txt"
 
 
-def _classes(files: Files) -> tuple[str, ...]:
+def _classes(root: Path) -> tuple[str, ...]:
     """Return VOC's classes, or those that the data names itself."""
-    if OWN_CLASSES not in files:
+    if not has_file(root, OWN_CLASSES):
         return CLASSES
-    text = files.read(OWN_CLASSES, _LARGEST_TEXT).decode("utf-8", "replace")
+    text = read_file(root, OWN_CLASSES, _LARGEST_TEXT).decode("utf-8", "replace")
     names = tuple(line.strip() for line in text.splitlines() if line.strip())
     if not names or len(set(names)) < len(names):
-        raise DataError(f"{files.where(OWN_CLASSES)} must name each class once, one a line")
+        raise DataError(f"{root / OWN_CLASSES} must name each class once, one a line")
     return names
 
 
-def _part(files: Files, year: int, split: str, classes: tuple[str, ...]) -> Part:
-    """Read the annotations of one split."""
-    digest = hashlib.sha256()
-    places = {name: place for place, name in enumerate(classes)}
-    pictures = []
-    for name in _names(files, _list_name(year, split)):
-        file = f"VOC{year}/Annotations/{name}.xml"
-        if file not in files:
-            raise DataError(f"{files.where(file)}: not there, but {split}.txt has {name}")
-        text = files.read(file, _LARGEST_TEXT)
-        digest.update(f"{name}\0".encode() + hashlib.sha256(text).digest())
-        image = f"VOC{year}/JPEGImages/{name}.jpg"
-        pictures.append(_Annotation(text, files.where(file), places).picture(image, name))
-    check_images(files, (picture.file for picture in pictures), _list_name(year, split))
-    return Part(pictures, files, digest.hexdigest())
-
-
-def _names(files: Files, list_name: str) -> Iterator[str]:
+def _names(root: Path, list_name: str) -> Iterator[str]:
     """Yield the names of a split's images."""
-    text = files.read(list_name, _LARGEST_TEXT).decode("utf-8", "replace")
-    for line in text.splitlines():
-        if not line.strip():
-            continue
+    text = read_file(root, list_name, _LARGEST_TEXT).decode("utf-8", "replace")
+    for line in filter(str.strip, text.splitlines()):
         name = line.split()[0]
         if not _NAME.fullmatch(name):
             raise DataError(
-                f"{files.where(list_name)} names the image {name[:40]!r}, "
+                f"{root / list_name} names the image {name[:40]!r}, "
                 "but VOC's names are numbers such as 000005 or 2008_000008"
             )
         yield name

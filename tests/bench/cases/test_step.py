@@ -50,7 +50,7 @@ def test_a_step_that_cannot_be_compiled_is_not_measured(
     little: BenchConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or it would stand in the records under the name of another."""
-    monkeypatch.setattr("fastsiam.train.step.why_not", lambda _: "no compiler")
+    monkeypatch.setattr("fastsiam.train.step.compile_failure", lambda _: "no compiler")
     with pytest.raises(BackendError, match="no compiler"):
         step_of(fed(config_of(little, "plain-compiled")))
 

@@ -27,12 +27,6 @@ class InMemory(DetectionSet):
     def picture(self, index: int) -> Picture:
         return self.rows[index]
 
-    def read(self, index: int) -> bytes:
-        return b""
-
-    def stamp(self) -> str:
-        return ""
-
 
 def picture(
     image_id: int,

@@ -19,11 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from fastsiam.console import tally
 from fastsiam.demo import CLASSES as TEXTURES
 from fastsiam.demo import coloured, lit, pattern
-from fastsiam.errors import DataError
-from fastsiam.files import explained
 
 CLASSES = tuple(TEXTURES[kind].__name__.strip("_") for kind in (0, 2, 4, 7))
 """The classes: stripes, dots, rings, bricks."""
@@ -63,14 +60,11 @@ class _Object:
         return self.crowd or max(x1 - x0, y1 - y0) < _DIFFICULT
 
 
-def make_picture(
-    seed: Sequence[int], classes: int = len(CLASSES)
-) -> tuple[Image.Image, list[_Object]]:
+def make_picture(seed: Sequence[int]) -> tuple[Image.Image, list[_Object]]:
     """Draw one picture with one to four objects, and in every tenth a crowd.
 
     Args:
-        seed: what it is drawn by, such as the set's seed, the split's number and the picture's.
-        classes: how many of ``CLASSES`` its objects are of.
+        seed: what it is drawn by: the set's seed and the picture's number.
     """
     generator = np.random.default_rng(seed)
     height, width = (int(side) for side in generator.integers(SHORT, LONG, 2, endpoint=True))
@@ -80,7 +74,7 @@ def make_picture(
     objects: list[_Object] = []
     crowds = int(generator.random() < _CROWDED)
     for number in range(int(generator.integers(1, _MOST, endpoint=True)) + crowds):
-        label = int(generator.integers(classes))
+        label = int(generator.integers(len(CLASSES)))
         found = _placed(taken, label, number < crowds, generator)
         if found is None:
             continue
@@ -134,9 +128,7 @@ def _filled(outlines: list[list[float]], height: int, width: int) -> NDArray[np.
     return np.asarray(covered)
 
 
-def make_detection_set(
-    folder: Path, *, train: int = 300, val: int = 100, seed: int = 0, classes: int = len(CLASSES)
-) -> None:
+def make_detection_set(folder: Path, *, train: int = 300, val: int = 100, seed: int = 0) -> None:
     """Write the set into ``folder/voc`` and ``folder/coco``: the same bytes whenever it is made.
 
     Of the training images VOC 2007 gets the first half, VOC 2012 the rest.
@@ -146,37 +138,25 @@ def make_detection_set(
         train: training images, 2 or more.
         val: images to measure on, 1 or more.
         seed: of all that is drawn.
-        classes: how many of ``CLASSES`` there are.
-
-    Raises:
-        DataError: the folder cannot be written.
     """
-    with explained(DataError, f"cannot make images in {folder}"):
-        for form in ("voc", "coco"):
-            shutil.rmtree(folder / form, ignore_errors=True)
-        half = train // 2
-        splits = [(2007, "trainval", range(half)), (2012, "trainval", range(half, train))]
-        splits.append((2007, "test", range(train, train + val)))
-        coco: dict[str, _Coco] = {name: _Coco(folder / "coco", name) for name in ("train", "val")}
-        with tally("making pictures", train + val) as made:
-            for year, split, numbers in splits:
-                voc = _Voc(folder / "voc" / "VOCdevkit" / f"VOC{year}")
-                for number in numbers:
-                    image, objects = make_picture((seed, number), classes)
-                    data = _jpeg(image)
-                    voc.add(
-                        f"{number:06d}" if year == 2007 else f"{year}_{number:06d}",
-                        data,
-                        image,
-                        objects,
-                    )
-                    coco["val" if split == "test" else "train"].add(number, data, image, objects)
-                    made.add()
-                voc.finish(split)
-        names = CLASSES[:classes]
-        (folder / "voc" / "VOCdevkit" / "classes.txt").write_text("\n".join(names) + "\n")
-        for part in coco.values():
-            part.finish(names)
+    for form in ("voc", "coco"):
+        shutil.rmtree(folder / form, ignore_errors=True)
+    half = train // 2
+    splits = [(2007, "trainval", range(half)), (2012, "trainval", range(half, train))]
+    splits.append((2007, "test", range(train, train + val)))
+    coco = {name: _Coco(folder / "coco", name) for name in ("train", "val")}
+    for year, split, numbers in splits:
+        voc = _Voc(folder / "voc" / "VOCdevkit" / f"VOC{year}")
+        for number in numbers:
+            image, objects = make_picture((seed, number))
+            data = _jpeg(image)
+            name = f"{number:06d}" if year == 2007 else f"{year}_{number:06d}"
+            voc.add(name, data, image, objects)
+            coco["val" if split == "test" else "train"].add(number, data, image, objects)
+        voc.finish(split)
+    (folder / "voc" / "VOCdevkit" / "classes.txt").write_text("\n".join(CLASSES) + "\n")
+    for part in coco.values():
+        part.finish()
 
 
 def _jpeg(image: Image.Image) -> bytes:
@@ -252,9 +232,9 @@ class _Coco:
                 }
             )
 
-    def finish(self, names: tuple[str, ...]) -> None:
+    def finish(self) -> None:
         """Write the annotations. The classes' ids have gaps, as COCO's have."""
-        categories = [{"id": 10 * (label + 1), "name": name} for label, name in enumerate(names)]
+        categories = [{"id": 10 * (label + 1), "name": name} for label, name in enumerate(CLASSES)]
         table = {
             "images": self._images,
             "annotations": self._objects,

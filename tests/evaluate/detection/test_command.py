@@ -19,7 +19,7 @@ from fastsiam.config import TrainConfig
 from fastsiam.config.detect import DetectConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.evaluate import epochs
+from fastsiam.evaluate import record_files
 from fastsiam.evaluate.detection import command as detect
 from fastsiam.evaluate.detection.command import evaluate_detection
 from fastsiam.evaluate.detection.protocol import PAPER
@@ -104,7 +104,7 @@ def test_masks_of_coco(run: Path, made: Path) -> None:
 
 def killed_at(call: int, run: Path, config: DetectConfig) -> None:
     """Evaluate, save after each step, and be killed before a step."""
-    epochs._SECONDS_BETWEEN_SAVES, detect._LOOKED_AT = 0.0, 1
+    record_files._SECONDS_BETWEEN_SAVES, detect._LOOKED_AT = 0.0, 1
     step, calls = DetectorTraining.step, count(1)
 
     def counted(self: DetectorTraining, *arguments: Any) -> Any:

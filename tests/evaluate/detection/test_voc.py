@@ -1,24 +1,19 @@
-"""PASCAL VOC: its folders, its tars, its pixels, and what is refused of it."""
+"""PASCAL VOC: its folders, its pixels, and what is refused of it."""
 
 from __future__ import annotations
 
 import io
 import os
-import pickle
 import shutil
 from pathlib import Path
-from typing import Literal
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from fastsiam.errors import DataError, NoSplitError
-from fastsiam.evaluate.detection import Picture, Task, open_detection
-from fastsiam.evaluate.detection.voc import CLASSES, TARS
-from tests.evaluate.detection.packed import voc_tars
-from tests.tiers import rest_slow
+from fastsiam.evaluate.detection import Picture, open_detection
+from fastsiam.evaluate.detection.voc import CLASSES
 
 OBJECT = (
     "<object><name>{name}</name><difficult>{difficult}</difficult><bndbox><xmin>{0}</xmin>"
@@ -79,47 +74,22 @@ def same(first: Picture, second: Picture) -> bool:
     )
 
 
-@pytest.mark.parametrize("task", ["voc07", "voc0712"])
-def test_tars_are_read_in_place(task: Task, made: Path, tmp_path: Path) -> None:
-    voc_tars(made / "voc", tmp_path)
-    splits: tuple[Literal["train", "val"], ...] = ("train", "val")
-    for split in splits:
-        folders = open_detection(task, made / "voc", split)
-        tars = open_detection(task, tmp_path, split)
-        assert len(tars) == len(folders) > 0 and tars.classes == folders.classes
-        assert all(map(same, tars.pictures(), folders.pictures()))
-        assert all(tars.read(i) == folders.read(i) for i in range(len(tars)))
-    assert {path.name for path in tmp_path.iterdir()} == set(TARS.values())  # nothing unpacked
-
-
 def test_where_the_data_may_lie(made: Path, tmp_path: Path) -> None:
-    """VOCdevkit's folder, VOCdevkit itself, one of the tars; a split unpacked, another not."""
-    voc_tars(made / "voc", tmp_path)
-    stamps = {open_detection("voc07", made / "voc", "train").stamp()}
-    stamps.add(open_detection("voc07", made / "voc/VOCdevkit", "train").stamp())
+    """VOCdevkit's folder, or VOCdevkit itself; what is still packed is named."""
+    stamps = {open_detection("voc0712", made / "voc", "train").stamp}
+    stamps.add(open_detection("voc0712", made / "voc/VOCdevkit", "train").stamp)
     assert len(stamps) == 1
-    assert len(open_detection("voc07", tmp_path / TARS[2007, "trainval"], "val")) == 6
-    (tmp_path / TARS[2007, "trainval"]).unlink()
-    shutil.copytree(made / "voc/VOCdevkit", tmp_path / "VOCdevkit")
-    (tmp_path / "VOCdevkit/VOC2007/ImageSets/Main/test.txt").unlink()
-    assert len(open_detection("voc0712", tmp_path, "train")) == 12
-    assert len(open_detection("voc0712", tmp_path, "val")) == 6
-
-
-def test_it_goes_to_other_processes(made: Path, tmp_path: Path) -> None:
-    voc_tars(made / "voc", tmp_path)
-    for folder in (made / "voc", tmp_path):
-        opened = open_detection("voc07", folder, "val")
-        copy = pickle.loads(pickle.dumps(opened))
-        assert copy.read(3) == opened.read(3) and same(copy.picture(3), opened.picture(3))
-        assert copy.stamp() == opened.stamp()
+    assert len(open_detection("voc0712", made / "voc", "train")) == 12
+    (tmp_path / "VOCtest_06-Nov-2007.tar").write_bytes(b"")
+    with pytest.raises(NoSplitError, match=r"unpack it first, by tar -C .*VOCtest_06"):
+        open_detection("voc07", tmp_path, "val")
 
 
 def test_the_stamp_changes_with_the_data(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made / "voc", tmp_path / "voc")
 
     def stamp() -> str:
-        return open_detection("voc07", tmp_path / "voc", "val").stamp()
+        return open_detection("voc07", tmp_path / "voc", "val").stamp
 
     before = stamp()
     assert stamp() == before
@@ -185,7 +155,7 @@ def test_one_line_names_the_file_and_the_object(case: str, tmp_path: Path) -> No
 def test_what_is_missing_is_named(made: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no data at"):
         open_detection("voc07", tmp_path / "nowhere", "train")
-    with pytest.raises(NoSplitError, match=r"looked for VOCtrainval_06-Nov-2007\.tar"):
+    with pytest.raises(NoSplitError, match=r"Main/trainval\.txt, which VOCtrainval_06-Nov"):
         open_detection("voc07", tmp_path, "train")
     shutil.copytree(made / "voc", tmp_path / "voc")
     root = tmp_path / "voc/VOCdevkit/VOC2007"
@@ -219,27 +189,3 @@ def test_an_image_that_goes_away_is_named(made: Path, tmp_path: Path) -> None:
     (tmp_path / "voc/VOCdevkit/VOC2007" / "JPEGImages/000012.jpg").unlink()
     with pytest.raises(DataError, match=r"000012\.jpg"):
         opened.read(0)
-
-
-@pytest.mark.parametrize("cut", rest_slow([0.5, 0.0, 0.9]))
-def test_a_cut_tar_is_refused(cut: float, made: Path, tmp_path: Path) -> None:
-    voc_tars(made / "voc", tmp_path)
-    path = tmp_path / TARS[2007, "test"]
-    path.write_bytes(path.read_bytes()[: int(cut * path.stat().st_size)])
-    with pytest.raises(DataError, match=path.name):
-        open_detection("voc07", tmp_path, "val")
-
-
-def test_the_parser_is_not_asked_for_what_others_write(made: Path) -> None:
-    """The made files are read the same by a plain parser: they are VOC's form."""
-    root = made / "voc/VOCdevkit/VOC2007"
-    opened = open_detection("voc07", made / "voc", "val")
-    for one in opened.pictures():
-        name = Path(one.file).stem
-        tree = ElementTree.parse(root / f"Annotations/{name}.xml")
-        corners = [
-            [float(box.findtext(side) or "nan") for side in ("xmin", "ymin", "xmax", "ymax")]
-            for box in tree.iter("bndbox")
-        ]
-        expected = np.array(corners).reshape(-1, 4) - [1, 1, 0, 0]
-        np.testing.assert_array_equal(one.boxes, expected)

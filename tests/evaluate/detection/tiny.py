@@ -57,9 +57,6 @@ class Squares(DetectionSet):
         Image.fromarray(image).save(out, "png")
         return out.getvalue()
 
-    def stamp(self) -> str:
-        return "squares"
-
 
 def tiny(masks: bool = False, *, kind: Any = "c4") -> Any:
     """Build a detector of three classes' worth of heads on a narrow ResNet."""

@@ -232,7 +232,6 @@ def work(folder: Path, most: int, seed: int, rounds: int) -> None:
     kept, server, drawn = cache_of(folder, most), serve(), np.random.default_rng(seed)
     for _ in range(rounds):
         read(kept, server, *sorted(set(drawn.integers(0, 21, 4).tolist())), key="ab"[seed % 2])
-        folder.with_name(f"begun-{seed}").touch()
 
 
 def test_processes_share_it(tmp_path: Path) -> None:
@@ -259,26 +258,6 @@ def test_processes_fetch_a_chunk_once(tmp_path: Path) -> None:
     """Those that come second wait for the first."""
     begun = [Forked(fetch_all, tmp_path) for _ in range(2)]
     assert sum(int(one.wait(120).stdout) for one in begun) == 21
-
-
-@pytest.mark.parametrize("waits", [0.0, 0.05, 0.15])
-def test_a_process_that_is_killed_leaves_it_whole(
-    waits: float, tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = tmp_path / "cache"
-    begun = [Forked(work, folder, 10, seed, 10**6) for seed in range(2)]
-    while not all((tmp_path / f"begun-{seed}").exists() for seed in range(2)):
-        assert all(one.poll() is None for one in begun)
-        time.sleep(0.01)
-    time.sleep(waits)
-    for one in begun:
-        one.send(signal.SIGKILL)
-        assert one.wait(60).returncode == -signal.SIGKILL
-    kept = cache_of(folder, 10)
-    for key in "ab":
-        read(kept, server, *range(21), key=key)
-    assert not caplog.records
-    assert not [path for path in files(folder) if path.suffix == ".part"]
 
 
 def killed_writing(folder: Path) -> None:

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam.config import DataConfig, TrainConfig
+from fastsiam.config import DataConfig
 from fastsiam.pipelines import build_loader, open_split
 from fastsiam.pipelines.remote import storage
 from tests.clouds import read_all, reconnect, web_server
-from tests.configs import flags, with_settings
 from tests.conftest import write_images
 from tests.pipelines.cases import NEEDS, SMALL, build_at, equal
-from tests.processes import Forked, fastsiam
+from tests.processes import Forked
 from tests.sources import folder_members, tar
 
 BY = [pytest.param(name, workers, marks=NEEDS.get(name, [])) for name, workers in (
@@ -112,20 +111,3 @@ def test_a_full_shuffle_of_more_than_fits_keeps_nothing(
                 assert read_all(split) == read_all(here)
             assert not [path for path in (folder / "chunks-1").iterdir() if "-" in path.name]
     assert caplog.text.count("--shuffle full reads it at random; pass --shuffle window:16384") == 1
-
-
-def test_a_run_with_all_of_it(web: Path, small: TrainConfig, tmp_path: Path) -> None:
-    """Remote data, a cache and a window: stopped, continued with, and verified."""
-    with web_server(web) as address:
-        config = with_settings(
-            small,
-            data=f"{address}/train.tar",
-            cache=str(tmp_path / "cache"),
-            cache_gb=0.1,
-            shuffle="window:10",
-            knn_every=0,
-        )
-        fastsiam("train", *flags(with_settings(config, max_steps=5)))
-        fastsiam("train", *flags(config))
-        done = fastsiam("verify", config.run.out)
-    assert "12 log lines agree" in done.stdout

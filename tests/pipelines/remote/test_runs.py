@@ -95,10 +95,10 @@ def test_an_object_that_changed_since_the_run_began(
     tar(tmp_path / "up" / "photos.tar", [(name, first + b"."), *others])
     upload(cloud, tmp_path / "up", "changes")
     train_here(with_settings(config, max_steps=2), "imagenet")
-    assert "photos.tar was written since the run was last at work" in capfd.readouterr().err
+    assert "photos.tar was modified since the run was last started" in capfd.readouterr().err
     tar(tmp_path / "up" / "photos.tar", [(name, first + bytes(40960)), *others])
     upload(cloud, tmp_path / "up", "changes")
-    with pytest.raises(CheckpointError, match=r"photos\.tar is another file than the run was last"):
+    with pytest.raises(CheckpointError, match=r"photos\.tar changed since the run was last"):
         train_here(with_settings(config, max_steps=3), "imagenet")
     tar(tmp_path / "up" / "photos.tar", members[1:])
     upload(cloud, tmp_path / "up", "changes")

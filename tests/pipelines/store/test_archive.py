@@ -1,25 +1,24 @@
-"""Tars in place: odd members and names; what every store promises is in test_store."""
+"""Tars in place: odd members and names, their index; what every store promises is in test_store."""
 
 from __future__ import annotations
 
+import errno
 import gzip
+import logging
 import resource
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fastsiam.errors import DataError
-from fastsiam.pipelines.store import ArchiveStore, open_store
+from fastsiam.pipelines.store import ArchiveStore, FolderStore, archive, index, open_store
+from fastsiam.pipelines.store.files import Mapped
+from fastsiam.pipelines.store.index import ROW
 from fastsiam.pipelines.store.probe import Flags
 from tests.processes import Forked
-from tests.sources import (
-    encoded,
-    jpeg,
-    picture,
-    rotated_jpeg,
-    tar,
-)
+from tests.sources import encoded, imagenet_train_tar, jpeg, picture, rotated_jpeg, tar
 
 
 def test_odd_members_are_flagged(tmp_path: Path) -> None:
@@ -64,18 +63,129 @@ def test_long_names(tmp_path: Path) -> None:
         assert store.name(0).startswith("class/longlong")
 
 
-def test_names_lead_nowhere(tmp_path: Path) -> None:
-    names = ["../../../etc/a.jpg", "/root/b.jpg", "x/../../c.jpg", "x/./d.jpg"]
-    before = sorted(tmp_path.rglob("*"))
-    path = tar(tmp_path / "t.tar", [(name, jpeg(i)) for i, name in enumerate(names)])
-    store = ArchiveStore([path])
-    assert store.classes == ("etc", "root", "x")
-    assert {store.name(i) for i in range(4)} == {"etc/a.jpg", "root/b.jpg", "x/c.jpg", "x/d.jpg"}
-    after = sorted(tmp_path.rglob("*"))
-    assert set(after) - set(before) == {path, tmp_path / ".t.fastsiam-index"}
-
-
-def test_hidden_members_are_skipped_as_in_a_folder(tmp_path: Path) -> None:
-    names = ["a/0.jpg", ".checkpoints/0.jpg", "a/._0.jpg", "b/.x/1.jpg", "./b/2.jpg"]
+def test_names_are_those_of_a_folder(tmp_path: Path) -> None:
+    """Hidden members are skipped, and parts that lead upwards or to a root are left out."""
+    names = ["a/0.jpg", ".checkpoints/0.jpg", "a/._0.jpg", "b/.x/1.jpg", "/../b/./../2.jpg"]
     store = ArchiveStore([tar(tmp_path / "t.tar", [(name, jpeg(0)) for name in names])])
     assert [store.name(i) for i in range(len(store))] == ["a/0.jpg", "b/2.jpg"]
+
+
+def test_the_index_is_built_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tar(tmp_path / "t.tar", [(f"a/{i}.jpg", jpeg(i)) for i in range(3)])
+    with caplog.at_level(logging.INFO):
+        first = ArchiveStore([path])
+    assert "indexed 3 images" in caplog.text
+    kept = tmp_path / ".t.fastsiam-index"
+    assert str(kept) in caplog.text and ROW.itemsize == 24
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        second = ArchiveStore([path])
+    assert not caplog.text and first.stamp() == second.stamp()
+    body = kept.read_bytes()
+    at = body.index(b"rows.npy") + 200  # within the rows
+    flipped = body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]
+    too_large = body.replace(b"'shape': (3,)", b"'shape': (9**99,)")
+    for damaged in (flipped, too_large, body[:-100], b"", b"{}\n"):
+        kept.write_bytes(damaged)
+        assert damaged != body and ArchiveStore([path]).stamp() == first.stamp()
+        assert len(kept.read_bytes()) == len(body)
+    tar(path, [("a/0.jpg", jpeg(7))])  # another file
+    assert len(ArchiveStore([path])) == 1
+
+
+def test_a_folder_that_takes_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tar(tmp_path / "data" / "t.tar", [("a/0.jpg", jpeg(0))])
+    (tmp_path / "data" / ".t.fastsiam-index").mkdir()  # in its way, for root may write anywhere
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    ArchiveStore([path])
+    assert len(list((tmp_path / "cache" / "fastsiam").glob("*.index"))) == 1
+
+
+def test_a_place_that_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a read-only file system: neither writing nor clearing up works."""
+    path = tar(tmp_path / "t.tar", [("a/0.jpg", jpeg(0))])
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(np, "savez", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with caplog.at_level(logging.INFO):
+        assert len(ArchiveStore([path])) == 1
+    assert "not kept" in caplog.text
+
+
+def test_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a tar of tars, and of shards."""
+    members = [(f"n{i % 5:08d}/{i}.jpg", jpeg(i)) for i in range(40)]
+    paths = [imagenet_train_tar(tmp_path / "train.tar", members)]
+    shards = [
+        [(f"{n}{i}.jpg", jpeg(i)), (f"{n}{i}.cls", b"%d" % i)] for n in (0, 1) for i in (0, 1)
+    ]
+    more = [tar(tmp_path / "more" / f"{i}.tar", shard) for i, shard in enumerate(shards)]
+    for tars in (paths, more):
+        files = [Mapped(path) for path in tars]
+        alone = archive.build_index(files, "tars")
+        with monkeypatch.context() as patch:
+            patch.setattr(index, "_SMALL_BYTES", 0)
+            together = archive.build_index(files, "tars")
+        for name, array in alone.arrays.items():
+            np.testing.assert_array_equal(together.arrays[name], array)
+        assert len(alone.arrays["rows"]) == (40 if tars is paths else 4)
+
+
+def test_deep_folders_are_listed_as_a_folder_is(tmp_path: Path) -> None:
+    names = ["a/z.jpg", "a/sub/b.jpg", "a/sub/a.jpg", "a-b/c.jpg", "a/aa.jpg", "b/x/y/z.jpg"]
+    for i, name in enumerate(names):
+        path = tmp_path / "images" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg(i))
+    members = [(name, jpeg(i)) for i, name in enumerate(names)]
+    store = ArchiveStore([tar(tmp_path / "t.tar", members)])
+    folder = FolderStore(tmp_path / "images")
+    assert store.classes == folder.classes
+    assert [bytes(store.read(i)) for i in range(6)] == [folder.read(i) for i in range(6)]
+
+
+def test_odd_class_files(tmp_path: Path) -> None:
+    path = tar(tmp_path / "t.tar", [("0.jpg", jpeg(0)), ("0.cls", "²".encode())])
+    assert ArchiveStore([path]).classes == ("²",)
+
+
+def test_webdataset_shards(tmp_path: Path) -> None:
+    for shard in range(2):
+        members: list[tuple[str, bytes]] = []
+        for i in range(3):
+            key = f"{shard}{i}.v1"
+            members += [(f"{key}.jpg", jpeg(i)), (f"{key.split('.')[0]}.cls", str(10 * i).encode())]
+        tar(tmp_path / f"train-{shard:06d}.tar", members)
+    tar(tmp_path / "val-000000.tar", [("0.jpg", jpeg(0)), ("0.cls", b"5"), ("0.json", b"{}")])
+    store = open_store(tmp_path, "train")
+    assert store.labels.tolist() == [0, 0, 10, 10, 20, 20]
+    assert store.classes == tuple(map(str, range(21)))
+    assert open_store(tmp_path, "val").labels.tolist() == [5]
+
+
+def test_splits_within_a_tar(tmp_path: Path) -> None:
+    names = ["train/a/0.jpg", "train/b/1.jpg", "val/a/2.jpg", "test/a/3.jpg", "extra/a/4.jpg"]
+    path = tar(tmp_path / "all.tar", [(f"data/{x}", jpeg(i)) for i, x in enumerate(names)])
+    train, val = open_store(path, "train"), open_store(tmp_path, "val")
+    assert train.classes == val.classes == ("a", "b")
+    assert train.labels.tolist() == [0, 1] and val.labels.tolist() == [0]
+    assert bytes(val.read(0)) == jpeg(2)
+
+
+def test_a_user_without_a_home_reads_tars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tar(tmp_path / "t.tar", [("a/0.jpg", jpeg(0))])
+    (tmp_path / ".t.fastsiam-index").mkdir()
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert len(ArchiveStore([path])) == 1

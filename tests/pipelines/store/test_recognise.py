@@ -11,7 +11,6 @@ import pytest
 from fastsiam.pipelines.store import open_store
 from tests.conftest import write_images
 from tests.conversions import run
-from tests.processes import fastsiam
 from tests.sources import WNIDS, jpeg, tar
 
 
@@ -54,11 +53,3 @@ def test_a_converted_file_among_originals_is_named(
     sub = write_images(tmp_path / "parts" / "images" / "train", classes=1, each=1)
     assert len(open_store(sub.parents[1], "train")) == 5
     assert f"train.beton, not those beside it, such as {sub}" in caplog.records[-1].message
-
-
-def test_every_start_says_which_images_are_taken(images: Path, tmp_path: Path) -> None:
-    fastsiam("convert", "folder", "--source", str(images), "--out", str(images))
-    said = f"images from {images}/train.beton, not those beside it, such as {images}/"
-    sheet = ("views", "--data", str(images), "--out", str(tmp_path / "views.png"))
-    for _ in range(2):
-        assert fastsiam(*sheet, "--pipeline", "torchvision").stderr.count(said) == 1

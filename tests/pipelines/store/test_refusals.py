@@ -30,7 +30,6 @@ from fastsiam.pipelines.store import (
     listed,
     open_parquet,
     open_store,
-    row_groups,
 )
 from fastsiam.pipelines.store.files import Mapped
 from fastsiam.pipelines.store.imagenet import DEVKIT
@@ -215,17 +214,12 @@ CASES: dict[str, tuple[Build, str]] = {
     "a damaged header": (
         tar_damaged(lambda d: d.replace(b"1/5.jpg", b"1/5?jpg")), f"{WHOLE_TAR}.*damaged or cut"
     ),
-    "cut before a header": (tar_damaged(lambda d: d[: d.index(b"1/5.jpg")]), WHOLE_TAR),
     "cut in a header": (tar_damaged(lambda d: d[: d.index(b"1/5.jpg") + 100]), WHOLE_TAR),
-    "cut in the first image": (tar_damaged(lambda d: d[:700]), WHOLE_TAR),
     "cut in a later image": (tar_damaged(lambda d: d[: d.index(b"1/5.jpg") + 900]), WHOLE_TAR),
     "a chain of long names": (long_names, WHOLE_TAR),
     "a size of 5 GiB": (with_size(b"\x80" + (5 * 2**30).to_bytes(11, "big")), WHOLE_TAR),
     "a negative size": (with_size(b"\xff" * 11 + b"\xf0"), WHOLE_TAR),
-    "a size of 2^80": (with_size(b"\x80" + (2**80).to_bytes(11, "big")), WHOLE_TAR),
     "a symbolic link": (tar_with(tarfile.SYMTYPE), "holds no images"),
-    "a device": (tar_with(tarfile.CHRTYPE), "holds no images"),
-    "a pipe": (tar_with(tarfile.FIFOTYPE), "holds no images"),
     "a hard link": (
         tar_with(tarfile.LNKTYPE), r"a/l\.jpg is a link to /etc/passwd; make the tar anew with tar"
     ),
@@ -288,7 +282,6 @@ CASES: dict[str, tuple[Build, str]] = {
     ),
     "no column of images": (no_image_column, r"no column that can hold images .*, only label"),
     "numbers and names": (labels([0, 1], "ab"), "numbers in some files and names in others"),
-    "names and numbers": (labels("ab", [0, 1]), "numbers in some files and names in others"),
     "a data set beside class folders": (
         lambda root: saved(root / "x", {"test": dataset([(jpeg(0), "a", 0)], ["c"])}),
         r"holds data sets of their own: name one, such as .*test$",
@@ -298,7 +291,6 @@ CASES: dict[str, tuple[Build, str]] = {
     "20 bytes of a beton": (beton(lambda d: d[:20]), "it has 20 bytes"),
     "a zip for a beton": (beton(lambda d: b"PK\x03\x04" + d[4:]), "it says format"),
     "half a beton": (beton(lambda d: d[:3000]), "not where it should be|not whole"),
-    "a byte less": (beton(lambda d: d[:-1]), "not whole"),
     "a row less": (beton(lambda d: d[:-24]), "lacks images"),
     "a row more": (beton(lambda d: d + bytes(24)), "checksum"),
     "zeros": (beton(lambda d: d[:24] + bytes(len(d) - 24)), "no image field|not whole"),
@@ -444,7 +436,7 @@ def test_compressed_images_that_cannot_be_unpacked(
     with monkeypatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=9, used=9, free=0))
         refused(root, r"could not be had in .* convert parquet")
-    monkeypatch.setattr(row_groups, "MOST_UNPACKED", 1000)
+    monkeypatch.setattr("fastsiam.pipelines.store.parquet.MOST_UNPACKED", 1000)
     refused(root, r"compressed .* fastsiam convert parquet --source '.*old ")
     assert len(open_store(root, "train", sources=True)) == 6
 

@@ -14,12 +14,7 @@ from typing import Any
 import pytest
 
 from fastsiam.errors import NoSplitError
-from fastsiam.pipelines.store import (
-    FolderStore,
-    index,
-    open_store,
-    row_groups,
-)
+from fastsiam.pipelines.store import FolderStore, index, open_store
 from tests.conftest import ROOT
 from tests.conversions import run, same_images
 from tests.forms import as_compressed, as_on_the_hub, as_saved, rows_of
@@ -34,21 +29,13 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize(
-    ("write", "kinds"),
-    [(as_saved, ["folder"]), (as_on_the_hub, ["folder", "parquet"]), (as_compressed, ["parquet"])],
-)
-def test_converted_by_the_same_way(
-    write: Any, kinds: list[str], images: Path, tmp_path: Path
-) -> None:
-    more = {} if write is as_compressed else {"validation": images / "val"}
-    root = write(images / "train", tmp_path / "table", **more)
-    for kind in kinds:
-        run(kind, root, tmp_path / kind, workers=2)
-        same_images(open_store(tmp_path / kind, "train"), FolderStore(images / "train"))
-        if more:
-            same_images(open_store(tmp_path / kind, "val"), FolderStore(images / "val"))
-    assert not list(root.rglob(".*"))  # a conversion reads in order: it needs no index
+@pytest.mark.parametrize("write", [as_saved, as_on_the_hub, as_compressed])
+def test_a_conversion_needs_no_index(write: Any, images: Path, tmp_path: Path) -> None:
+    """It reads in order."""
+    root = write(images / "train", tmp_path / "table")
+    run("folder", root, tmp_path / "out", workers=2)
+    same_images(open_store(tmp_path / "out", "train"), FolderStore(images / "train"))
+    assert not list(root.rglob(".*"))
 
 
 def test_one_saved_dataset(images: Path, tmp_path: Path) -> None:
@@ -93,7 +80,7 @@ def test_the_index_is_kept_until_the_files_change(
 def test_large_files_are_indexed_by_several_processes(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_groups, "ALONE_BYTES", 0)
+    monkeypatch.setattr(index, "_SMALL_BYTES", 0)
     store = open_store(as_on_the_hub(images / "train", tmp_path / "hub"), "train")
     same_images(store, FolderStore(images / "train"))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,11 +17,11 @@ from torch import Tensor
 from fastsiam.errors import DataError
 from fastsiam.pipelines.store.decode import decode
 
-from .annotations import DetectionSet, Picture
+from .dataset import DetectionSet, Picture
 from .masks import pixels
 
 Target = dict[str, Tensor]
-Shown = tuple[Tensor, Target]
+Sample = tuple[Tensor, Target]
 """An image (3, H, W) of 0 to 1, and its objects: "boxes" (n, 4), "labels" (n,) from 1, and
 perhaps "masks" (n, H, W) of 0 and 1."""
 
@@ -28,18 +29,17 @@ _AHEAD = 3
 """Steps that are loaded before they are asked for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
+class Draw(NamedTuple):
     """What is drawn for one image of one step."""
 
-    index: int
-    """Of the image among those trained on."""
+    image: int
+    """Position among the images trained on."""
     side: int
     """Its shorter side, in pixels."""
     flip: bool
 
 
-def drawn(seed: int, position: int, images: int, sides: Sequence[int]) -> Draw:
+def draw_position(seed: int, position: int, images: int, sides: Sequence[int]) -> Draw:
     """Return what is drawn for a position in the endless row of images.
 
     Each pass over the images has an order of its own.
@@ -50,25 +50,18 @@ def drawn(seed: int, position: int, images: int, sides: Sequence[int]) -> Draw:
         images: how many there are.
         sides: that one is drawn of.
     """
-    index = int(_order(seed, position // images, images)[position % images])
+    image = int(_order(seed, position // images, images)[position % images])
     generator = np.random.default_rng([seed, 1, position])
     side = sides[int(generator.integers(len(sides)))]
-    return Draw(index=index, side=side, flip=bool(generator.random() < 0.5))
+    return Draw(image=image, side=side, flip=bool(generator.random() < 0.5))
 
 
-_orders: dict[tuple[int, int, int], NDArray[np.int64]] = {}
-
-
+@lru_cache(4)  # batches overlap two passes, and trials two seeds
 def _order(seed: int, epoch: int, images: int) -> NDArray[np.int64]:
-    key = (seed, epoch, images)
-    if key not in _orders:
-        while len(_orders) > 4:  # batches overlap two passes, and trials two seeds
-            _orders.pop(next(iter(_orders)))
-        _orders[key] = np.random.default_rng([seed, 0, epoch]).permutation(images)
-    return _orders[key]
+    return np.random.default_rng([seed, 0, epoch]).permutation(images)
 
 
-def opened(dataset: DetectionSet, index: int) -> Image.Image:
+def open_image(dataset: DetectionSet, index: int) -> Image.Image:
     """Decode an image: RGB.
 
     Raises:
@@ -88,7 +81,7 @@ def opened(dataset: DetectionSet, index: int) -> Image.Image:
     return image
 
 
-def resized(image: Image.Image, side: int, longest: int) -> Image.Image:
+def resize(image: Image.Image, side: int, longest: int) -> Image.Image:
     """Resize an image to a shorter side, or less where its longer side would be above a limit."""
     scale = min(side / min(image.size), longest / max(image.size))
     width, height = (max(1, int(pixel * scale + 0.5)) for pixel in image.size)
@@ -116,12 +109,12 @@ def objects_of(picture: Picture, height: int, width: int, *, flip: bool, masks: 
     }
     if masks:
         assert picture.masks is not None
-        made = torch.zeros(len(kept), height, width, dtype=torch.uint8)
+        resized = torch.zeros(len(kept), height, width, dtype=torch.uint8)
         for place, index in enumerate(kept):
-            covered = pixels(picture.masks[index], picture.height, picture.width)
-            shown = Image.fromarray(covered).resize((width, height), Image.Resampling.NEAREST)
-            made[place] = torch.from_numpy(np.array(shown, np.uint8))
-        target["masks"] = made.flip(-1) if flip else made
+            mask = Image.fromarray(pixels(picture.masks[index], picture.height, picture.width))
+            mask = mask.resize((width, height), Image.Resampling.NEAREST)
+            resized[place] = torch.from_numpy(np.array(mask, np.uint8))
+        target["masks"] = resized.flip(-1) if flip else resized
     return target
 
 
@@ -169,25 +162,24 @@ class TrainingImages:
         if not self.used:
             raise DataError(f"{dataset.name} has no image with an object to train on")
 
-    def from_step(self, first: int, steps: int) -> Iterator[list[Shown]]:
+    def from_step(self, first: int, steps: int) -> Iterator[list[Sample]]:
         """Yield the batches of steps ``first`` to ``steps``, the last one left out."""
-        waiting: deque[list[Future[Shown]]] = deque()
+        pending: deque[list[Future[Sample]]] = deque()
         with ThreadPoolExecutor(self._workers) as pool:
             try:
                 for step in range(first, steps):
-                    begun = step + len(waiting)
-                    for ahead in range(begun, min(steps, step + _AHEAD)):
+                    for ahead in range(step + len(pending), min(steps, step + _AHEAD)):
                         positions = [ahead * self._batch + place for place in self._own]
-                        waiting.append([pool.submit(self.shown, at) for at in positions])
-                    yield [future.result() for future in waiting.popleft()]
+                        pending.append([pool.submit(self.sample, at) for at in positions])
+                    yield [future.result() for future in pending.popleft()]
             finally:
                 pool.shutdown(cancel_futures=True)
 
-    def shown(self, position: int) -> Shown:
+    def sample(self, position: int) -> Sample:
         """Return the image at a position in the endless row of images, and its objects."""
-        draw = drawn(self._seed, position, len(self.used), self._sides)
-        index = self.used[draw.index]
-        image = resized(opened(self._dataset, index), draw.side, self._longest)
+        draw = draw_position(self._seed, position, len(self.used), self._sides)
+        index = self.used[draw.image]
+        image = resize(open_image(self._dataset, index), draw.side, self._longest)
         if draw.flip:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         target = objects_of(

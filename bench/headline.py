@@ -1,0 +1,224 @@
+"""``fastsiam bench headline``: how many minutes FastSiam and SimSiam take to a kNN accuracy.
+
+Each method trains on CIFAR-10 by its recipe until its kNN accuracy reaches the goal. The command
+trains for some minutes and stops; the next call resumes. The record has accuracy over training
+time, without the time of evaluations, summed over all calls.
+"""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from bisect import bisect_right
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastsiam.bench.config import HeadlineConfig
+from fastsiam.console import Console, duration
+from fastsiam.environment import environment
+from fastsiam.errors import FastSiamError
+from fastsiam.files import explained, parsed_json, write_json
+from fastsiam.report import drawing
+from fastsiam.run.log import read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RECORD, PICTURE = "headline.json", "headline.png"
+"""Files in the output folder."""
+_RECIPES = {"fastsiam": "fastsiam_cifar10", "simsiam": "cifar10"}
+"""The recipe of each method, in the order in which they train."""
+_PROTOCOL = ("--set", "knn_k=200", "--set", "knn_temperature=0.1")
+"""lightly's kNN settings, so that its published figures compare."""
+_POLL = 0.5
+"""Seconds between two looks at a run's log."""
+_PUBLIC = (
+    ("FastSiam, batch 128, 200 epochs", 164, 90.6),
+    ("SimSiam, batch 512, 800 epochs", 334, 90.4),
+)
+"""lightly's published CIFAR-10 benchmark, ResNet-18 on one A6000: run, minutes, kNN top-1 in %."""
+_COLOURS = {"fastsiam": drawing.VERMILION, "simsiam": drawing.BLUE}
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The run of one method.
+
+    Args:
+        method: its name.
+        config: what all runs have.
+    """
+
+    method: str
+    config: HeadlineConfig
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return Path(self.config.out) / self.method
+
+    @property
+    def command(self) -> list[str]:
+        """The command that starts the run, and resumes it."""
+        config = self.config
+        words = ["train", "--recipe", _RECIPES[self.method], "--data", config.data]
+        words += ["--out", str(self.folder), "--seed", str(config.seed), "--device", config.device]
+        words += ["--knn-every", str(config.knn_every), "--tracker", "none", *_PROTOCOL]
+        if config.width:
+            words += ["--width", str(config.width)]
+        if config.epochs:
+            words += ["--epochs", str(config.epochs)]
+        return [sys.executable, "-m", "fastsiam", *words]
+
+    @property
+    def curve(self) -> list[dict[str, float]]:
+        """Each kNN evaluation: epoch, top-1 in percent, seconds of training before it."""
+        lines = read_metrics(self.folder)
+        trained = [line for line in lines if line["kind"] == "train"]
+        epochs = [line["epoch"] for line in trained]
+        found = []
+        for line in lines:
+            if line["kind"] == "knn":
+                before = bisect_right(epochs, line["epoch"] + 1e-9)
+                seconds = trained[before - 1]["seconds"] if before else 0.0
+                found.append({"epoch": line["epoch"], "top1": line["top1"], "seconds": seconds})
+        return found
+
+    @property
+    def seconds_to_goal(self) -> float | None:
+        """Seconds of training until the goal was reached; None if it was not, or not yet."""
+        reached = (one["seconds"] for one in self.curve if one["top1"] >= self.config.goal)
+        return next(reached, None)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the goal was reached or the last epoch trained."""
+        from fastsiam.run import checkpoint as checkpoints
+
+        if self.seconds_to_goal is not None:
+            return True
+        if not checkpoints.exists(self.folder):
+            return False
+        state = checkpoints.load(self.folder)
+        return state.epoch >= state.config.optim.epochs
+
+    def train(self, until: float) -> None:
+        """Train until a moment of ``time.monotonic``, the goal, or the last epoch.
+
+        Raises:
+            FastSiamError: the run failed; names its log.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        log = self.folder / "headline.log"
+        before = len(read_metrics(self.folder))
+        with log.open("ab") as out:
+            process = subprocess.Popen(self.command, stdout=out, stderr=subprocess.STDOUT)
+            try:
+                while process.poll() is None:
+                    has_begun = len(read_metrics(self.folder)) > before
+                    over = time.monotonic() > until or self.seconds_to_goal is not None
+                    if has_begun and over:
+                        process.send_signal(signal.SIGUSR1)  # it saves and stops
+                        process.wait()
+                        break
+                    time.sleep(_POLL)
+            finally:
+                if process.poll() is None:
+                    process.terminate()
+                    process.wait()
+        if process.returncode not in (0, 128 + signal.SIGUSR1):
+            raise FastSiamError(
+                f"{shlex.join(self.command[1:])} ended with code {process.returncode}: see {log}"
+            )
+
+
+def run(config: HeadlineConfig) -> dict[str, Any]:
+    """Train for the minutes that are given; write and return the record.
+
+    Raises:
+        FastSiamError: a run failed, or the folder cannot be written.
+    """
+    console, until = Console(), time.monotonic() + 60 * config.minutes
+    trainings = [Training(method, config) for method in config.methods]
+    out = Path(config.out)
+    with explained(FastSiamError, f"cannot write {out}"):
+        out.mkdir(parents=True, exist_ok=True)
+    for one in trainings:
+        while not one.is_done and time.monotonic() < until:
+            one.train(until)
+        console.say(_line(one))
+    record = _record(config, trainings)
+    write_json(out / RECORD, record)
+    (out / PICTURE).write_bytes(drawing.png(draw(record)))
+    if not all(one.is_done for one in trainings):
+        console.say("call the same command again to continue")
+    return record
+
+
+def _line(training: Training) -> str:
+    """Say how far a run is."""
+    curve, goal = training.curve, training.config.goal
+    if (seconds := training.seconds_to_goal) is not None:
+        return f"{training.method}: {goal:g}% kNN after {duration(seconds)} of training"
+    if not curve:
+        return f"{training.method}: not evaluated yet"
+    last = curve[-1]
+    return (
+        f"{training.method}: {last['top1']:.2f}% kNN at epoch {last['epoch']:g}, after "
+        f"{duration(last['seconds'])} of training; the goal is {goal:g}%"
+    )
+
+
+def _record(config: HeadlineConfig, trainings: list[Training]) -> dict[str, Any]:
+    """Return the record of all calls so far."""
+    runs = []
+    for one in trainings:
+        lines = [line for line in read_metrics(one.folder) if line["kind"] == "knn"]
+        protocol = {name: lines[-1][name] for name in ("k", "temperature", "bank")} if lines else {}
+        run = {"method": one.method, "recipe": _RECIPES[one.method], "knn": protocol}
+        path = one.folder / "config.json"
+        if path.exists():
+            settings = parsed_json(path.read_text("utf-8"))
+            run |= {"config": settings["config"], "environment": settings["environment"]}
+        runs.append(run | {"seconds_to_goal": one.seconds_to_goal, "curve": one.curve})
+    return {
+        "case": "headline",
+        "goal": config.goal,
+        "runs": runs,
+        "in_the_clock": "training: loading, forward, backward, optimizer; without evaluations",
+        "command": shlex.join(["fastsiam", *sys.argv[1:]]),
+        "environment": environment(),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def draw(record: dict[str, Any]) -> Figure:
+    """Draw kNN accuracy over minutes of training, beside published runs."""
+    where = record["environment"]
+    machine = ", ".join(where["gpus"]) or f"{where['cores']} cores of {where['cpu']}"
+    figure = drawing.canvas(
+        f"CIFAR-10 to {record['goal']:g}% kNN",
+        f"Minutes of training without evaluations, on {machine}. Crosses: lightly's published runs "
+        "on one A6000.",
+        3.2,
+    )
+    axes = drawing.plain(figure.subplots())
+    for one in record["runs"]:
+        minutes = [point["seconds"] / 60 for point in one["curve"]]
+        tops = [point["top1"] for point in one["curve"]]
+        axes.plot(minutes, tops, "o-", color=_COLOURS[one["method"]], label=one["method"], ms=3)
+    for name, minute, top1 in _PUBLIC:
+        axes.plot([minute], [top1], "x", color=drawing.GRAY)
+        axes.annotate(
+            name, (minute, top1), (0, -9), textcoords="offset points", ha="center", size=6
+        )
+    axes.axhline(record["goal"], color=drawing.GRAY, lw=0.8, ls=":")
+    axes.set_xlabel("minutes of training")
+    axes.set_ylabel("kNN top-1 accuracy, %", fontsize=7)
+    axes.legend(frameon=False, fontsize=7)
+    return figure

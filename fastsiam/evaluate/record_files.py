@@ -1,0 +1,121 @@
+"""The files of an evaluation: its record, and until that is written the state it resumes from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastsiam.console import Console
+from fastsiam.distributed import Place, from_leader, minimum_across_ranks
+from fastsiam.errors import FastSiamError
+from fastsiam.files import why, write_json, written_whole
+from fastsiam.run.records import Evaluation, Record, check_targets
+
+Show = Callable[[Record], None]
+"""Shows a record to the user: it is seen even if it cannot be written."""
+
+_SECONDS_BETWEEN_SAVES = 30.0
+
+
+class RecordFiles:
+    """Where an evaluation's record goes: into its run, if it has one, and where the user wants it.
+
+    Whether both can be written is tried at once. That the run's cannot is a warning: the run may be
+    a colleague's. The state is saved beside the record by rank 0, and found by every rank.
+
+    Args:
+        run: the run's folder.
+        evaluation: what is evaluated.
+        details: of the protocol, for the name of the run's file; empty ones are left out.
+        asked: the user's file; empty for none.
+        place: this rank.
+        console: for warnings.
+
+    Raises:
+        FastSiamError: the user's file cannot be written.
+    """
+
+    def __init__(
+        self,
+        run: Path | None,
+        evaluation: Evaluation,
+        *details: str,
+        asked: str,
+        place: Place,
+        console: Console,
+    ) -> None:
+        self._place, self._console, self._saved = place, console, time.monotonic()
+        self._asked = Path(asked) if asked else None
+        own = None if run is None else evaluation.path(run, *details)
+        if place.leads:
+            if self._asked:
+                check_targets(self._asked)
+            try:
+                check_targets(*filter(None, [own]))
+            except FastSiamError as error:
+                console.warn(f"{error}; the result will not be kept with its run{self._else}")
+                own = None
+        self._own = own if from_leader("yes" if own else "") else None
+        self.record = self._own or self._asked
+        """The file beside which others of the evaluation lie; None if there is none."""
+        self._state = self.record.with_suffix(".partial") if self.record else None
+        self._same = f"{evaluation.network.fingerprint} {evaluation.identity}"
+
+    @property
+    def _else(self) -> str:
+        return f", but goes to {self._asked}" if self._asked else ": --json FILE keeps it elsewhere"
+
+    def load_state(self) -> dict[str, Any] | None:
+        """Return what was saved, if it was the same evaluation of the same network.
+
+        The same on every rank: None, where only some find it.
+        """
+        saved: dict[str, Any] = {}
+        if self._state is not None and self._state.is_file():
+            try:
+                saved = torch.load(self._state, map_location=self._place.device, weights_only=True)
+            except Exception:  # a damaged file makes the unpickler raise anything
+                self._console.warn(f"{self._state} is damaged: starting over")
+        epoch = torch.tensor([saved.get("epoch", 0) if saved.get("same") == self._same else 0])
+        return saved if int(minimum_across_ranks(epoch.to(self._place.device))) else None
+
+    def save_state(self, epoch: int, state: Callable[[], dict[str, Any]], *, last: bool) -> None:
+        """Save the state after so many epochs, at most every 30 seconds, and the last."""
+        soon = time.monotonic() - self._saved < _SECONDS_BETWEEN_SAVES
+        if self._state is None or not self._place.leads or (soon and not last):
+            return
+        try:
+            with written_whole(self._state) as temporary:
+                torch.save({"same": self._same, "epoch": epoch, "state": state()}, temporary)
+        except (OSError, RuntimeError) as error:
+            self._console.warn(f"cannot save {self._state} ({why(error)}); continuing without")
+        self._saved = time.monotonic()
+
+    def keep(self, record: Record, show: Show | None = None) -> None:
+        """Show a record and write it, on rank 0; then the state, which nobody needs, is removed.
+
+        Raises:
+            FastSiamError: the user's file cannot be written; the run's was.
+        """
+        if not self._place.leads:
+            return
+        if show:
+            show(record)
+        kept = True
+        if self._own:
+            try:
+                write_json(self._own, record.to_dict())
+            except FastSiamError as error:
+                self._console.warn(f"{error}; the result is not kept with its run{self._else}")
+                kept = self._asked is not None
+        if self._asked:
+            write_json(self._asked, record.to_dict())
+        if kept and self._state:
+            try:
+                self._state.unlink(missing_ok=True)
+            except OSError as error:
+                self._console.warn(f"cannot remove {self._state} ({why(error)})")

@@ -1,0 +1,342 @@
+"""Training with labels: linear classifiers on frozen features, or on a network that trains too.
+
+Linear evaluation is the paper's (appendix A): pool5 features of a frozen backbone in evaluation
+mode, LARS with a batch of 4096, 90 epochs, a cosine schedule, momentum 0.9 and no weight decay. The
+paper's text has the base rate 0.02, its code 0.1; a public replication measured 66.0 and 67.8 with
+these. Several rates are trained side by side, on the same features, in one pass over the data.
+
+SimSiam's paper has no fine-tuning; the conventions are SimCLR's (Chen et al. 2020, appendix B.5):
+SGD with Nesterov momentum 0.9, rate 0.05 x batch / 256 without warm-up, no weight decay, random
+crops and flips; 60 epochs on 1% of the labels, 30 on 10%. Its batch is 4096, the default here 256.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastsiam.config import NumericsConfig
+from fastsiam.config.evaluate import FinetuneConfig, LinearConfig
+from fastsiam.console import duration, pace
+from fastsiam.distributed import Place, bn_group, data_parallel, mean_across_ranks
+from fastsiam.evaluate.accuracy import Accuracy
+from fastsiam.evaluate.features import frozen
+from fastsiam.evaluate.labelled import Batches, LabelledImages
+from fastsiam.evaluate.record_files import RecordFiles
+from fastsiam.methods.optim import Lars, cosine, with_momenta
+from fastsiam.model.batch_norm import use_view_batch_norm
+from fastsiam.model.numerics import autocast
+
+
+class Heads(nn.Module):
+    """Linear classifiers side by side: (n, features) to (n, heads, classes).
+
+    All start the same: weights from N(0, 0.01), biases 0, as in the authors' code.
+    """
+
+    def __init__(self, heads: int, features: int, classes: int, *, seed: int) -> None:
+        super().__init__()
+        start = torch.randn(classes, features, generator=torch.Generator().manual_seed(seed)) / 100
+        self.weight = nn.ParameterList(start.clone() for _ in range(heads))
+        self.bias = nn.ParameterList(torch.zeros(classes) for _ in range(heads))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return every head's scores."""
+        scores = F.linear(features, torch.cat([*self.weight]), torch.cat([*self.bias]))
+        return scores.view(len(features), len(self.weight), -1)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadResult:
+    """Accuracy of one classifier."""
+
+    lr: float
+    """Its base rate."""
+    top1: float
+    """Percent of the validation images."""
+    top5: float
+    """Percent of the validation images."""
+    images: int
+    """Validation images, each counted once."""
+    per_class: tuple[float | None, ...]
+    """Top-1 of each class's images, in percent; None for a class without any."""
+
+    def record(self) -> dict[str, Any]:
+        """Return plain JSON values, without the classes."""
+        return {"lr": self.lr, "top1": self.top1, "top5": self.top5}
+
+    def __str__(self) -> str:
+        """Its accuracy in words."""
+        return f"top-1 {self.top1:.2f}%, top-5 {self.top5:.2f}%"
+
+
+class SupervisedTraining:
+    """Trains heads, one for each base rate, and perhaps what is below them, an epoch at a time.
+
+    No head sees another: the loss is a sum over heads. Rates follow a cosine per step.
+
+    Args:
+        network: maps inputs to (n, heads, classes).
+        optimizer: of its parameters; group g has rate g.
+        rates: base rates of the heads, for a batch of 256.
+        batch: global batch.
+        epochs: length of the schedule.
+        steps_per_epoch: batches in an epoch.
+        dtype: autocast type.
+        place: this rank; every rank takes part.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        rates: Sequence[float],
+        batch: int,
+        epochs: int,
+        classes: int,
+        steps_per_epoch: int,
+        dtype: torch.dtype,
+        place: Place,
+    ) -> None:
+        self.network, self.optimizer, self.rates = network, optimizer, rates
+        self._model = data_parallel(network, place, same_buffers=True)
+        self._classes, self._device, self._dtype = classes, place.device, dtype
+        self._steps, self._total = steps_per_epoch, epochs * steps_per_epoch
+        self._peaks = [rate * batch / 256 for rate in rates]
+        self.scaler = torch.amp.GradScaler(place.device.type, enabled=dtype == torch.float16)
+
+    def epoch(self, number: int, batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+        """Train for an epoch.
+
+        Args:
+            number: of the epoch, from 0.
+            batches: this rank's share of each batch: inputs and labels (n,).
+
+        Returns:
+            (heads,) mean losses over all ranks, on the device.
+        """
+        self.network.train()
+        total = torch.zeros(len(self.rates), device=self._device)
+        for step, (inputs, labels) in enumerate(batches, start=number * self._steps):
+            for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
+                group["lr"] = cosine(peak, step, total=self._total)
+            with autocast(self._device, self._dtype):
+                scores = self._model(inputs)
+            losses = torch.stack([F.cross_entropy(o, labels) for o in scores.float().unbind(1)])
+            self.optimizer.zero_grad()
+            self.scaler.scale(losses.sum()).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            total += losses.detach()
+        return mean_across_ranks(total / self._steps)
+
+    def evaluate(self, batches: Iterable[tuple[Tensor, Tensor]]) -> list[HeadResult]:
+        """Classify this rank's inputs with every head; count those of all ranks.
+
+        Args:
+            batches: this rank's inputs, each once, and their labels.
+        """
+        self.network.eval()
+        counts = [Accuracy(self._classes, self._device) for _ in self.rates]
+        for inputs, labels in batches:
+            scores = frozen(self.network, inputs, dtype=self._dtype)
+            for count, of_head in zip(counts, scores.unbind(1), strict=True):
+                count.add(of_head, labels)
+        joint = [count.over_ranks() for count in counts]
+        return [
+            HeadResult(rate, count.top1, count.top5, count.images, count.per_class)
+            for rate, count in zip(self.rates, joint, strict=True)
+        ]
+
+    def state(self) -> dict[str, Any]:
+        """Return what ``load`` continues from."""
+        return {
+            "network": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from a state; version 0.2 called a linear evaluation's network "heads"."""
+        self.network.load_state_dict(state["network" if "network" in state else "heads"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state.get("scaler", {}))
+
+
+def linear_training(
+    config: LinearConfig, *, features: int, classes: int, steps_per_epoch: int, place: Place
+) -> SupervisedTraining:
+    """Return the training of a head for each of a configuration's rates on features (n, features).
+
+    LARS takes the norm of each parameter, so that heads stay apart. It adapts all parameters,
+    biases too, as the authors' does, and leaves a step whose weights or gradient are zero as it is.
+
+    Args:
+        config: with the batch that is possible and no "auto".
+        features: dimensions.
+        classes: how many there are.
+        steps_per_epoch: batches in an epoch.
+        place: this rank; every rank takes part.
+    """
+    heads = Heads(len(config.rates), features, classes, seed=config.seed).to(place.device)
+    groups = [{"params": [w, b]} for w, b in zip(heads.weight, heads.bias, strict=True)]
+    momentum, weight_decay = config.momentum, config.weight_decay
+    optimizer: torch.optim.Optimizer
+    if config.optimizer == "lars":
+        optimizer = Lars(
+            groups,
+            lr=0.0,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            trust=config.lars_trust,
+            adapt_all=True,
+        )
+    else:
+        optimizer = torch.optim.SGD(groups, lr=0.0, momentum=momentum, weight_decay=weight_decay)
+    return SupervisedTraining(
+        heads,
+        optimizer,
+        rates=config.rates,
+        batch=config.batch,
+        epochs=config.epochs,
+        classes=classes,
+        steps_per_epoch=steps_per_epoch,
+        dtype=torch.float32,
+        place=place,
+    )
+
+
+def fine_tuning(
+    config: FinetuneConfig,
+    backbone: nn.Module,
+    *,
+    features: int,
+    classes: int,
+    steps_per_epoch: int,
+    dtype: torch.dtype,
+    place: Place,
+) -> SupervisedTraining:
+    """Return the training of a backbone, in place, with a linear classifier on top of it.
+
+    Args:
+        config: with the batch and the epochs that are possible.
+        backbone: (N, 3, S, S) to (N, features).
+        features: dimensions.
+        classes: how many there are.
+        steps_per_epoch: batches in an epoch.
+        dtype: autocast type.
+        place: this rank; BN statistics are those of all ranks.
+    """
+    network = nn.Sequential(backbone, Heads(1, features, classes, seed=config.seed))
+    network.to(place.device).to(memory_format=torch.channels_last)
+    group = bn_group(place, NumericsConfig())
+    if group is not None:
+        use_view_batch_norm(network, group=group)
+    sgd = torch.optim.SGD(
+        network.parameters(),
+        lr=0.0,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        nesterov=config.momentum > 0,
+        fused=True,
+    )
+    return SupervisedTraining(
+        network,
+        with_momenta(sgd),
+        rates=[config.lr],
+        batch=config.batch,
+        epochs=config.epochs,
+        classes=classes,
+        steps_per_epoch=steps_per_epoch,
+        dtype=dtype,
+        place=place,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """Results after all epochs."""
+
+    results: list[HeadResult]
+    """Of each head."""
+    seconds: float
+    """Time that the epochs took, validations included."""
+    epochs: int
+    """Epochs that were trained in this time: fewer than all after a resume."""
+
+    @property
+    def best(self) -> HeadResult:
+        """The result with the highest top-1."""
+        return best_of(self.results)
+
+
+def best_of(results: list[HeadResult]) -> HeadResult:
+    """Return the result with the highest top-1."""
+    return max(results, key=lambda result: result.top1)
+
+
+def train_epochs(
+    training: SupervisedTraining,
+    batches: Callable[[int], Batches],
+    validation: Callable[[], Iterable[tuple[Tensor, Tensor]]],
+    *,
+    images: LabelledImages,
+    epochs: int,
+    files: RecordFiles,
+) -> Trained:
+    """Train epoch by epoch, from where an earlier try was interrupted; validate now and then.
+
+    Args:
+        training: what is trained.
+        batches: returns the batches of an epoch.
+        validation: returns the inputs and labels to validate on.
+        images: what the batches are made of.
+        epochs: how many.
+        files: where the state is saved now and then, and found again.
+    """
+    console, config = images.subject.console, images.config
+    first = 0
+    if config.resume == "auto" and (saved := files.load_state()):
+        first = saved["epoch"]
+        training.load(saved["state"])
+        console.say(f"continuing after epoch {first} of {epochs}, where it was interrupted")
+    results: list[HeadResult] = []
+    began = time.monotonic()
+    with console.progress(epochs * images.steps, first * images.steps):
+        for epoch in range(first, epochs):
+            losses = training.epoch(epoch, _with_progress(batches(epoch), images, epoch, epochs))
+            done = epoch + 1
+            if done == epochs or (config.eval_every and done % config.eval_every == 0):
+                results = training.evaluate(validation())
+                best = best_of(results)
+                loss = losses[results.index(best)].item()
+                console.say(f"epoch {done} of {epochs}: loss {loss:.3f}, {best}")
+            files.save_state(done, training.state, last=done == epochs)
+    trained = Trained(
+        results or training.evaluate(validation()), time.monotonic() - began, epochs - first
+    )
+    console.say(
+        f"trained in {duration(trained.seconds)}; {trained.best.images:,} validation images, "
+        "each counted once"
+    )
+    return trained
+
+
+def _with_progress(
+    batches: Batches, images: LabelledImages, epoch: int, epochs: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pass on the batches of an epoch, and show the progress."""
+    console, steps = images.subject.console, images.steps
+    began, before = time.monotonic(), epoch * steps
+    for step, batch in enumerate(batches, start=1):
+        yield batch
+        speed = step * images.batch / max(time.monotonic() - began, 1e-9)
+        left = (epochs * steps - before - step) * images.batch
+        console.advance(before + step, pace(speed, left))

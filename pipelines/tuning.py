@@ -1,0 +1,87 @@
+"""How many threads a loader needs: found by trying, in the first batches of a run.
+
+Threads that decode compete with training for the cores of a CPU, and on a GPU's host with the
+process that feeds it. The fewest threads that do not slow training down leave the most cores to the
+rest. The number of threads does not change what is loaded.
+"""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+
+_SKIPPED = 4
+"""Batches after a change that are not timed: earlier numbers of threads made some of them."""
+_TIMED = 10
+"""Batches that are timed for each number of threads."""
+_SLOWER = 1.03
+"""Times the fastest: a number of threads that takes no longer counts as equally fast."""
+
+
+class WorkerTuner:
+    """Finds the fewest threads with which a training loop is as fast as with any number.
+
+    It starts with as many as there are cores and goes down until the loop becomes slower, within a
+    hundred batches.
+
+    Args:
+        most: threads to start with.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.workers = most
+        """Threads to use from now on."""
+        self._untried = [count for count in _numbers(most) if count < most]
+        self._times: dict[int, float] = {}
+        self._periods: list[float] = []
+        self._last: float | None = None
+        self._done = not self._untried
+
+    def note_batch(self, now: float | None = None) -> bool:
+        """Note that the loop asks for a batch; return whether the number of threads changed.
+
+        Args:
+            now: seconds of a monotonic clock; the current time by default.
+        """
+        if self._done:
+            return False
+        now = time.perf_counter() if now is None else now
+        if self._last is not None:
+            self._periods.append(now - self._last)
+        self._last = now
+        if len(self._periods) < _SKIPPED + _TIMED:
+            return False
+        self._times[self.workers] = median(self._periods[_SKIPPED:])
+        self._periods.clear()
+        return self._choose()
+
+    def pause(self) -> None:
+        """Note that the loop stops for a while, as between epochs: that time does not count."""
+        self._last = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the number of threads is final."""
+        return self._done
+
+    def __str__(self) -> str:
+        """Return one line about what was tried and chosen."""
+        tried = ", ".join(f"{count}: {1000 * t:.3g} ms" for count, t in self._times.items())
+        return f"{self.workers} loader threads; time of a step with each number: {tried}"
+
+    def _choose(self) -> bool:
+        """Go on to fewer threads, or settle on the fewest that are fast enough."""
+        before = self.workers
+        enough = _SLOWER * min(self._times.values())
+        if self._times[before] <= enough and self._untried:
+            self.workers = self._untried.pop(0)
+        else:
+            self._done = True
+            self.workers = min(count for count, t in self._times.items() if t <= enough)
+        return self.workers != before
+
+
+def _numbers(most: int) -> list[int]:
+    """Return the numbers of threads to try, the largest first: six at most."""
+    shares = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 1 / 8)
+    return list(dict.fromkeys(max(1, round(share * most)) for share in shares))

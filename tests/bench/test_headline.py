@@ -1,0 +1,50 @@
+"""The headline: slices of training that resume, a record, a picture."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fastsiam.bench.config import HeadlineConfig
+from fastsiam.bench.headline import PICTURE, RECORD, Training, draw, run
+from fastsiam.run import checkpoint as checkpoints
+from tests.conftest import write_images
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> HeadlineConfig:
+    for split, each in (("train", 300), ("val", 20)):
+        write_images(tmp_path / "data" / split, classes=2, each=each, side=32)
+    return HeadlineConfig(
+        data=str(tmp_path / "data"), out=str(tmp_path / "out"), device="cpu", width=4,
+        knn_every=1, epochs=3, minutes=0.001,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_call_stops_in_time_and_the_next_resumes(config: HeadlineConfig) -> None:
+    """Then the record has the curves of both methods, over the time of all calls."""
+    first = replace(config, only="fastsiam", goal=100)
+    run(first)
+    stopped = checkpoints.load(Training("fastsiam", first).folder)
+    assert 0 < stopped.step < 3 * stopped.steps_per_epoch
+    record = run(replace(config, minutes=5, goal=1))
+    assert record == json.loads((Path(config.out) / RECORD).read_text())
+    assert [one["method"] for one in record["runs"]] == ["fastsiam", "simsiam"]
+    for one in record["runs"]:
+        assert one["seconds_to_goal"] == 0  # an untrained network is above 1%
+    whole = run(replace(config, minutes=5, goal=100, only="fastsiam"))
+    (curve,) = [one["curve"] for one in whole["runs"]]
+    assert [point["epoch"] for point in curve] == [0, 1, 2, 3]
+    seconds = [point["seconds"] for point in curve]
+    assert seconds == sorted(seconds) and seconds[0] == 0 < seconds[1]
+    assert (Path(config.out) / PICTURE).read_bytes().startswith(b"\x89PNG")
+    assert draw(whole).axes
+
+
+def test_unknown_methods_are_refused() -> None:
+    with pytest.raises(ValueError, match="only are some of fastsiam, simsiam, not 'byol'"):
+        HeadlineConfig(only="byol")

@@ -1,0 +1,53 @@
+"""How many threads a loader takes: found by timing the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from fastsiam.pipelines.tuning import WorkerTuner
+
+
+def tuned(most: int, period: Callable[[int], float], *, batches: int = 100) -> WorkerTuner:
+    """Return a tuner after so many batches, each of which takes as long as the threads need."""
+    tuner, now = WorkerTuner(most), 0.0
+    for number in range(batches):
+        tuner.note_batch(now)
+        now += period(tuner.workers) * (1 + 0.01 * (number % 3))  # a noisy clock
+    return tuner
+
+
+@pytest.mark.parametrize(
+    ("most", "period", "chosen"),
+    [
+        (16, lambda workers: max(0.1, 0.5 / workers), 6),  # five are enough for the step
+        (16, lambda workers: 1 / workers, 16),  # the loader is the bottleneck
+        (16, lambda workers: 0.1 + 0.02 * workers, 2),  # threads take cores from training
+        (2, lambda workers: 0.1, 1),
+        (1, lambda workers: 0.1, 1),
+    ],
+)
+def test_the_fewest_threads_that_are_as_fast(
+    most: int, period: Callable[[int], float], chosen: int
+) -> None:
+    tuner = tuned(most, period)
+    assert tuner.is_done and tuner.workers == chosen
+    assert most == 1 or f"{chosen} loader threads" in str(tuner)
+
+
+def test_pauses_between_epochs_do_not_count() -> None:
+    tuner, now = WorkerTuner(4), 0.0
+    for number in range(100):
+        if number % 7 == 0:
+            tuner.pause()
+            now += 1000
+        tuner.note_batch(now)
+        now += 0.1 if tuner.workers >= 2 else 0.2
+    assert tuner.is_done and tuner.workers == 2
+
+
+def test_a_change_is_reported_once() -> None:
+    tuner = WorkerTuner(2)
+    changes = [tuner.note_batch(0.1 * number) for number in range(60)]
+    assert sum(changes) == 1 and tuner.workers == 1
