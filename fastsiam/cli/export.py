@@ -60,17 +60,13 @@ def export(
     simsiam, moco and swav are as the authors of these methods write them, and take the heads too,
     of a run of that method. A run says at its start which formats can hold its network.
     """
-    from fastsiam.evaluate.features import fingerprint
+    from fastsiam.evaluate.features import own_records
     from fastsiam.interchange import export_weights, load_pretrained
-    from fastsiam.run.records import read_records
 
     with usage_errors():
         pretrained = load_pretrained(run, backbone=backbone, stem=stem)
         print(f"read {pretrained}")
-        results = read_records(pretrained.run) if pretrained.run else []
-        if results:  # a run's folder also has those of other epochs
-            own = fingerprint(pretrained.network())
-            results = [record for record in results if record.network.fingerprint == own]
+        results = own_records(pretrained)
         written = export_weights(pretrained, format=layout, out=out, results=results, force=force)
     for path in written:
         print(f"wrote {path}")

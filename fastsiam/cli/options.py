@@ -102,27 +102,18 @@ def with_options(
         [x for x in group.values() if x.option and (options is None or x.name in options)]
         for group in each
     ]
-    of_settings = {*groups, *(("recipe", "config") if of_a_run else ())}
     own = [
         x.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         for name, x in parameters.items()
-        if name not in of_settings
+        if name not in groups and not (of_a_run and name in ("recipe", "config"))
     ]
-
-    def sources(values: Mapping[str, Any]) -> tuple[dict[str, Any], Settings]:
-        """Return the settings that the command line gives, and all without it."""
-        flags = {name: value for name, value in values.items() if value not in (None, [])}
-        for first, others in SEVERAL.items():
-            if of_a_run and first in flags:
-                flags[first], *flags[others] = flags[first]
-        flags = parse_assignments(flags.pop("assignments", ())) | flags
-        return flags, merge_sources(flags) if of_a_run else Settings()
 
     # Typer takes the annotation of this name for that of an option: none begins with an underscore.
     def command(**_values: Any) -> None:
         arguments = {x.name: _values.pop(x.name) for x in own}
         with usage_errors():
-            flags, base = sources(_values | {"run": arguments.get("run")})
+            flags = _flags(_values)
+            base = merge_sources(flags | {"run": arguments.get("run")}) if of_a_run else Settings()
         with usage_errors(base.source):
             if of_a_run:
                 arguments |= {"recipe": base.recipe, "config": build({**base.flags, **flags})}
@@ -133,18 +124,18 @@ def with_options(
 
     def notes(values: Mapping[str, Any]) -> dict[str, str]:
         with usage_errors():
-            base = sources(values)[1]
+            base = merge_sources(_flags(values)) if of_a_run else Settings()
         texts = {x.name: _note(x, base.flags.get(x.name, x.default)) for x in chain(*shown)}
         return texts | ({"recipe": f"default: {base.recipe}"} if of_a_run else {})
 
-    from_files = [*inspect.signature(_sources, eval_str=True).parameters.values()]
     command.__name__, command.__doc__ = run.__name__, run.__doc__
+    *from_files, help_all = inspect.signature(_sources, eval_str=True).parameters.values()
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
-            *(from_files[:-1] if of_a_run else []),
+            *(from_files if of_a_run else []),
             *own,
             *(_option(one, group, of_a_run=of_a_run) for group in shown for one in group),
-            *(from_files[-1:] if of_a_run and options is None else []),
+            *([help_all] if of_a_run and options is None else []),
         ]
     )
     command.notes = notes  # type: ignore[attr-defined]
@@ -186,6 +177,15 @@ def _sources(
     ] = False,
 ) -> None:
     """Declare the options that say where settings are from, and the one that shows all options."""
+
+
+def _flags(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the options that stand on the command line, those by ``--set`` too."""
+    flags = {name: value for name, value in values.items() if value not in (None, [])}
+    for first, others in SEVERAL.items():
+        if isinstance(flags.get(first), list):
+            flags[first], *flags[others] = flags[first]
+    return parse_assignments(flags.pop("assignments", ())) | flags
 
 
 def merge_sources(flags: Mapping[str, Any]) -> Settings:

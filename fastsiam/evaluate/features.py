@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
+from fastsiam.interchange import Pretrained
 from fastsiam.model.numerics import autocast
+from fastsiam.run.records import Record, read_records
 from fastsiam.views.batch import EvalBatch
 
 
@@ -79,3 +81,10 @@ def fingerprint(network: nn.Module) -> str:
         digest.update(name.encode())
         digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return f"sha256:{digest.hexdigest()}"
+
+
+def own_records(pretrained: Pretrained) -> list[Record]:
+    """Return the records of a run's evaluations that are of these very weights."""
+    records = read_records(pretrained.run) if pretrained.run else []
+    own = fingerprint(pretrained.network()) if records else ""
+    return [record for record in records if record.network.fingerprint == own]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
@@ -30,7 +29,7 @@ from fastsiam.train.memory import oom_error
 from fastsiam.train.monitor import Evaluate, Evaluations, LogPoints, metrics_log
 from fastsiam.train.saving import Saver
 from fastsiam.train.step import TrainingStep
-from fastsiam.views.batch import Loader
+from fastsiam.views.batch import Batch, Loader
 
 
 def last_step(config: TrainConfig, steps_per_epoch: int) -> int:
@@ -71,97 +70,117 @@ def train(
         DataError: an image cannot be read; all ranks save the state first.
         OtherRankError: another rank failed, and prints the reason.
     """
-    config, place = take_step.config, take_step.place
-    console = console or Console(quiet=not place.leads)
     if start is not None:
         take_step.load(model=start.model, optimizer=start.optimizer, scaler=start.scaler)
-    done, total = 0 if start is None else start.step, take_step.total
-    per_epoch = take_step.steps_per_epoch
-    end = last_step(config, per_epoch)
-    stop = StopSignals(place, grace=config.run.grace)
-    clock = Clock(0.0 if start is None else start.seconds, device=place.device)
-    digest = DataDigest(start, world=place.world)
-    saver = Saver(
-        folder,
-        take_step,
-        clock=clock,
-        digest=digest,
-        images=loader.images,
-        start=start,
-        before=before_saving,
-    )
-    evaluations = Evaluations(knn, config=config.monitor, step=take_step, console=console)
-    again = evaluations.due(done)
-    log = metrics_log(folder, take_step, done=done, end=end, evaluates_again=again)
-    points = LogPoints(
-        take_step,
-        log=log,
-        console=console,
-        clock=clock,
-        digest=digest,
-        end=end,
-        loader=loader,
-        initial=initial_spread(folder.path),
-    )
-    forecast = Forecast(clock, last=per_epoch * (done // per_epoch + 1) - 1)
-    run = _Run(done, end, take_step, clock, points, saver, stop)
-    if done >= end:
-        more = "--max-steps 0 continues" if done < total else "--extend N trains longer"
-        said = f"nothing left to do: {saver.path} is at step {done:,} of {total:,}"
-        console.say(f"{said}; {more}")
-
-    def evaluate() -> None:
-        points.settle()  # loaders may fork here, which is unsafe while a thread is working
-        if evaluations.due(run.done):
-            if run.done:
-                saver.try_to(run.done)  # an evaluation takes minutes and may be killed
-            evaluations.run(run.done, log, watched=stop.over)
-
-    with closing(points):
-        with stop, console.progress(end, done), run.saved_whatever_ends_it():
-            while run.done < end:
-                evaluate()
-                epoch, skip = divmod(run.done, per_epoch)
+    console = console or Console(quiet=not take_step.place.leads)
+    run = _Run(take_step, loader, folder, start, knn, console, before_saving)
+    clock, stop, total = run.clock, run.stop, take_step.total
+    if run.done >= run.end:
+        more = "--max-steps 0 continues" if run.done < total else "--extend N trains longer"
+        at = f"{run.saver.path} is at step {run.done:,} of {total:,}"
+        console.say(f"nothing left to do: {at}; {more}")
+    with closing(run.points):
+        with stop, console.progress(run.end, run.done), run.saved_whatever_ends_it():
+            while run.done < run.end:
+                run.evaluate_if_due()
+                epoch, skip = divmod(run.done, take_step.steps_per_epoch)
                 take_step.method.train()
                 clock.resume()
                 for batch in clock.over(stop.over(loader.epoch(epoch, skip=skip))):
-                    if run.done == done:
+                    if run.is_at_its_start:
                         console.say(_first_batch(opening, clock.running))
-                        points.check_images(batch)
-                    run.unlogged = loss, embedding = take_step(batch, at=run.done)
-                    if run.done == 0:
-                        points.note_untrained(embedding)
-                    run.done += 1
-                    digest.add(batch.seen)
-                    points.note(run.done, loss)
-                    if (each := forecast.note(run.done)) and run.done < end:
-                        console.say(_outlook(each, config, per_epoch, end - run.done))
+                        run.points.check_images(batch)
+                    loss, embedding = take_step(batch, at=run.done)
+                    run.note_step(batch, loss, embedding)
                     run.log_and_save()
-                    if run.done == end:
+                    if run.done == run.end:
                         break
-                clock.pause(after_steps=evaluations.due(run.done))
-            saver.save(run.done)
+                clock.pause(after_steps=run.evaluations.due(run.done))
+            run.saver.save(run.done)
             if run.done == total:
-                evaluate()
-        ended = "done" if run.done == total else f"stopped by --max-steps {end}"
-        console.say(f"{ended}: step {run.done:,} of {total:,}, saved {saver.path}")
-    return saver.path
+                run.evaluate_if_due()
+        ended = "done" if run.done == total else f"stopped by --max-steps {run.end}"
+        console.say(f"{ended}: step {run.done:,} of {total:,}, saved {run.saver.path}")
+    return run.saver.path
 
 
-@dataclass
 class _Run:
-    """Progress of a run: logs and saves it, also when a signal or an error ends it."""
+    """Progress of a run: logs, evaluates and saves it, also when a signal or an error ends it."""
 
-    done: int
-    """Steps taken so far."""
-    end: int
-    take_step: TrainingStep
-    clock: Clock
-    points: LogPoints
-    saver: Saver
-    stop: StopSignals
-    unlogged: tuple[Tensor, Tensor] | None = None
-    """Loss and embedding of the last step, until they are logged."""
+    def __init__(
+        self,
+        take_step: TrainingStep,
+        loader: Loader,
+        folder: RunFolder,
+        start: Checkpoint | None,
+        knn: Evaluate | None,
+        console: Console,
+        before_saving: Callable[[], None],
+    ) -> None:
+        config, place = take_step.config, take_step.place
+        per_epoch = take_step.steps_per_epoch
+        self.take_step, self.console = take_step, console
+        self.first = self.done = 0 if start is None else start.step
+        """Steps taken before this process started, and so far."""
+        self.end = last_step(config, per_epoch)
+        self.unlogged: tuple[Tensor, Tensor] | None = None
+        """Loss and embedding of the last step, until they are logged."""
+        self.stop = StopSignals(place, grace=config.run.grace)
+        self.clock = Clock(0.0 if start is None else start.seconds, device=place.device)
+        self.digest = DataDigest(start, world=place.world)
+        self.saver = Saver(
+            folder,
+            take_step,
+            clock=self.clock,
+            digest=self.digest,
+            images=loader.images,
+            start=start,
+            before=before_saving,
+        )
+        self.evaluations = Evaluations(knn, config=config.monitor, step=take_step, console=console)
+        self.log = metrics_log(
+            folder,
+            take_step,
+            done=self.done,
+            end=self.end,
+            evaluates_again=self.evaluations.due(self.done),
+        )
+        self.points = LogPoints(
+            take_step,
+            log=self.log,
+            console=console,
+            clock=self.clock,
+            digest=self.digest,
+            end=self.end,
+            loader=loader,
+            initial=initial_spread(folder.path),
+        )
+        self.forecast = Forecast(self.clock, last=per_epoch * (self.done // per_epoch + 1) - 1)
+
+    @property
+    def is_at_its_start(self) -> bool:
+        """Whether this process has taken no step yet."""
+        return self.done == self.first
+
+    def evaluate_if_due(self) -> None:
+        """Evaluate where the settings say so, after saving; every rank calls it."""
+        self.points.settle()  # loaders may fork here, which is unsafe while a thread is working
+        if self.evaluations.due(self.done):
+            if self.done:
+                self.saver.try_to(self.done)  # an evaluation takes minutes and may be killed
+            self.evaluations.run(self.done, self.log, watched=self.stop.over)
+
+    def note_step(self, batch: Batch, loss: Tensor, embedding: Tensor) -> None:
+        """Note a step that was just taken; nothing waits for the device after the first one."""
+        if self.done == 0:
+            self.points.note_untrained(embedding)
+        self.unlogged = loss, embedding
+        self.done += 1
+        self.digest.add(batch.seen)
+        self.points.note(self.done, loss)
+        if (each := self.forecast.note(self.done)) and self.done < self.end:
+            per_epoch, left = self.take_step.steps_per_epoch, self.end - self.done
+            self.console.say(_outlook(each, self.take_step.config, per_epoch, left))
 
     def log_and_save(self) -> None:
         """Log and save after a step where the settings say so.
@@ -197,7 +216,6 @@ class _Run:
             Interrupted: a signal ended it; the message names the checkpoint.
             TrainingError: a step ran out of memory.
         """
-        first = self.done
         try:
             yield
         except Signalled as asked:
@@ -211,7 +229,7 @@ class _Run:
         except (TrainingError, CheckpointError):
             raise
         except KeyboardInterrupt:  # SIGINT arrived before StopSignals took over
-            if self.done == first:
+            if self.is_at_its_start:
                 raise
             raise self._interrupted(signal.SIGINT) from None
         except FastSiamError as error:

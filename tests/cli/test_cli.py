@@ -56,17 +56,13 @@ def test_help_does_not_import_torch(arguments: list[str]) -> None:
     [
         (["--recipe", "nothing"], "unknown recipe 'nothing'; there are imagenet, cifar10, demo"),
         (["--lr", "0"], "lr must be above 0, not 0.0"),
-        (["--epochs", "0"], "epochs must be at least 1"),
         (["--pipeline", "fcv"], "'--pipeline': 'fcv' is not one of 'auto', 'torchvision', "),
         (["--pipeline", "fcv"], "'synthetic'; did you mean ffcv?"),
         (["--lr", "abc"], "'--lr': 'abc' "),
         (["--lr", "\\d"], "'--lr': '\\\\d' "),
         (["--gpus", "3", "--device", "cpu"], "batch 512 cannot be shared equally by 3 ranks"),
-        (["--batch", "10", "--accumulate", "3"], "batch 10 cannot be cut into 3 equal parts"),
         (["--batch", "4", "--gpus", "4", "--device", "cpu"], "BN needs 2"),
-        (["--flip-p", "1.5"], "flip-p must be from 0 to 1, not 1.5"),
         (["--no-such-flag"], "No such option"),
-        (["--crop", "16"], "crop 16 is too small for the imagenet stem"),
     ],
 )
 def test_wrong_usage_exits_2(arguments: list[str], message: str) -> None:

@@ -82,6 +82,7 @@ def test_evaluation_follows_the_crop_unless_told(crop: int, given: int, side: in
         ({"views": 3}, "simsiam compares two views of each image, not 3"),
         ({"views": 1}, "views must be at least 2, not 1"),
         ({"method": "nothing"}, "unknown method 'nothing'; there are simsiam"),
+        ({"batch": 10, "accumulate": 3}, "batch 10 cannot be cut into 3 equal parts"),
         ({"crop": "224,8"}, "crop 8 is too small for the imagenet stem"),
         ({"eval_resize": 200}, r"eval-resize \(200\) must not be smaller than crop \(224\)"),
         ({"eval_resize": -1}, "eval-resize must be at least 0, not -1"),

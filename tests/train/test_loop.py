@@ -224,7 +224,7 @@ def test_interrupted_in_the_last_evaluation_it_says_what_is_saved(
     def interrupted(*args: Any, **how: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(job, "knn_between", interrupted)
+    monkeypatch.setattr(job, "knn_accuracy", interrupted)
     config = with_settings(small, knn_every=4, knn_first=False)
     with pytest.raises(Interrupted, match=r"SIGINT: stopped after step 12, saved .*last\.pt"):
         train_here(config, "imagenet")
