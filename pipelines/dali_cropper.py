@@ -136,6 +136,7 @@ class Cropper:
             DataError: an image cannot be read or decoded; the message names it.
             RuntimeError: CUDA fails.
         """
+        self._land()
         if self._dali is None:
             self._build()
         assert (make is None) == self._dali_resizes
@@ -144,20 +145,18 @@ class Cropper:
         flight: deque[_Batch[Plan]] = deque()
         ahead = self._prefetch + 1
         batches = made_ahead(self._read, tasks, count=ahead, threads=ahead)
-        try:
+        with contextlib.closing(batches):
             failed = self._fill(flight, batches)
             while flight:
                 batch, made = self._receive(flight, crops, make)
                 failed = failed or self._fill(flight, batches)
                 yield batch.task.index, batch.plan, made
-            if failed:
-                raise failed
-        finally:
-            batches.close()
-            self._land()
+        if failed:
+            raise failed
 
     def close(self) -> None:
         """End all threads and free the memory."""
+        self._land()
         self._dali = None
         self._readers.shutdown(cancel_futures=True)
         backend: Any = import_module("nvidia.dali.backend")
@@ -332,7 +331,10 @@ class Cropper:
             flight.append(own)
 
     def _land(self) -> None:
-        """Wait for the batches that an abandoned run left in flight, and drop them."""
+        """Wait for the batches that an abandoned run left in flight, and drop them.
+
+        Not at the end of the run, where Ctrl-C might skip it.
+        """
         try:
             while self._dali is not None:
                 self._dali.outputs()

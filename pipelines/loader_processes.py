@@ -7,6 +7,7 @@ SIGBUS without a message, and Docker's default is 64 MiB, so the items are made 
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import os
 import signal
@@ -145,11 +146,14 @@ class LoaderProcesses:
             self._loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
 
     def _begin(self) -> Iterator[Any]:
-        before = signal.getsignal(signal.SIGCHLD)
+        before, collects = signal.getsignal(signal.SIGCHLD), gc.isenabled()
+        gc.disable()  # in what is forked too; see ``_begin_worker``
         try:
             with self._explained(), signals_held():
                 return iter(self._loader)
         finally:
+            if collects:
+                gc.enable()
             if threading.current_thread() is threading.main_thread() and before is not None:
                 signal.signal(signal.SIGCHLD, before)  # torch's handler raises in any place
 
@@ -191,7 +195,12 @@ def _as_it_is(item: Any) -> Any:
 
 
 def _begin_worker(environment: dict[str, str] | None, _: int) -> None:
-    """Set up a worker; one that a server forked gets the environment of this program."""
+    """Set up a worker; one that a server forked gets the environment of this program.
+
+    It collects only its own garbage: DALI's graphs wait forever where they end in another process.
+    """
+    gc.freeze()
+    gc.enable()
     leave_signals_to_the_parent()
     if environment is not None:
         end_with_the_parent()

@@ -105,13 +105,13 @@ class StoreLoader(ABC):
         )
 
     def _batches(self, epoch: int, skip: int) -> Iterator[Batch]:
-        made = self._run(self._views, epoch, skip)
-        for step, (index, params, views) in enumerate(made, skip):
-            if self.reads_files:
-                self._store.check()
-            seen = batch_digest(params, index, epoch=epoch, place=self._order.place(step))
-            there = to_device(index, self._device)
-            yield Batch(views, there, self._labels[there], seen, params, self._store.name)
+        with contextlib.closing(self._run(self._views, epoch, skip)) as made:
+            for step, (index, params, views) in enumerate(made, skip):
+                if self.reads_files:
+                    self._store.check()
+                seen = batch_digest(params, index, epoch=epoch, place=self._order.place(step))
+                there = to_device(index, self._device)
+                yield Batch(views, there, self._labels[there], seen, params, self._store.name)
 
     def _run(
         self, start: Callable[[int, int], Generator[Augmented]], epoch: int, skip: int

@@ -6,6 +6,7 @@ import json
 import logging
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +15,7 @@ from PIL import Image
 
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
-from fastsiam.pipelines import (
-    Order,
-    open_store,
-)
+from fastsiam.pipelines import Order, dali_cropper, open_store, workers
 from tests.conftest import write_images
 from tests.pipelines.cases import build, equal, give_back_at_once, growth, resident
 from tests.pipelines.dali_cases import KINDS, Loaders, gaps, load, noisy, pil_crops, trust
@@ -63,6 +61,34 @@ def test_ctrl_c_mixes_nothing_up(
     monkeypatch.setattr(loader._cropper._dali, "feed_input", interrupted)
     with pytest.raises(KeyboardInterrupt):
         list(loader.epoch(0))
+    assert all(equal(a, b) for a, b in zip(loader.epoch(0), expected, strict=True))
+
+
+def test_ctrl_c_at_the_end_of_an_epoch_mixes_nothing_up(
+    images: Path, loaders: Loaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What DALI still works on then belongs to no later epoch."""
+
+    class Interrupted:
+        def __init__(self, batches: Any) -> None:
+            self.batches = batches
+
+        def __next__(self) -> Any:
+            return next(self.batches)
+
+        def close(self) -> None:
+            self.batches.close()
+            raise KeyboardInterrupt
+
+    loader = loaders(images / "train", batch=4)
+    expected = list(loader.epoch(0))
+    with monkeypatch.context() as patch:
+        ahead = workers.made_ahead
+        patch.setattr(dali_cropper, "made_ahead", lambda *a, **k: Interrupted(ahead(*a, **k)))
+        abandoned: Any = loader.epoch(5)
+        next(abandoned)
+        with pytest.raises(KeyboardInterrupt):
+            abandoned.close()
     assert all(equal(a, b) for a, b in zip(loader.epoch(0), expected, strict=True))
 
 
