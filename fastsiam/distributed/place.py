@@ -44,7 +44,7 @@ class Place:
         return self.timeout + (_BEFORE_NCCL if self.device.type == "cuda" else timedelta())
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this is rank 0, which writes files and prints messages."""
         return self.rank == 0
 

@@ -169,6 +169,6 @@ class StopSignals:
                 leave_at_once(self._got)
 
     def _say(self, line: str) -> None:
-        if self._place.leads:
+        if self._place.is_leader:
             with contextlib.suppress(OSError):  # a full disk, or a pipe whose reader is gone
                 os.write(2, f"{chr(10) * os.isatty(2)}{line}\n".encode())

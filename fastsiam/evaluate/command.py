@@ -122,7 +122,7 @@ def evaluate_knn(path: Path, config: KnnConfig, place: Place, *, show: Show = un
         per_class=dict(zip(bank.classes, results[0].per_class, strict=True)),
         speed=speed,
     )
-    if place.leads:
+    if place.is_leader:
         show(record)
         destination.keep(record)
     return record
@@ -234,7 +234,7 @@ def evaluate_linear(
     subject.console.say("the backbone is what it was before, by its hash")
     summary = _linear_summary(config, images, trained)
     record = _record(evaluation, images, trained, summary)
-    if place.leads:
+    if place.is_leader:
         _show_and_keep(record, show, destination, partial)
     return record
 
@@ -341,7 +341,7 @@ def evaluate_finetuned(
     start = "untrained network, fine-tuned" if subject.untrained else "fine-tuned"
     summary = [f"{start} {trained.best} ({how})"]
     record = _record(evaluation, images, trained, summary)
-    if place.leads:
+    if place.is_leader:
         _show_and_keep(record, show, destination, partial)
     return record
 
@@ -406,7 +406,7 @@ def destination_of(
         asked=Path(config.json) if config.json else None,
         console=console,
     )
-    if place.leads:
+    if place.is_leader:
         destination = destination.checked()
     writable = from_leader("yes" if destination.own else "")  # all continue from the same state
     return destination if writable else replace(destination, own=None)

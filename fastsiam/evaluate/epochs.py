@@ -136,7 +136,7 @@ class Partial:
     def save(self, epoch: int, state: Callable[[], dict[str, Any]], *, last: bool) -> None:
         """Save the state after so many epochs, but not all the time."""
         soon = time.monotonic() - self._saved < _SECONDS_BETWEEN_SAVES
-        if self._path is None or not self._place.leads or (soon and not last):
+        if self._path is None or not self._place.is_leader or (soon and not last):
             return
         try:
             with written_whole(self._path) as temporary:

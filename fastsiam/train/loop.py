@@ -72,7 +72,7 @@ def train(
         OtherRankError: another rank failed, and prints the reason.
     """
     config, place = take_step.config, take_step.place
-    console = console or Console(quiet=not place.leads)
+    console = console or Console(quiet=not place.is_leader)
     if start is not None:
         take_step.load(model=start.model, optimizer=start.optimizer, scaler=start.scaler)
     done, total = 0 if start is None else start.step, take_step.total

@@ -146,7 +146,7 @@ def evaluate_detection(
         images_validated=len(trials.data.val),
     )
     record.summary.extend(_summary(record, config))
-    if place.leads:
+    if place.is_leader:
         show(record)
         if trials.destination.keep(record):
             trials.partial.remove()
@@ -158,7 +158,7 @@ class _Trials:
 
     def __init__(self, path: Path, config: DetectConfig, place: Place) -> None:
         self.config, self.place = config, place
-        self.console = Console(quiet=not place.leads)
+        self.console = Console(quiet=not place.is_leader)
         self.pretrained: Pretrained = open_network(path, config)
         self.data = _Data.open(config)
         self.schedule: Schedule = schedule_of(config)
@@ -259,7 +259,7 @@ class _Trials:
             f"trial {trial + 1} (seed {seed}): "
             + ", ".join(f"{name} {value:.1f}" for name, value in scores.items())
         )
-        if trial == 0 and self.place.leads:
+        if trial == 0 and self.place.is_leader:
             self._draw(found)
         return {"trial": trial + 1, "seed": seed, **scores}
 
@@ -315,9 +315,9 @@ class _Trials:
     def _scores(self, found: list[Detections]) -> dict[str, float]:
         """Measure on rank 0; every rank gets the figures."""
         scores: dict[str, float] = {}
-        if self.place.leads and not self.data.masks:
+        if self.place.is_leader and not self.data.masks:
             scores = {name: voc_scores(self.data.val, found)[name] for name in FIGURES}
-        elif self.place.leads:
+        elif self.place.is_leader:
             boxes = coco_scores(self.data.val, found)
             masks = coco_scores(self.data.val, found, "segm")
             scores = {name: boxes[name] for name in FIGURES}
