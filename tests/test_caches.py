@@ -101,7 +101,9 @@ def test_the_kernels_cache_is_looked_at(
     cache.chmod(0o777)
     library._folder.cache_clear()
     try:
-        with pytest.raises(BackendError, match=r"fastsiam's kernels in .* would be executed.*XDG_CACHE_HOME"):
+        with pytest.raises(
+            BackendError, match=r"fastsiam's kernels in .* would be executed.*XDG_CACHE_HOME"
+        ):
             library._folder()
     finally:
         library._folder.cache_clear()
