@@ -1,4 +1,4 @@
-"""Measurements: how fast things are here, side by side with what others do.
+"""Benchmarks of this machine, with comparisons to other libraries.
 
 ``cases`` holds what is measured, a file for each command, with what works in the processes that
 ``contest`` starts and times. ``records`` are written then; ``tables``, ``charts``, ``finding`` and

@@ -1,4 +1,4 @@
-"""The charts of what was measured."""
+"""Charts of benchmark records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STAGES = ("decode", "crop", "photometric")
-"""What an image goes through on its way into a batch."""
+"""Stages of loading an image."""
 COLOURS: dict[str, str] = {
     "torchvision": drawing.GRAY,
     "native": drawing.VERMILION,
@@ -114,7 +114,7 @@ def front_charts(records: Sequence[Record]) -> dict[str, Figure]:
 
 
 def svg(figure: Figure) -> bytes:
-    """Return a vector picture without a background that is the same whenever it is made."""
+    """Return a reproducible SVG picture without a background."""
     from matplotlib import rc_context
 
     buffer = io.BytesIO()
@@ -126,7 +126,7 @@ def svg(figure: Figure) -> bytes:
 
 
 def stages(records: Iterable[Record]) -> dict[str, dict[str, float]]:
-    """Take the processor time of loading apart.
+    """Return the processor time of each stage of loading.
 
     Args:
         records: of one run; those of the cases "loader" and "decode" count.
@@ -191,7 +191,7 @@ def _bars(records: Sequence[Record]) -> Figure:
 
 
 def _stacks(parts: Mapping[str, Mapping[str, float]], first: Record) -> Figure:
-    """Draw bars that are made of stages."""
+    """Draw stacked bars of the stages."""
     figure, axes = _canvas("Where the processor time goes", first, len(parts) + 1)
     for y, of in enumerate(parts.values()):
         left = 0.0
@@ -250,7 +250,7 @@ def _sweep(over: str, records: Sequence[Record]) -> Figure:
 
 
 def _value(one: Record) -> float:
-    """Return where a record stands in a sweep."""
+    """Return the value of the varied setting of a record."""
     return float(one.facts["value"])
 
 
@@ -265,7 +265,7 @@ def _label(one: Record) -> str:
 
 
 def _legend(records: Sequence[Record]) -> str:
-    """Say what the bars show and what their labels mean."""
+    """Return the legend of the bars and their labels."""
     baselines = dict.fromkeys(one.baseline for one in records if one.baseline)
     ceilings = dict.fromkeys(one.ceiling for one in records if one.ceiling)
     brackets = [f"times {name}" for name in baselines] + [f"share of {name}" for name in ceilings]
@@ -309,10 +309,10 @@ def _tick(name: str) -> str:
 
 
 def _times(ratio: float) -> str:
-    """Write how many times as fast something is."""
+    """Format a ratio of speeds."""
     return f"{ratio:,.0f}x" if ratio >= 9.95 else f"{ratio:.2g}x"
 
 
 def _short(value: float) -> str:
-    """Write a speed."""
+    """Format a speed."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""What ``fastsiam bench`` can be asked for: the command line's options are made of it."""
+"""Settings of ``fastsiam bench``, from which the command line options are generated."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ SOAKED: tuple[Pipeline, ...] = (*PIPELINES, "synthetic")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchConfig(Config):
-    """What is measured, on which images and how often."""
+    """Settings of a benchmark: what to measure, on which images, and how often."""
 
     data: str = setting(
         "",
@@ -227,7 +227,7 @@ class BenchConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuConfig(Config):
-    """What ``fastsiam bench gpu`` may use, and where it keeps what it finds."""
+    """Settings of ``fastsiam bench gpu``."""
 
     minutes: float = setting(
         9.0, "Time to use. What is not done then is left for another call.", above=0
@@ -282,7 +282,7 @@ class HeadlineConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakConfig(Config):
-    """How long ``fastsiam bench soak`` hurts runs, and which."""
+    """Settings of ``fastsiam bench soak``."""
 
     minutes: float = setting(120.0, "Time for all of it; the last run is not cut off.", above=0)
     seed: int = setting(0, "Of the faults and their moments, and of the runs.")

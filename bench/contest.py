@@ -1,4 +1,4 @@
-"""Contenders: processes that build something once and then work when it is their turn.
+"""Contenders: processes that set up a piece of work once and run it in turns.
 
 Each has a process of its own (several, if it has ranks), so that none meets another's threads,
 memory or switches, and one that fails or is not installed takes nothing with it.
@@ -33,7 +33,7 @@ _PATIENCE = 5.0
 
 @dataclass(frozen=True)
 class Work:
-    """A piece of work that can be done again and again."""
+    """A repeatable piece of work."""
 
     run: Callable[[], object]
     """Does it once. What it began on a GPU need not be over when it returns."""
@@ -327,7 +327,7 @@ class Contest:
 
 @dataclass(frozen=True)
 class _Failure:
-    """What a process sends instead of an answer."""
+    """The answer of a process after an error."""
 
     reason: str
     trace: str

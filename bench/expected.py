@@ -81,7 +81,7 @@ class Expectation(NamedTuple):
         return f"{100 * value:.1f}%" if self.unit == "%" else number(value) + _unit(self.unit)
 
     def verdict(self, value: float, device: str) -> str:
-        """Say where a measured figure lies."""
+        """Return whether a measured value is within the predicted bounds, as text."""
         if isnan(value):
             return "not measured"
         low, high = self.bounds(device)

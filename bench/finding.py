@@ -1,4 +1,4 @@
-"""The sentence that ``fastsiam bench`` ends with: what bounds training, what would be faster."""
+"""The conclusion of ``fastsiam bench``: what limits training, and what would be faster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIGHTER = {
 
 
 def finding(records: Sequence[Record]) -> str:
-    """Say in a sentence what bounds training here, and what would make it faster.
+    """Return a sentence on what limits training, and what would make it faster.
 
     Args:
         records: of the cases ``loader`` and ``train``.

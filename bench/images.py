@@ -40,13 +40,13 @@ class Silent:
     """A conversion's watcher that says nothing."""
 
     def say(self, text: str) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def begin(self, name: str, images: int, size: int) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def progress(self, images: int, size: int) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Images:
 
 
 def users_own(config: BenchConfig) -> bool:
-    """Tell whether the images are the user's, not made for it."""
+    """Return whether the images are the user's, not generated."""
     return bool(config.data or os.environ.get("FASTSIAM_DATA")) or Path(str(config.root)).exists()
 
 

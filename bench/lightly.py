@@ -294,7 +294,7 @@ def composed(config: TrainConfig, *, steps_per_epoch: int) -> Composed:
 
 
 def _split_bn(network: nn.Module, splits: int) -> None:
-    """Let each BN take its statistics of so many parts of a batch."""
+    """Make each BN compute statistics of separate parts of a batch."""
     for module in list(network.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.BatchNorm2d):

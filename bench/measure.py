@@ -1,4 +1,4 @@
-"""Measuring time, memory and the GPU's use of a piece of work."""
+"""Measurement of time, memory and GPU utilisation of a piece of work."""
 
 from __future__ import annotations
 

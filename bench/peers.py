@@ -1,4 +1,4 @@
-"""The other libraries of ``fastsiam bench peers``: what they need and do; no torch."""
+"""The other libraries of ``fastsiam bench peers``: packages and differences; imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records: what was measured, with all that the figures depend on."""
+"""Records: measurements with everything that they depend on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Thing = TypeVar("Thing")
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One figure and where it comes from."""
+    """One measurement and its conditions."""
 
     case: str
     """What sort of thing was measured: loader, decode, photometric, step, train, convert, ..."""
@@ -75,7 +75,7 @@ class Record:
 
     @property
     def unsteady(self) -> bool:
-        """Whether the repeats differ so much that the figure says little."""
+        """Whether the repeats differ too much for a reliable result."""
         return self.spread > UNSTEADY
 
 

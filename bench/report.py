@@ -77,7 +77,7 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
 
 
 def renew(readme: Path, root: Path) -> list[str]:
-    """Make the tables in a text anew out of the records.
+    """Regenerate the tables in a text from records.
 
     A table and its caption stand between the lines ``<!-- bench: PATH CASE -->`` and
     ``<!-- /bench -->``. CASE may be left out if the file holds one; "finding" is the sentence that

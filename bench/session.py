@@ -1,4 +1,4 @@
-"""What the cases of one run of ``fastsiam bench`` share: images, device, console."""
+"""Shared state of the cases in one run of ``fastsiam bench``: images, device, console."""
 
 from __future__ import annotations
 

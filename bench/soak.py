@@ -171,7 +171,7 @@ class Run:
         return sorted(one for one in names if one.endswith(".tmp") or one == "lock")
 
     def difference(self, other: Run) -> str:
-        """Say in what this run's lines or weights differ from another's, or ""."""
+        """Return how this run's lines or weights differ from another's, or ""."""
         from fastsiam.run import checkpoint as checkpoints
 
         own, others = (  # alarms are about the machine, such as a disk that fills up
@@ -191,7 +191,7 @@ class Run:
 
 
 class Fault(NamedTuple):
-    """One thing that can happen to a run."""
+    """A fault that is injected into a run."""
 
     name: str
     does: Callable[[Run, random.Random], None]

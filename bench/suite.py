@@ -1,4 +1,4 @@
-"""A run of ``fastsiam bench``: one case is measured, told and written down."""
+"""Execution of a benchmark case: measure, print the table, write the records."""
 
 from __future__ import annotations
 

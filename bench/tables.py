@@ -55,7 +55,7 @@ def differences(records: Sequence[Record]) -> list[str]:
 
 
 def number(value: float) -> str:
-    """Write a figure for people, with as many digits as mean something."""
+    """Format a number with its significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.2g}" if value < 10 else f"{value:.1f}"
 
 

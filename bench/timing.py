@@ -1,4 +1,4 @@
-"""Repeats of a piece of work and what is made of them: the median, the spread."""
+"""Timings of repeated work: median and spread."""
 
 from __future__ import annotations
 

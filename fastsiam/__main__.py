@@ -1,4 +1,4 @@
-"""``python -m fastsiam``: what torchrun starts on every rank."""
+"""Entry point of ``python -m fastsiam``, which torchrun starts on every rank."""
 
 from fastsiam.cli import main
 

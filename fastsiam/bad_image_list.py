@@ -1,4 +1,4 @@
-"""The list of a run's bad images, in its folder; ``fastsiam.pipelines.bad_images`` makes it."""
+"""The list of bad images in a run's folder, which ``fastsiam.pipelines.bad_images`` writes."""
 
 from __future__ import annotations
 
@@ -10,58 +10,58 @@ from pathlib import Path
 
 from fastsiam.config.plain import from_plain
 from fastsiam.errors import CheckpointError
-from fastsiam.files import parsed_json
+from fastsiam.files import parsed_json, quoted
 
 FILE = "bad_images.jsonl"
-"""An object a line, with the fields of ``BadImage``."""
+"""Name of the list: JSON lines with the fields of ``BadImage``."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class BadImage:
-    """One image that is bad."""
+    """An image that cannot be decoded."""
 
     step: int
-    """Steps of the run that were done when it was to be shown for the first time, and could not."""
+    """Number of steps done when the image was first needed."""
     index: int
-    """Its position in the data set, as the run has it."""
+    """Position in the run's data set."""
     name: str
-    """Its name within the data set."""
+    """Name within the data set."""
     reason: str
-    """What is wrong with it."""
+    """Why it cannot be decoded."""
     epoch: int
-    """Of that step, from 0."""
+    """Epoch of that step, from 0."""
 
 
 def read_bad_images(run: Path) -> list[BadImage]:
-    """Read the list of a run's folder; empty if there is none.
+    """Read the list from a run's folder; empty if the folder has none.
 
     Raises:
-        CheckpointError: it is damaged.
+        CheckpointError: the list is corrupt.
     """
     path = run / FILE
     try:
-        return parsed(path.read_text("utf-8"))
+        return parse_list(path.read_text("utf-8"))
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"{path}, the list of the run's bad images, cannot be read ({error}): restore it, or "
-            "delete it to have them found again"
+            f"cannot read the list of the run's bad images, {path} ({error}); restore it, or "
+            f"`rm {quoted(path)}` to find them again"
         ) from error
 
 
-def written(known: Iterable[BadImage]) -> str:
-    """Return the text of a list."""
+def format_list(known: Iterable[BadImage]) -> str:
+    """Return a list as JSON lines."""
     return "".join(f"{json.dumps(dataclasses.asdict(own))}\n" for own in known)
 
 
-def parsed(text: str) -> list[BadImage]:
-    """Read the text of a list.
+def parse_list(text: str) -> list[BadImage]:
+    """Parse a list of JSON lines.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a list of bad images.
     """
     try:
         return [from_plain(BadImage, parsed_json(x), where="image") for x in text.splitlines()]
     except TypeError as error:
-        raise ValueError(f"it lacks fields: {error}") from error
+        raise ValueError(f"fields are missing: {error}") from error

@@ -1,7 +1,7 @@
 """Messages and progress: bars in a terminal, plain lines in a log file.
 
-Bars are drawn without a thread: loader processes are forked while a bar is on the screen, and a
-lock that a thread held at that moment would stay locked in them. Only ``Console.status`` has one.
+Bars are drawn without a thread, because loader processes are forked while a bar is on the screen: a
+lock that a thread holds at that moment would stay locked in them. Only ``Console.status`` uses one.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
 _LINE_SECONDS = 10.0
-"""Without a terminal, seconds between two progress lines."""
+"""Seconds between two progress lines without a terminal."""
 
 _SETTLED_SECONDS = 2.0
-"""Shortest time over which a speed is shown."""
+"""Shortest time, in seconds, over which a speed is computed."""
 
 _LONG_SECONDS = 5.0
-"""A tally appears after this time: shorter work needs none."""
+"""Seconds after which a tally appears."""
 
 _DRAW_SECONDS = 0.1
 """Seconds between two updates of a tally's bar."""
 
 
 class _Stderr:
-    """Standard error; a line that cannot be written is lost instead of ending the run.
+    """Standard error that ignores errors of the operating system.
 
-    The file may be on a full disk, or its reader gone: Ctrl-C also ends a ``tee``.
+    The disk may be full, or the reader of a pipe may be gone: Ctrl-C also ends a ``tee``.
     """
 
     def write(self, text: str) -> None:
@@ -51,22 +51,26 @@ class _Stderr:
 
     @property
     def _now(self) -> Any:
-        return getattr(sys.stderr, "rich_proxied_file", sys.stderr)  # a bar of Rich takes its place
+        return getattr(sys.stderr, "rich_proxied_file", sys.stderr)  # Rich's bars replace stderr
 
 
 @cache
 def _shared(can_draw: bool) -> RichConsole:
-    """Return the console of this process, which all bars share: Rich draws one below the other."""
+    """Return the console of this process, which all bars share so that Rich can stack them."""
     out: Any = _Stderr()
     force = None if can_draw else False
     return RichConsole(file=out, force_terminal=force, highlight=False, soft_wrap=True)
 
 
 class Console:
-    """Messages and progress on stderr; quiet on all ranks but rank 0."""
+    """Messages and progress on stderr.
+
+    Args:
+        quiet: print nothing, as on all ranks except rank 0.
+    """
 
     def __init__(self, *, quiet: bool = False) -> None:
-        # FORCE_COLOR does not make a log file a terminal, and Rich draws no bar in a dumb one.
+        # FORCE_COLOR does not make a log file a terminal, and Rich draws no bars in dumb terminals.
         dumb = os.environ.get("TERM", "") in ("dumb", "unknown")
         self._out = _shared(_Stderr().isatty() and not dumb)
         self._quiet = quiet
@@ -92,7 +96,13 @@ class Console:
 
     @contextlib.contextmanager
     def progress(self, total: int, done: int, unit: str = "step") -> Iterator[None]:
-        """Show a bar over ``total`` units while inside."""
+        """Show a progress bar inside a ``with`` block.
+
+        Args:
+            total: number of units.
+            done: number of units done before.
+            unit: name of the unit.
+        """
         self._total, self._unit = total, unit
         if not self._draws:
             yield
@@ -109,20 +119,20 @@ class Console:
 
     @contextlib.contextmanager
     def tally(self, what: str, total: int | None = None) -> Iterator[Tally]:
-        """Count work that may take long; shown once it has taken some seconds.
+        """Show the progress of work that takes longer than some seconds.
 
         Args:
             what: the work and its unit, such as "decoding images".
-            total: how many units there are, if known.
+            total: number of units, if known.
         """
         with contextlib.ExitStack() as ends:
             yield Tally(self, what, total, ends)
 
     @contextlib.contextmanager
     def status(self, text: str) -> Iterator[None]:
-        """Print what takes a while; in a terminal a spinner turns beside it while inside.
+        """Print a message about work that takes a while; in a terminal, with a spinner.
 
-        A thread draws it, so start no process by forking inside.
+        A thread draws the spinner, so do not fork inside the block.
         """
         if not self._draws:
             self.say(text)
@@ -132,7 +142,13 @@ class Console:
             yield
 
     def advance(self, completed: int, text: str, *, place: str = "") -> None:
-        """Move the bar; without a terminal print a line, if the last is some seconds old."""
+        """Update the bar; without a terminal, print a line every ten seconds and at the end.
+
+        Args:
+            completed: number of units done.
+            text: shown next to the bar.
+            place: shown after the number, without a terminal.
+        """
         if self._progress:
             task = self._progress.task_ids[0]
             self._progress.update(task, completed=completed, description=text, refresh=True)
@@ -141,7 +157,13 @@ class Console:
             self.say(f"{self._unit} {completed:,}{place}: {text}")
 
     def show(self, values: dict[str, Any], *, remaining: int, batch: int) -> None:
-        """Show a log point's metrics and the time that the ``remaining`` steps will take."""
+        """Show a log point's metrics and the remaining time.
+
+        Args:
+            values: the log line.
+            remaining: number of remaining steps.
+            batch: images per step.
+        """
         left = remaining * batch / max(values["images_per_second"], 1e-9)
         text = (
             f"loss {values['loss']:.3f}, std {values['z_std']:.2f}, rank {values['rank']:.0f}, "
@@ -152,15 +174,15 @@ class Console:
 
 
 class Tally:
-    """Shows the progress of long work: a bar in a terminal, a line every ten seconds in a log.
+    """Progress of long work: a bar in a terminal, a line every ten seconds in a log.
 
-    Nothing is shown for the first five seconds.
+    It appears after five seconds.
 
     Args:
-        console: where it is shown.
+        console: shows the progress.
         what: the work and its unit.
-        total: how many units there are, if known.
-        ends: removes the bar at the end.
+        total: number of units, if known.
+        ends: exit stack that removes the bar at the end.
     """
 
     def __init__(
@@ -171,10 +193,10 @@ class Tally:
         self._next = self._began + _LONG_SECONDS
         self._bar: Progress | None = None
         self.done = 0
-        """Units that are done."""
+        """Number of units done."""
 
     def add(self, count: int = 1) -> None:
-        """Count units that were done."""
+        """Add to the number of units done."""
         self.done += count
         if (now := time.monotonic()) >= self._next and not self._console._quiet:
             self._show(now)
@@ -202,13 +224,13 @@ class Tally:
 
 
 def tally(what: str, total: int | None = None) -> contextlib.AbstractContextManager[Tally]:
-    """Count work as ``Console.tally`` does; quiet if the program's log messages are."""
+    """Show progress like ``Console.tally``, unless log messages are disabled."""
     logs = logging.getLogger("fastsiam").isEnabledFor(logging.INFO)
     return Console(quiet=not logs).tally(what, total)
 
 
 class FileProgress:
-    """Shows the progress of work on one file after the other: images/s, MB/s, time left."""
+    """Progress of work on a sequence of files: images/s, MB/s and remaining time."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -219,13 +241,19 @@ class FileProgress:
         self._console.say(text)
 
     def begin(self, name: str, images: int, size: int) -> None:
-        """Start with a file of so many images and bytes."""
+        """Start with the next file.
+
+        Args:
+            name: of the file.
+            images: number of images in it.
+            size: size in bytes.
+        """
         self._bar.close()
         self._images, self._size, self._start = images, size, (-1, -1, time.monotonic())
         self._bar.enter_context(self._console.progress(images, 0, f"{name}: image"))
 
     def progress(self, images: int, size: int) -> None:
-        """Show how many images and bytes are done; the first call says where the work started."""
+        """Show the number of images and bytes done; the first call sets the start."""
         if self._start[0] < 0:
             self._start = (images, size, time.monotonic())
             return
@@ -260,7 +288,7 @@ def duration(seconds: float) -> str:
 
 
 def pace(images_per_second: float, images: float) -> str:
-    """Format a speed and how long so many images will take: 1,234 images/s, 3 min left."""
+    """Format a speed and the time for the remaining images: 1,234 images/s, 3 min left."""
     left = duration(images / max(images_per_second, 1e-9))
     digits = 1 if images_per_second < 10 else 0
     return f"{images_per_second:,.{digits}f} images/s, {left} left"

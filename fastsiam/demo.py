@@ -1,10 +1,10 @@
-"""The whole job, small: make images, train, evaluate, report.
+"""A demo of the whole workflow in minutes: generate images, train, evaluate, write a report.
 
 ``make demo`` and ``fastsiam demo`` run it.
 
-The images are made so that raw pixels and average colours say little about the class: ten textures
-that differ in shape alone, each image with its own two colours, position, scale, turn, lighting and
-noise. What tells them apart is what SimSiam has to keep while colours and crops change.
+Raw pixels and average colours say little about the class of an image: the ten classes are textures
+that differ only in shape, and each image has random colours, position, scale, rotation, lighting
+and noise. The network can only tell classes apart by features that survive crops and colour jitter.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ Plane = NDArray[np.float64]
 
 SIDE = 40
 TRAIN, VAL = 400, 100
-"""Images of each class."""
+"""Number of images of each class."""
 _SEEN = "63 to 80%"
-"""kNN accuracies of this demo after its last epoch, on different machines."""
+"""Range of this demo's final kNN accuracy on different machines."""
 
 
 def _stripes(x: Plane, y: Plane) -> Plane:
@@ -98,10 +98,10 @@ def _wrap(x: Plane, period: float) -> Plane:
 
 
 def pattern(kind: int, generator: np.random.Generator, height: int, width: int) -> Plane:
-    """Draw one of ``CLASSES`` with a turn, scale and position of its own.
+    """Draw one of ``CLASSES`` with random rotation, scale and position.
 
     Returns:
-        (height, width) how much of the front colour there is, 0 to 1.
+        (height, width) share of the front colour, 0 to 1.
     """
     turn, period = generator.uniform(-0.25, 0.25), generator.uniform(7, 11)
     row, column = np.mgrid[0:height, 0:width] * (2 * np.pi / period)
@@ -111,8 +111,8 @@ def pattern(kind: int, generator: np.random.Generator, height: int, width: int) 
     return ink
 
 
-def coloured(ink: Plane, generator: np.random.Generator) -> NDArray[np.float64]:
-    """Give a texture two colours, a light and a dark one: (height, width, 3), about 0 to 1."""
+def with_colours(ink: Plane, generator: np.random.Generator) -> NDArray[np.float64]:
+    """Colour a texture with a light and a dark colour: (height, width, 3), about 0 to 1."""
     back = generator.uniform(0.1, 0.9)
     front = back + generator.uniform(0.3, 0.5) * (1 if back < 0.5 else -1)
     tints = generator.uniform(-0.05, 0.05, (2, 3))
@@ -121,8 +121,8 @@ def coloured(ink: Plane, generator: np.random.Generator) -> NDArray[np.float64]:
     return mixed
 
 
-def lit(picture: NDArray[np.float64], generator: np.random.Generator) -> Image.Image:
-    """Light a picture of (height, width, 3) from one side, and add noise."""
+def with_lighting(picture: NDArray[np.float64], generator: np.random.Generator) -> Image.Image:
+    """Add lighting from one side and noise to a picture of (height, width, 3)."""
     light = generator.uniform(-0.35, 0.35)
     axis = 0 if generator.random() < 0.5 else 1
     falling = light * np.linspace(-1, 1, picture.shape[axis])
@@ -132,9 +132,9 @@ def lit(picture: NDArray[np.float64], generator: np.random.Generator) -> Image.I
 
 
 def make_image(kind: int, generator: np.random.Generator) -> Image.Image:
-    """Draw one image of a class: SIDE x SIDE RGB."""
+    """Draw an image of a class: SIDE x SIDE RGB."""
     ink = pattern(kind, generator, SIDE, SIDE)
-    return lit(coloured(ink, generator), generator)
+    return with_lighting(with_colours(ink, generator), generator)
 
 
 def make_images(folder: Path, *, seed: int = 0) -> None:
@@ -155,12 +155,12 @@ def _make_images(folder: Path, generator: np.random.Generator, made: Tally) -> N
 
 
 def make_images_once(folder: Path) -> None:
-    """Make the images if they are not there yet.
+    """Write the demo's images unless they exist.
 
     Raises:
         DataError: the folder cannot be written.
     """
-    with explained(DataError, f"cannot make images in {folder}"):
+    with explained(DataError, f"cannot write images in {folder}"):
         if (folder / "done").exists():
             return
         print(f"making {len(CLASSES) * (TRAIN + VAL):,} images in {folder}", file=sys.stderr)
@@ -169,23 +169,23 @@ def make_images_once(folder: Path) -> None:
 
 
 def convert_demo(config: ConvertConfig) -> None:
-    """Make the demo's images and convert them.
+    """Write the demo's images and convert them.
 
     Raises:
-        DataError: a source is named, or the images or files cannot be written.
+        DataError: --source or --parts is given, or the images or files cannot be written.
         Interrupted: Ctrl-C or SIGTERM.
     """
     if config.source:
-        raise DataError("the demo makes its images itself: leave --source out")
+        raise DataError("the demo generates its own images; leave out --source")
     if config.parts:
-        raise DataError("the demo's images are few: leave --parts out")
+        raise DataError("the demo has too few images for --parts; leave it out")
     out = Path(config.out) if config.out else Path(str(config.root), "demo")
     make_images_once(out / "images")
     convert_data("folder", replace(config, source=str(out / "images"), out=str(out)))
 
 
 def run_demo(out: Path) -> None:
-    """Run the demo into a folder; an earlier demo there continues, or is shown again if done."""
+    """Run the demo in a folder; resume an earlier demo there, or print its results again."""
     data, run = out / "images", out / "run"
     make_images_once(data)
     config = RECIPES["demo"]()
@@ -207,7 +207,7 @@ def run_demo(out: Path) -> None:
 
 
 def _summary(knn: Record, curve: list[dict[str, Any]], linear: Record) -> str:
-    """The demo's figures: kNN accuracy of pixels, and of the network before, during and after."""
+    """Return the demo's results: kNN accuracy of pixels and of the network during training."""
     rates = ", ".join(f"{line['lr']:g}" for line in linear.results)
     protocol = knn.first_with("trained")
     rows = [

@@ -1,4 +1,4 @@
-"""What this machine has: versions, processors, GPUs, free memory. Importing it loads no torch."""
+"""Facts about this machine: versions, processors, GPUs, free memory. Does not import torch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import torch
 
 LOADING_PEAK = 1.2
-"""Peak memory of loading images into memory, as a multiple of their decoded bytes."""
+"""Peak memory of loading images into memory, as a multiple of their decoded size."""
 USABLE = 0.8
-"""Share of the free memory that loading may take."""
+"""Share of the free memory that loading may use."""
 _ROOT = Path("/")
-"""Where control groups are, for tests."""
+"""Root folder of the control groups; tests change it."""
 _PACKAGES = (
     "torchvision",
     "numpy",
@@ -36,7 +36,7 @@ _PACKAGES = (
 
 
 def environment() -> dict[str, Any]:
-    """Return what a figure or a run depends on, as plain JSON values."""
+    """Return versions and hardware that results depend on, as plain JSON values."""
     import torch
 
     import fastsiam
@@ -60,7 +60,7 @@ def environment() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Return the commit of the source that this runs from, "" if it is none's."""
+    """Return the commit of the source tree, or "" outside a git repository."""
     home = Path(__file__).resolve().parents[1]
     if not (home / ".git").exists() or not shutil.which("git"):
         return ""
@@ -69,7 +69,7 @@ def commit() -> str:
 
 
 def _driver() -> str | None:
-    """Return the version of NVIDIA's driver."""
+    """Return the version of NVIDIA's driver, or None."""
     version = Path("/sys/module/nvidia/version")
     if version.exists():
         return version.read_text().strip()
@@ -95,15 +95,15 @@ def _cpu() -> str:
     return platform.processor() or platform.machine()
 
 
-def be_found_by_children() -> None:
-    """Have the processes that this one starts find the package, from whatever folder."""
+def add_package_to_path() -> None:
+    """Add the package to PYTHONPATH, so that child processes find it from any folder."""
     home, known = str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")
     if home not in (known or "").split(os.pathsep):
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [home, known]))
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the free bytes of a device, for all ranks that share it together."""
+    """Return the free memory of a device, in bytes, for all ranks that share it."""
     if device.type == "cuda":
         import torch
 
@@ -112,15 +112,15 @@ def free_bytes(device: torch.device) -> int:
 
 
 def host_memory() -> tuple[int, int]:
-    """Return the free bytes of the host's memory and all of them, for this container if in one."""
+    """Return the free and the total memory of the host or of this container, in bytes."""
     machine = psutil.virtual_memory()
     return min([(machine.available, machine.total), *_control_groups()])
 
 
 def _control_groups() -> list[tuple[int, int]]:
-    """Return the free bytes and the limit of this process's control groups, of version 1 or 2.
+    """Return free memory and limit, in bytes, of this process's control groups (version 1 or 2).
 
-    Inactive cached files count as free: the system drops them when memory is asked for.
+    Inactive cached files count as free, because the system drops them when memory is needed.
     """
     limits = []
     for home, own, limit, used, cached in (
@@ -144,8 +144,8 @@ def _control_groups() -> list[tuple[int, int]]:
 
 
 def _groups(top: Path, own: str) -> list[Path]:
-    """Return the folders of this process's control group, and of those that contain it."""
-    groups = [top]  # a container sees nothing else
+    """Return the folders of this process's control group and of its parents."""
+    groups = [top]  # inside a container this is the only one
     with contextlib.suppress(OSError):
         for line in (_ROOT / "proc/self/cgroup").read_text().splitlines():
             if own in line:

@@ -1,19 +1,19 @@
-"""Errors of the user's world. The command line prints each as one line and exits with 1."""
+"""Errors for users. The command line prints each as one line and exits with code 1."""
 
 from __future__ import annotations
 
 ERROR = 1
-"""Exit code after an error, of the user's world or of ours."""
+"""Exit code after an error or a bug."""
 RANK_LOST = 75
-"""Exit code of a rank that leaves because another is gone or late, and of a launcher all of whose
-ranks do: what is to be done is to start again (EX_TEMPFAIL of sysexits.h)."""
+"""Exit code of a rank that exits because another rank is gone or late, and of a launcher if all its
+ranks do (EX_TEMPFAIL of sysexits.h): start the command again."""
 SIGNALLED = 128
-"""Added to a signal's number: the exit code of a command that a signal ended. 2, of wrong usage, is
-the command line's own."""
+"""Exit code, minus the signal's number, of a command that a signal ended. Code 2 means wrong
+usage."""
 
 
 class FastSiamError(Exception):
-    """Something outside the program is wrong; the message says what, and what to do."""
+    """Base class of errors whose cause is outside the program; the message says what to do."""
 
 
 class DataError(FastSiamError):
@@ -21,17 +21,17 @@ class DataError(FastSiamError):
 
 
 class ImageError(DataError):
-    """One image of a data set is bad: what is there of it cannot be decoded.
+    """An image of a data set cannot be decoded.
 
     Args:
         message: one line that names the image and says what to do.
-        index: its position in the data set.
-        name: its name within the data set.
-        reason: what is wrong with it.
+        index: position of the image in the data set.
+        name: name of the image within the data set.
+        reason: why it cannot be decoded.
     """
 
     def __init__(self, message: str, *, index: int = -1, name: str = "", reason: str = "") -> None:
-        super().__init__(message)  # the rest has defaults, as an error between processes needs
+        super().__init__(message)  # other arguments have defaults, so that it can be pickled
         self.index, self.name, self.reason = index, name, reason
 
 
@@ -40,23 +40,23 @@ class NoSplitError(DataError):
 
 
 class NoLabelsError(NoSplitError):
-    """A split's labels lie in a list of their own, which is not there."""
+    """The separate list with a split's labels is missing."""
 
 
 class BackendError(FastSiamError):
-    """The package that a pipeline needs is missing, or does not work."""
+    """The package of a pipeline is missing or does not work."""
 
 
 class DeviceError(FastSiamError):
-    """The devices or ranks that were asked for are not there."""
+    """Requested devices or ranks do not exist."""
 
 
 class FileLostError(FastSiamError):
-    """A file of images lost bytes while it was read; no image of it is bad by itself."""
+    """A file of images was truncated or deleted while it was read."""
 
 
 class WorkerError(FastSiamError):
-    """A process that makes batches was killed, or found no memory."""
+    """A loader process was killed or ran out of memory."""
 
 
 class CheckpointError(FastSiamError):
@@ -64,7 +64,7 @@ class CheckpointError(FastSiamError):
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint's file does not hold what was written into it."""
+    """A checkpoint file is corrupt."""
 
 
 class TrainingError(FastSiamError):
@@ -72,15 +72,20 @@ class TrainingError(FastSiamError):
 
 
 NOT_FINITE = "the loss is not finite"
-"""What the message of a run that diverged begins with."""
+"""Start of the error message of a run that diverged."""
 
 
 class OtherRankError(FastSiamError):
-    """Another rank cannot continue, and says why; all ranks leave together."""
+    """Another rank cannot continue and prints the reason; all ranks exit together."""
 
 
 class Interrupted(FastSiamError):
-    """A signal ended the run after its state was saved; ``exit_code`` is 128 + the signal."""
+    """A signal ended the run after its state was saved.
+
+    Args:
+        message: one line that says how to continue.
+        exit_code: 128 + the signal's number.
+    """
 
     def __init__(self, message: str, *, exit_code: int) -> None:
         super().__init__(message)
@@ -95,17 +100,17 @@ _NO_MEMORY = (
     "CUDNN_STATUS_ALLOC_FAILED",
     "std::bad_alloc",
 )
-"""What libraries say in errors of other types: torch's allocators, CUDA's libraries, the system."""
+"""Parts of messages about a lack of memory: of torch's allocators, CUDA's libraries, the system."""
 
 
 def in_a_line(name: object) -> str:
-    """Return a name out of a file as messages show it: escaped where it would break their line."""
+    """Return a name for messages, escaped if it contains line breaks or unprintable characters."""
     text = str(name)
     return text if text.isprintable() else repr(text)
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Tell whether memory is what an error is about: the host's or a GPU's."""
+    """Return whether an error means that memory ran out, on the host or a GPU."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     of_a_library = isinstance(error, (RuntimeError, OSError))

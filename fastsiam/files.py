@@ -1,5 +1,4 @@
-"""Files written whole or not at all; errors of files, and paths, as users read them; who else can
-write into a folder."""
+"""Atomic writes, messages about file errors, quoted paths, and checks of folder permissions."""
 
 from __future__ import annotations
 
@@ -22,46 +21,47 @@ from typing import Any
 from fastsiam.errors import BackendError, FastSiamError
 
 _ADVICE = {
-    errno.EACCES: "give this user the right to do so",
-    errno.EPERM: "give this user the right to do so",
+    errno.EACCES: "check the permissions of this user",
+    errno.EPERM: "check the permissions of this user",
     errno.ENOENT: "check the path",
-    errno.ENOTDIR: "check the path: what should be a folder is a file",
-    errno.EISDIR: "check the path: what should be a file is a folder",
+    errno.ENOTDIR: "check the path: a file is where a folder should be",
+    errno.EISDIR: "check the path: a folder is where a file should be",
     errno.ENAMETOOLONG: "choose a shorter path",
-    errno.ELOOP: "check the path: its links lead in a circle",
-    errno.EROFS: "choose a place that can be written",
-    errno.ENOSPC: "make room and try again",
-    errno.EDQUOT: "make room and try again",
-    errno.EFBIG: "allow larger files there, or choose another place",
+    errno.ELOOP: "check the path: its links form a loop",
+    errno.EROFS: "choose a writable folder",
+    errno.ENOSPC: "free some space and try again",
+    errno.EDQUOT: "free some space and try again",
+    errno.EFBIG: "allow larger files there, or choose another folder",
     errno.EIO: "check the disk, or the connection to it",
     errno.ESTALE: "check the disk, or the connection to it",
     errno.EMFILE: "allow more open files (ulimit -n)",
     errno.ENFILE: "allow more open files (ulimit -n)",
 }
-"""What the user can do about an operating system's error."""
+"""Advice for errors of the operating system."""
 _PROBE = 1 << 20
-"""Bytes that are written to learn whether a disk is full: more than what a library held back."""
+"""Bytes written to test whether a disk is full: more than the buffers of a library."""
 
 
 @contextlib.contextmanager
 def written_whole(path: Path, *, by_many: bool = False) -> Iterator[Path]:
-    """Give a temporary file's path that becomes ``path`` if all goes well, and else goes away.
+    """Write a file atomically: yield a temporary path, which replaces ``path`` at the end.
 
-    Whatever happens, the old file or the new one is there, and the new one is on the disk. The
-    folder is made. A link's target is written, and so is a device or a pipe.
+    After an error the temporary file is deleted and the old file stays. The folder is created, and
+    the new file is synchronised to the disk. Links are followed; devices and pipes are written at
+    the end.
 
-    Libraries report a full disk in words of their own, as torch does by its "enforce fail": after
-    an error that is none of the system's, the system is asked.
+    Libraries report a full disk in other words, such as torch's "enforce fail". So after an error
+    without a system error number, a test write determines the reason.
 
     Args:
-        path: the file to be.
-        by_many: other processes may write the same file just now: each has a temporary file of its
-            own, and the last to end leaves its file.
+        path: the file.
+        by_many: whether other processes may write the same file at the same time. Each then has its
+            own temporary file, and the last one to finish replaces the others' file.
 
     Raises:
         OSError: the folder cannot be written, or the disk is full.
     """
-    path = Path(os.path.realpath(path))  # a link stays one
+    path = Path(os.path.realpath(path))  # replace the target, not the link
     if path.exists() and not path.is_file() and not path.is_dir():
         with _copied(path) as temporary:
             yield temporary
@@ -77,13 +77,13 @@ def written_whole(path: Path, *, by_many: bool = False) -> Iterator[Path]:
     except BaseException as error:
         refusal = _refusal(error, temporary) if _is_a_librarys(error) else None
         with contextlib.suppress(OSError):
-            os.truncate(temporary, 0)  # a library may still have it open: its room is free now
+            os.truncate(temporary, 0)  # frees the space even if a library has the file open
         with contextlib.suppress(OSError):
             temporary.unlink()
         if refusal:
             raise refusal from error
         raise
-    with contextlib.suppress(OSError):  # not every file system can; the file itself is there
+    with contextlib.suppress(OSError):  # not every file system can sync folders
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -93,7 +93,7 @@ def written_whole(path: Path, *, by_many: bool = False) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _copied(device: Path) -> Iterator[Path]:
-    """Give a temporary file's path whose content goes into a device or a pipe at the end."""
+    """Yield a temporary path, whose content is copied to a device or pipe at the end."""
     with tempfile.TemporaryDirectory() as folder:
         temporary = Path(folder) / device.name
         yield temporary
@@ -102,14 +102,14 @@ def _copied(device: Path) -> Iterator[Path]:
 
 
 def _is_a_librarys(error: BaseException) -> bool:
-    """Tell whether an error may stand for one of the system's, whose number it lacks."""
+    """Return whether an error may hide an error of the system."""
     if isinstance(error, OSError):
         return error.errno is None
     return isinstance(error, Exception) and not isinstance(error, FastSiamError)
 
 
 def _refusal(error: BaseException, path: Path) -> OSError | None:
-    """Return the system's error behind a library's: named there, or met on making a file longer."""
+    """Return the system's error behind a library's error: parsed, or found by a test write."""
     if named := re.search(r"\(os error (\d+)\)", str(error)):  # as Rust writes it
         number = int(named[1])
         return OSError(number, os.strerror(number))
@@ -123,41 +123,40 @@ def _refusal(error: BaseException, path: Path) -> OSError | None:
 
 
 def write_at(file: int, data: bytes | memoryview, offset: int) -> None:
-    """Write all bytes to an open file from an offset on, in as many calls as the system needs."""
+    """Write all bytes to an open file, from an offset on."""
     written = os.pwrite(file, data, offset)
     while written < len(data):
         written += os.pwrite(file, memoryview(data)[written:], offset + written)
 
 
 def lack_of_room(error: Exception, path: Path, needed: int) -> str:
-    """Say how much room a file lacks, if a full disk is why it could not be written, else "".
+    """Return a message on the missing disk space if an error means that the disk is full, else "".
 
     Args:
-        error: why it could not be written.
+        error: raised when the file was written.
         path: the file.
-        needed: bytes that it takes, beside those of the file that it replaces.
+        needed: size of the file in bytes, in addition to the file that it replaces.
     """
     if getattr(error, "errno", None) != errno.ENOSPC:
         return ""
     try:
         free = f"{shutil.disk_usage(path.parent).free / 1e6:,.1f} MB free"
     except OSError:
-        free = "it cannot be looked at"
-    return f"no space left on its disk: {needed / 1e6:,.1f} MB needed, {free}; make room"
+        free = "free space unknown"
+    return f"no space left on its disk: {needed / 1e6:,.1f} MB needed, {free}; free some space"
 
 
 @contextlib.contextmanager
 def explained(kind: type[FastSiamError], what: str, *, advice: str = "") -> Iterator[None]:
-    """Turn an operating system's error in the block into an error of the user's world.
+    """Convert an ``OSError`` in the block to an error with a one-line message and advice.
 
     Args:
-        kind: of the error to raise.
-        what: what could not be done, such as "cannot read /data/list.txt".
-        advice: what the user can do about it; if empty, what is known to help against the system's
-            reason.
+        kind: class of the error to raise.
+        what: what failed, such as "cannot read /data/list.txt".
+        advice: what the user can do; if empty, the usual advice for this error of the system.
 
     Raises:
-        FastSiamError: of that kind, in one line: what, the system's reason, the advice.
+        FastSiamError: of class ``kind``; the message has ``what``, the reason and the advice.
     """
     try:
         yield
@@ -166,40 +165,40 @@ def explained(kind: type[FastSiamError], what: str, *, advice: str = "") -> Iter
 
 
 def quoted(path: object) -> str:
-    """Return a path, or another word, as it is typed in a shell: for commands in messages."""
+    """Return a path or another word quoted for a shell, for commands in messages."""
     return shlex.quote(str(path))
 
 
 def reason(error: Exception, advice: str = "") -> str:
-    """Say why a file operation failed and what to do: the advice, or what is known to help."""
+    """Return why a file operation failed, with advice: the given one, or the usual one."""
     advice = advice or _ADVICE.get(getattr(error, "errno", None) or 0, "")
     return f"{why(error)}; {advice}" if advice else why(error)
 
 
 def why(error: BaseException) -> str:
-    """Say in a few words why a file operation failed."""
-    if isinstance(error, FileExistsError):  # of a folder to be made
-        return f"{error.filename} is no folder"
+    """Return in a few words why a file operation failed."""
+    if isinstance(error, FileExistsError):  # raised when a folder is created
+        return f"{error.filename} is not a folder"
     first = next(iter(str(error).splitlines()), "")
     return getattr(error, "strerror", None) or first or type(error).__name__
 
 
 @contextlib.contextmanager
 def written_for_user(path: Path) -> Iterator[Path]:
-    """Give a temporary file's path as ``written_whole``, for a file that a user asked for.
+    """Write a file atomically, like ``written_whole``, with errors for users.
 
     Raises:
-        FastSiamError: the file cannot be written; one line says why.
+        FastSiamError: the file cannot be written.
     """
     with explained(FastSiamError, f"cannot write {path}"), written_whole(path) as temporary:
         yield temporary
 
 
 def parsed_json(text: str | bytes) -> Any:
-    """Return what a text in JSON holds.
+    """Parse JSON.
 
     Raises:
-        ValueError: it is no JSON, or nested deeper than the interpreter goes.
+        ValueError: the text is not JSON, or nested too deeply.
     """
     try:
         return json.loads(text)
@@ -208,10 +207,10 @@ def parsed_json(text: str | bytes) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write plain values into a file that a user asked for.
+    """Write plain values to a JSON file, atomically.
 
     Raises:
-        FastSiamError: the file cannot be written; one line says why.
+        FastSiamError: the file cannot be written.
     """
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
     with written_for_user(path) as temporary:
@@ -219,29 +218,28 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def require_own(folder: Path, *, what: str, instead: str) -> None:
-    """Refuse a cache of compiled code that another user can put something into.
+    """Check that no other user can write to a cache of compiled code.
 
     Args:
-        folder: the cache; it need not be there.
-        what: is kept there, for the message.
-        instead: how another folder is chosen.
+        folder: the cache, which need not exist.
+        what: its content, for the message.
+        instead: how to choose another folder, for the message.
 
     Raises:
-        BackendError: names the folder that is another user's or writable by others, and the way
-            out.
+        BackendError: another user owns or can write to the folder or one of its parents.
     """
     if reason := others_can_write(folder):
         raise BackendError(
-            f"{what} is kept in {folder} and executed from there, but {reason}: take it into your "
-            f"own hands, or {instead}"
+            f"{what} in {folder} would be executed, but {reason}; change its owner or permissions, "
+            f"or {instead}"
         )
 
 
 def others_can_write(folder: Path) -> str:
-    """Say which folder on the way to one another user can change, or "".
+    """Return why another user can change a folder or one of its parents; "" if none can.
 
-    A folder of the system's with the sticky bit, such as /tmp, is fine as a parent: what lies in it
-    can be renamed by its owner alone. So is a group that is the user's own, as Debian has them.
+    Parents of the system with the sticky bit, such as /tmp, are safe, because only owners can
+    rename what is inside. The user's own group, as on Debian, is safe too.
     """
     folder = folder.expanduser().absolute()
     real = folder.resolve()
@@ -249,20 +247,23 @@ def others_can_write(folder: Path) -> str:
         try:
             found = place.stat()
         except OSError:
-            continue  # not there yet: this user makes it
+            continue  # does not exist yet; this user will create it
         if found.st_uid not in (0, os.geteuid()):
             return f"{place} belongs to {_user(found.st_uid)}"
         if found.st_mode & stat.S_ISVTX and place not in (folder, real):
             continue
         if found.st_mode & stat.S_IWOTH:
-            return f"everybody can write into {place} (chmod o-w)"
+            return f"everybody can write to {place} (`chmod o-w {quoted(place)}`)"
         if found.st_mode & stat.S_IWGRP and not _is_own(found.st_gid):
-            return f"the group {_group(found.st_gid)} can write into {place} (chmod g-w)"
+            return (
+                f"the group {_group(found.st_gid)} can write to {place} "
+                f"(`chmod g-w {quoted(place)}`)"
+            )
     return ""
 
 
 def _is_own(group: int) -> bool:
-    """Tell whether a group is the system's or this user's alone."""
+    """Return whether a group is root's or only this user's."""
     return group == 0 or _group(group) == _user(os.geteuid())
 
 

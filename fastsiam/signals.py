@@ -1,4 +1,4 @@
-"""Signals: which end a command, what Ctrl-C does twice, and how a process ends with its parent."""
+"""Signals that end a command, repeated Ctrl-C, and processes that end with their parent."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from types import FrameType
 from typing import NoReturn
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What ends a command early: Ctrl-C, a scheduler's end, a terminal that is closed."""
+"""Signals that end a command early: Ctrl-C, a scheduler's end, a closed terminal."""
 
 ECHO = 0.25
-"""Seconds in which a signal that comes again is the first one's: programs that started this one may
-pass on what the terminal sent to all."""
+"""Seconds in which a repeated signal is ignored: parent programs may forward a signal that the
+terminal sent to all processes."""
 _PR_SET_PDEATHSIG = 1
-"""prctl(2): which signal this process gets when the thread that started it ends."""
+"""Option of prctl(2): signal for this process when the thread that started it ends."""
 
 _first: float | None = None
-"""When the first Ctrl-C came; None before."""
+"""Time of the first Ctrl-C; None before."""
 _is_hanging = False
 
 
@@ -31,7 +31,7 @@ _is_hanging = False
 def handled(
     numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], object]
 ) -> Iterator[None]:
-    """Have signals handled so within the block, but those that this program is deaf to (nohup)."""
+    """Handle signals within the block, except those that are ignored (nohup)."""
     before = {number: signal.getsignal(number) for number in numbers}
     heard = {x: old for x, old in before.items() if old not in (signal.SIG_IGN, None)}
     for number in heard:
@@ -51,7 +51,7 @@ def stops_handled(
 
     Args:
         first: called with the number of the first signal.
-        again: called with that of a later one; echoes of the first are ignored.
+        again: called with the number of a later signal, except for immediate repetitions.
     """
     since: float | None = None
 
@@ -59,7 +59,7 @@ def stops_handled(
         nonlocal since
         if since is None:
             since = time.monotonic()
-            first_is_handled()  # for the program's own handler, once this one is gone
+            first_is_handled()  # so that the program's own handler treats the next as the second
             first(number)
         elif time.monotonic() - since > ECHO:
             again(number)
@@ -69,7 +69,7 @@ def stops_handled(
 
 
 def signal_name(number: int) -> str:
-    """Return what a signal is called, such as SIGTERM; real-time signals have numbers alone."""
+    """Return the name of a signal, such as SIGTERM; real-time signals only have numbers."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -77,16 +77,16 @@ def signal_name(number: int) -> str:
 
 
 def ending_with(parent: int, number: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
-    """Return what a new process does to get a signal when the thread that started it ends.
+    """Return a function that makes a new process get a signal when its parent thread ends.
 
-    It may be called between fork and exec, where little is safe: all it needs is loaded before.
+    The function can be called between fork and exec, because it loads nothing.
 
     Args:
-        parent: the number of the process that starts it. If that is gone already by the time of
-            the call, the signal comes at once.
+        parent: process ID of the parent. If the parent has ended before the call, the signal is
+            sent at once.
         number: the signal.
     """
-    if sys.platform != "linux":  # no other system has it
+    if sys.platform != "linux":  # other systems lack prctl
         return lambda: None
     prctl = ctypes.CDLL(None).prctl
 
@@ -99,20 +99,20 @@ def ending_with(parent: int, number: signal.Signals = signal.SIGTERM) -> Callabl
 
 
 def note_hanging() -> None:
-    """Note that a library's thread hangs: at the end of the program it may wait for minutes."""
+    """Note that a library's thread hangs, which would delay the end of the program by minutes."""
     global _is_hanging
     _is_hanging = True
 
 
 def is_hanging() -> bool:
-    """Tell whether the command has to leave without what libraries do at its end."""
+    """Return whether the command must exit without the cleanup of libraries."""
     return _is_hanging
 
 
 def leave_at_once(number: int) -> NoReturn:
-    """End this process and its workers as a signal does, without a word of theirs.
+    """Exit at once with the exit code of a signal, and kill the workers.
 
-    A worker that is left alone would write into a pipe that nobody reads, and say so.
+    Workers that survive would print errors about a broken pipe.
     """
     for worker in multiprocessing.active_children():
         worker.kill()
@@ -120,9 +120,9 @@ def leave_at_once(number: int) -> NoReturn:
 
 
 def leave_at_the_second() -> None:
-    """Have the first Ctrl-C raise ``KeyboardInterrupt``, as ever, and a second leave at once.
+    """Make the first Ctrl-C raise ``KeyboardInterrupt``, and a second one exit at once.
 
-    Where the program is deaf to it, or something else handles it, that stays so.
+    Nothing changes if SIGINT is ignored or has another handler.
     """
     global _first
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -131,7 +131,7 @@ def leave_at_the_second() -> None:
 
 
 def first_is_handled() -> None:
-    """Note that something else than ``KeyboardInterrupt`` came of the first Ctrl-C."""
+    """Note that the first Ctrl-C was handled, so that the next one counts as the second."""
     global _first
     _first = time.monotonic()
 

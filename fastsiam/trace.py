@@ -1,7 +1,7 @@
-"""Named ranges of time, for ``fastsiam bench profile``; else they cost next to nothing.
+"""Named time ranges for ``fastsiam bench profile``; without it they cost almost nothing.
 
-Processes and threads that load are out of sight for torch's profiler, so each process notes its
-ranges in a file of its own, in the folder that $FASTSIAM_TRACE names.
+torch's profiler does not see loader processes and threads, so each process writes its ranges to its
+own file in the folder $FASTSIAM_TRACE.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _files: dict[int, int] = {}
 
 
 class span:
-    """Times what is done inside: ``with span("decode"): ...``."""
+    """Time range of a block: ``with span("decode"): ...``."""
 
     __slots__ = ("_began", "_name")
 
@@ -38,11 +38,18 @@ class span:
 
 
 def note(name: str, began: int, ended: int, thread: int) -> None:
-    """Write down a range, in nanoseconds since 1970."""
+    """Write a range to the trace.
+
+    Args:
+        name: of the range.
+        began: start, in nanoseconds since 1970.
+        ended: end, in nanoseconds since 1970.
+        thread: native thread ID.
+    """
     if not _FOLDER:
         return
     process = os.getpid()
-    if process not in _files:  # a forked one writes into a file of its own
+    if process not in _files:  # forked processes write to their own file
         path = Path(_FOLDER) / f"{process}.jsonl"
         _files[process] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     line = {"name": name, "began": began, "ended": ended, "process": process, "thread": thread}
@@ -50,12 +57,13 @@ def note(name: str, began: int, ended: int, thread: int) -> None:
 
 
 def note_stages(names: tuple[str, ...], times: NDArray[np.int64], threads: NDArray[Any]) -> None:
-    """Write down what compiled threads did with each image.
+    """Write the stages of each image in compiled threads to the trace.
 
     Args:
-        names: of the stages, one after the other.
-        times: (N, stages + 1) when each began, and the last one ended; 0 where there was none.
-        threads: (N,) which thread it was.
+        names: names of the stages, in order.
+        times: (N, stages + 1) start of each stage and end of the last one, in nanoseconds; 0 for
+            stages that did not run.
+        threads: (N,) native thread IDs.
     """
     if not _FOLDER:
         return
@@ -66,7 +74,7 @@ def note_stages(names: tuple[str, ...], times: NDArray[np.int64], threads: NDArr
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """Return what all processes noted in a folder."""
+    """Return the ranges of all processes in a trace folder."""
     return [
         json.loads(line)
         for path in sorted(folder.glob("*.jsonl"))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fastsiam.bad_image_list import BadImage, parsed, written
+from fastsiam.bad_image_list import BadImage, format_list, parse_list
 from fastsiam.errors import DataError, ImageError
 
 _FEW, _SHARE = 8, 100
@@ -93,14 +93,15 @@ class BadImages:
         if not self.matter:
             return
         before = set(self._known.values())
-        self.add([own for text in self._exchange(written(self.list())) for own in parsed(text)])
+        texts = self._exchange(format_list(self.list()))
+        self.add([own for text in texts for own in parse_list(text)])
         if set(self._known.values()) != before:
             self.write()
 
     def write(self) -> None:
         """Store the list, if this rank keeps it."""
         if self._keep is not None:
-            self._keep(written(self.list()).encode())
+            self._keep(format_list(self.list()).encode())
 
     def add(self, found: Sequence[BadImage]) -> None:
         """Add some to the list: of two with one index the one that was found first.

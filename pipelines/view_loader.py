@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fastsiam.bad_image_list import parsed, written
+from fastsiam.bad_image_list import format_list, parse_list
 from fastsiam.config import AugmentConfig, DataConfig
 
 if TYPE_CHECKING:  # loads torch
@@ -110,7 +110,7 @@ class ViewLoader:
         Where bad images are replaced, those that this rank found are part of it.
         """
         (epoch, step), bad = self._position, getattr(self._opened(), "bad", None)
-        known = "" if bad is None else written(bad.list())
+        known = "" if bad is None else format_list(bad.list())
         return {"epoch": epoch, "step": step, "bad": known, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -176,7 +176,7 @@ class ViewLoader:
     def _add_known(self) -> None:
         """Tell the loader, if it is open, which images a state says are bad."""
         if (bad := getattr(self._loader, "bad", None)) is not None:
-            bad.add(parsed(self._known))
+            bad.add(parse_list(self._known))
 
 
 def lightly_batch(batch: Batch) -> tuple[list[Tensor], Tensor, list[str]]:

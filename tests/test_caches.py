@@ -40,7 +40,7 @@ def test_what_is_ones_own_is_fine(cache: Path, tmp_path: Path) -> None:
 def test_a_folder_that_everybody_can_write_is_not(cache: Path, level: str) -> None:
     folder = cache if level == "cache" else cache.parent
     folder.chmod(0o777)
-    assert others_can_write(cache) == f"everybody can write into {folder} (chmod o-w)"
+    assert others_can_write(cache) == f"everybody can write to {folder} (`chmod o-w {folder}`)"
     folder.chmod(0o1777)
     assert bool(others_can_write(cache)) == (level == "cache")  # whose files would be executed
 
@@ -52,7 +52,7 @@ def test_another_users_and_another_groups_are_not(cache: Path) -> None:
     os.chown(cache.parent, 0, OTHER)
     assert not others_can_write(cache)
     cache.parent.chmod(0o775)
-    said = f"the group {OTHER} can write into {cache.parent} (chmod g-w)"
+    said = f"the group {OTHER} can write to {cache.parent} (`chmod g-w {cache.parent}`)"
     assert others_can_write(cache) == said
     os.chown(cache.parent, 0, 0)
     assert not others_can_write(cache)
@@ -69,11 +69,11 @@ def test_a_link_is_followed(cache: Path, tmp_path: Path) -> None:
 def test_the_message_is_one_line_with_a_way_out(cache: Path) -> None:
     cache.chmod(0o777)
     with pytest.raises(BackendError) as caught:
-        require_own(cache, what="what is compiled", instead="name another by VARIABLE")
+        require_own(cache, what="compiled code", instead="name another by VARIABLE")
     said = str(caught.value)
     assert re.fullmatch(
-        r"what is compiled is kept in \S+ and executed from there, but everybody can write into "
-        r"\S+ \(chmod o-w\): take it into your own hands, or name another by VARIABLE",
+        r"compiled code in \S+ would be executed, but everybody can write to \S+ "
+        r"\(`chmod o-w \S+`\); change its owner or permissions, or name another by VARIABLE",
         said,
     )
 
@@ -101,7 +101,9 @@ def test_the_kernels_cache_is_looked_at(
     cache.chmod(0o777)
     library._folder.cache_clear()
     try:
-        with pytest.raises(BackendError, match=r"fastsiam's kernels is kept.*XDG_CACHE_HOME"):
+        with pytest.raises(
+            BackendError, match=r"fastsiam's kernels in .* would be executed.*XDG_CACHE_HOME"
+        ):
             library._folder()
     finally:
         library._folder.cache_clear()

@@ -50,8 +50,8 @@ def test_two_writers_at_once_do_not_meet(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "advice"),
     [
-        (errno.ENOSPC, "No space left on device; make room and try again"),
-        (errno.EACCES, "Permission denied; give this user the right to do so"),
+        (errno.ENOSPC, "No space left on device; free some space and try again"),
+        (errno.EACCES, "Permission denied; check the permissions of this user"),
         (errno.EIO, "Input/output error; check the disk, or the connection to it"),
         (errno.EMFILE, "Too many open files; allow more open files (ulimit -n)"),
         (errno.ENODEV, "No such device"),
@@ -92,7 +92,9 @@ def test_a_full_disk_in_the_words_of_a_library(tmp_path: Path) -> None:
         (disk / "file").write_text("old")
         for save in (torch.save, save_file):
             with (
-                pytest.raises(DataError, match=r"^cannot write it: No space left .*; make room"),
+                pytest.raises(
+                    DataError, match=r"^cannot write it: No space left .*; free some space"
+                ),
                 explained(DataError, "cannot write it"),
                 written_whole(disk / "file") as temporary,
             ):

@@ -1,4 +1,4 @@
-"""What it costs to be able to verify a run: the digest of a batch, beside a training step."""
+"""Cost of the digests for ``fastsiam verify``, compared with a training step."""
 
 from __future__ import annotations
 

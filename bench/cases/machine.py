@@ -1,4 +1,4 @@
-"""What the machine can do at most: copying, matrix products."""
+"""Upper limits of the machine: copies and matrix products."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _DALI_AHEAD = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a library is to do."""
+    """Task of a library."""
 
     folder: str
     """Folder of class folders of JPEGs."""

@@ -43,7 +43,7 @@ WARM_UP = 6
 
 @dataclass(frozen=True)
 class GpuUse:
-    """How busy the GPU was while steps were traced."""
+    """GPU utilisation during the traced steps."""
 
     gpu_busy: float
     """Share of the time in which it did anything at all."""
@@ -54,7 +54,7 @@ class GpuUse:
     """The longest gap over a step's time."""
 
     def __str__(self) -> str:
-        """Say it in a line."""
+        """Return one line of text."""
         return (
             f"the GPU was busy for {self.gpu_busy:.1%} of the time, its longest gap was "
             f"{1e3 * self.longest_gap:.2f} ms, {self.gap_of_a_step:.1%} of a step"

@@ -103,7 +103,7 @@ class Fed:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is to be told of it."""
+        """Return facts for the record."""
         dtype = autocast_type(self.config.numerics.precision, self.place.device)
         return {
             "precision": str(dtype).removeprefix("torch."),

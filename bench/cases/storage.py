@@ -56,7 +56,7 @@ class _Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a contender reads, and how."""
+    """Data and access of a contender."""
 
     shards: str
     """Folder or address of the shards, in the form that the contender reads."""

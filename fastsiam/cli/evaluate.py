@@ -122,7 +122,7 @@ def features(run: Network, config: FeaturesConfig) -> None:
 
     def write(run: Path, config: FeaturesConfig, place: Place) -> None:
         paths = write_features(run, config, place)
-        if place.leads:
+        if place.is_leader:
             print("\n".join(f"wrote {path}" for path in paths), flush=True)
 
     _on_ranks(write, run, config, check=preflight)

@@ -1,7 +1,7 @@
-"""Ranks: where this process stands among them, how they are started, what they exchange.
+"""Distributed training: start ranks, assign devices and cores, communicate, handle failures.
 
-One process drives one GPU (NCCL), or a share of the CPU's cores (gloo). All ranks run the same
-program; torch's launcher tells each its number through the environment.
+One process uses one GPU (NCCL), or a share of the CPU's cores (gloo). All ranks run the same
+program; torch's launcher passes each its rank in environment variables.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ranks exchange: tensors and short texts. Alone, each function returns what it was given."""
+"""Collectives of tensors and short texts. With a single rank each returns its input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _gather = _newer or functional.all_gather_tensor_autograd
 
 
 def rank_and_world() -> tuple[int, int]:
-    """Return this rank's number and how many there are."""
+    """Return this process's rank and the number of ranks."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
@@ -29,13 +29,13 @@ def gather(tensor: Tensor) -> Tensor:
 
 
 def gather_with_gradient(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Concatenate as ``gather``; a rank's part gets the sum of all ranks' gradients to it.
+    """Concatenate like ``gather``, with gradients: each part gets the sum of all ranks' gradients.
 
-    ``torch.compile`` takes it into its graph.
+    It works inside ``torch.compile``.
 
     Args:
-        tensor: of one shape on all ranks.
-        group: of the ranks; all of them if None.
+        tensor: of the same shape on all ranks.
+        group: the ranks; None means all.
     """
     if not dist.is_initialized():
         return tensor
@@ -58,11 +58,11 @@ def gather_uneven(tensor: Tensor) -> Tensor:
 
 
 def complete(table: Tensor, shares: Sequence[int]) -> None:
-    """Fill in the rows that other ranks hold, in place.
+    """Fill in the rows of the other ranks, in place.
 
     Args:
-        table: of the same shape on every rank; each holds rows of its own.
-        shares: how many rows are each rank's, in their order.
+        table: of the same shape on every rank, with this rank's rows filled in.
+        shares: number of rows of each rank, in the order of the ranks.
     """
     if dist.is_initialized():
         for rank, rows in enumerate(table.split(list(shares))):
@@ -102,7 +102,7 @@ def from_leader(text: str) -> str:
 
 
 def from_all(text: str) -> list[str]:
-    """Return every rank's text, in their order, on every rank."""
+    """Return all ranks' texts on every rank, in the order of the ranks."""
     if not dist.is_initialized():
         return [text]
     texts = [""] * dist.get_world_size()

@@ -1,4 +1,4 @@
-"""The cores of this machine: which of them are a rank's."""
+"""Assignment of this machine's cores to ranks."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _SYSTEM = Path("/sys")
 
 
 def take_cores(device: torch.device, *, beside_gpu: bool) -> None:
-    """Settle on this rank's share of the machine's cores, for torch's threads and the loaders.
+    """Take this rank's share of the machine's cores, for torch's threads and the loaders.
 
-    Alone on the machine, a process has all of them. Threads that the user set by
-    ``OMP_NUM_THREADS`` stay. Under ``torchrun``, which sets 1 itself, 1 counts as unset there:
-    ``FASTSIAM_CORES=1`` pins a rank to one thread.
+    The only rank of a machine takes all cores. The number of threads in ``OMP_NUM_THREADS`` is
+    kept, except for 1 under ``torchrun``, which sets it by default; set ``FASTSIAM_CORES=1`` for
+    one thread per rank.
 
     Args:
-        device: what this rank computes on.
-        beside_gpu: on a machine of several NUMA nodes, whether to stay on those of the GPU's.
+        device: this rank's device.
+        beside_gpu: whether to use only the cores of the GPU's NUMA node.
     """
     ranks = cores.local_ranks()
     if ranks == 1:
@@ -36,8 +36,8 @@ def take_cores(device: torch.device, *, beside_gpu: bool) -> None:
         try:
             ranks = _move_beside_gpu(device.index, ranks)
         except (OSError, ValueError, AttributeError) as error:
-            if device.index == 0:  # most likely it is the same with the others
-                log.warning(f"ranks stay on all cores, not on those beside their GPUs: {error}")
+            if device.index == 0:  # the other ranks probably fail in the same way
+                log.warning(f"ranks use all cores, not those of their GPUs' NUMA nodes: {error}")
     os.environ.setdefault(cores.SHARE, str(cores.share(ranks)))
     threads = os.environ.get("OMP_NUM_THREADS")
     if threads is None or (threads == "1" and LAUNCHER not in os.environ):
@@ -45,17 +45,17 @@ def take_cores(device: torch.device, *, beside_gpu: bool) -> None:
 
 
 def _move_beside_gpu(own: int, ranks: int) -> int:
-    """Keep this process on the NUMA node of its GPU; return how many of the ranks are there.
+    """Bind this process to the NUMA node of its GPU; return the number of ranks on that node.
 
-    torch's launcher can do it too, but by ``numactl``, which containers lack or must not use.
+    torch's launcher can do it with ``numactl``, which containers may lack or may not use.
     """
     nodes = [_node_of(gpu) for gpu in range(min(ranks, torch.cuda.device_count()))]
     listed = (_SYSTEM / f"devices/system/node/node{nodes[own]}/cpulist").read_text()
     near = _numbers(listed) & os.sched_getaffinity(0)
     if not near:
-        raise OSError(f"this process may use none of those beside GPU {own}, {listed.strip()}")
+        raise OSError(f"this process may not use the cores of GPU {own}, {listed.strip()}")
     os.sched_setaffinity(0, near)
-    for thread in os.listdir("/proc/self/task"):  # some libraries start theirs when imported
+    for thread in os.listdir("/proc/self/task"):  # some libraries start threads on import
         with contextlib.suppress(OSError):
             os.sched_setaffinity(int(thread), near)
     return nodes.count(nodes[own])
@@ -71,12 +71,12 @@ def _node_of(gpu: int) -> int:
     place = f"{at.pci_domain_id:04x}:{at.pci_bus_id:02x}:{at.pci_device_id:02x}.0"
     node = int((_SYSTEM / f"bus/pci/devices/{place}/numa_node").read_text())
     if node < 0:
-        raise OSError(f"the system knows no NUMA node of GPU {gpu}")
+        raise OSError(f"the NUMA node of GPU {gpu} is unknown to the system")
     return node
 
 
 def _numbers(ranges: str) -> set[int]:
-    """Return the numbers of a list such as ``0-3,8-11``."""
+    """Parse a list of numbers such as ``0-3,8-11``."""
     numbers: set[int] = set()
     for part in filter(None, ranges.strip().split(",")):
         first, _, last = part.partition("-")

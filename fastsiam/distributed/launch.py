@@ -1,4 +1,4 @@
-"""Starts the ranks of this machine by torch's elastic launcher, alone or with other machines."""
+"""Start the ranks of this machine with torch's elastic launcher, on one or several machines."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ from torch.distributed.elastic.rendezvous.api import (
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from fastsiam.config.nodes import NodesConfig
-from fastsiam.environment import be_found_by_children
+from fastsiam.environment import add_package_to_path
 from fastsiam.errors import ERROR, RANK_LOST, SIGNALLED
 from fastsiam.launched import LAUNCHER
 from fastsiam.signals import handled, signal_name
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-"""Signals that the launcher passes on to its ranks, which save and leave."""
+"""Signals that the launcher forwards to its ranks, which save and exit."""
 _LOGGERS = ("agent.server.api", "multiprocessing.api", "rendezvous.dynamic_rendezvous")
 _WHY: dict[int, str] = {
-    signal.SIGKILL: ": was its memory too small?",
-    signal.SIGABRT: ": by NCCL, perhaps, after --rank-timeout; see what is written above",
+    signal.SIGKILL: ", perhaps because memory ran out",
+    signal.SIGABRT: ", perhaps by NCCL after --rank-timeout; see the messages above",
 }
 
 
 def launch(
     arguments: Sequence[str], config: NodesConfig, *, gpus: int, max_restarts: int = 0
 ) -> int:
-    """Run ``fastsiam ARGUMENTS`` in one process for each rank of this machine until they end.
+    """Run ``fastsiam ARGUMENTS`` in one process for each rank of this machine; wait for their end.
 
-    With several machines, each of them calls this with the same arguments.
+    With several machines, each must call this with the same arguments.
 
     Args:
         arguments: command line of the ranks.
-        config: how many machines there are, and where they meet.
-        gpus: ranks of each machine.
-        max_restarts: how often this machine restarts its ranks after one of them failed.
+        config: number of machines, and their rendezvous.
+        gpus: number of ranks on each machine.
+        max_restarts: how often this machine restarts its ranks after a failure.
 
     Returns:
-        Exit code: 0, the first failed rank's, 128 + the signal that ended it or this process, or 75
-        if a machine was lost or never came.
+        Exit code: 0, that of the first failed rank, 128 + the signal that ended it or this process,
+        or 75 if a machine is lost or did not join.
     """
     for name in _LOGGERS:
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
-    if max_restarts:  # which rank failed is not said otherwise before the last restart
+    if max_restarts:  # otherwise the failed rank is only reported after the last restart
         logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.ERROR)
-    be_found_by_children()
+    add_package_to_path()
     os.environ[LAUNCHER] = str(os.getpid())
     try:
-        with handled(_STOPS, _raise_signal):  # torch handles them only as long as ranks run
+        with handled(_STOPS, _raise_signal):  # torch handles them only while ranks run
             settings = _settings(config, gpus, max_restarts)
             elastic_launch(settings, sys.executable)("-m", "fastsiam", *arguments)
     except ChildFailedError as error:
@@ -70,19 +70,19 @@ def launch(
     except SignalException as stop:
         return SIGNALLED + int(stop.sigval)
     except RendezvousClosedError:
-        return _fail("another machine ended the run; look at what it wrote", ERROR)
+        return _fail("another machine ended the run; see its messages", ERROR)
     except RendezvousTimeoutError:
         return _fail(
-            f"fewer than {config.min_nodes} machines met at --rendezvous {config.rendezvous} "
-            f"within {config.rendezvous_timeout:g} s; start the same command on each machine, or "
-            "wait longer (--rendezvous-timeout)",
+            f"fewer than {config.min_nodes} machines joined --rendezvous {config.rendezvous} "
+            f"within {config.rendezvous_timeout:g} s; run the same command on each machine, or "
+            "pass a longer --rendezvous-timeout",
             RANK_LOST,
         )
     except (RendezvousError, DistError) as error:
         return _fail(
             f"no connection to --rendezvous {config.rendezvous} ({error.__cause__ or error}); "
             "check that the same command runs on that machine and that its port is open, then "
-            "start the command again",
+            "run the command again",
             RANK_LOST,
         )
     return 0
@@ -93,14 +93,14 @@ def _settings(config: NodesConfig, gpus: int, max_restarts: int) -> LaunchConfig
     if config.max_nodes > 1:
         host, port = config.meeting
         address = address_towards(host)
-        # Otherwise gloo takes the address of the host's name, which may be 127.0.1.1.
+        # Otherwise gloo uses the address of the host name, which may be 127.0.1.1.
         if name := interface_of(address):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-        # Each start of the ranks gets a store of its own. With the one that torch's agents share, a
-        # machine that joins them later waits for an address that is published only once.
+        # Each start of the ranks gets its own store. With the store that torch's agents share, a
+        # machine that joins later waits for an address that is published only once.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         if is_own(host):
-            host = "localhost"  # torch compares names to tell which machine serves the store
+            host = "localhost"  # torch compares names to decide which machine serves the store
     return LaunchConfig(
         min_nodes=config.min_nodes,
         max_nodes=config.max_nodes,
@@ -116,11 +116,11 @@ def _settings(config: NodesConfig, gpus: int, max_restarts: int) -> LaunchConfig
         },
         max_restarts=max_restarts,
         local_addr=address,
-        signals_to_handle=",".join(number.name for number in _obeyed()),
+        signals_to_handle=",".join(number.name for number in _agent_signals()),
     )
 
 
-def _obeyed() -> list[signal.Signals]:
+def _agent_signals() -> list[signal.Signals]:
     """Return the signals that torch's agent handles: under nohup it must not handle SIGHUP."""
     return [
         number
@@ -130,15 +130,15 @@ def _obeyed() -> list[signal.Signals]:
 
 
 def _raise_signal(number: int, _: object) -> NoReturn:
-    """Raise what torch's agent raises for signals as long as its ranks run."""
+    """Raise the exception that torch's agent raises for signals while its ranks run."""
     raise SignalException(signal.Signals(number).name, signal.Signals(number))
 
 
 def _exit_code(failures: Mapping[int, ProcessFailure]) -> int:
-    """Return the exit code of the rank that failed first; say so if a signal ended it.
+    """Return the exit code of the rank that failed first; print a message if a signal ended it.
 
-    Of ranks that failed in the same moment it is the one that a signal ended, else one that has an
-    error of its own: the others left because it was gone. The agent ends the rest by SIGTERM.
+    Of ranks that failed within a second, it is one that a signal ended, else one with its own
+    error: the others exited because that one was gone. The agent ends the rest with SIGTERM.
     """
     since = min(failure.timestamp for failure in failures.values())
     consequences = (RANK_LOST, -signal.SIGTERM)
@@ -155,7 +155,7 @@ def _exit_code(failures: Mapping[int, ProcessFailure]) -> int:
     if code >= 0:
         return code
     why = _WHY.get(-code, "")
-    return _fail(f"rank {rank} was ended by {signal_name(-code)}{why}", SIGNALLED - code)
+    return _fail(f"rank {rank} was killed by {signal_name(-code)}{why}", SIGNALLED - code)
 
 
 def _fail(message: str, code: int) -> int:
@@ -164,7 +164,7 @@ def _fail(message: str, code: int) -> int:
 
 
 def is_own(host: str) -> bool:
-    """Tell whether a name or address is this machine's."""
+    """Return whether a host name or address is that of this machine."""
     with contextlib.suppress(OSError):
         for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
             with contextlib.suppress(OSError), socket.create_server(address, family=family):
@@ -173,18 +173,18 @@ def is_own(host: str) -> bool:
 
 
 def address_towards(host: str) -> str:
-    """Return the address from which this machine reaches a host, by which others reach it.
+    """Return this machine's address on the route to a host, by which others can reach it.
 
-    Debian gives a machine's own name the address 127.0.1.1. Then it is that of the default route.
+    Debian maps a machine's own name to 127.0.1.1; then the address of the default route is used.
     """
     found = _own_address(host)
     if found and (host in ("localhost", found) or not ipaddress.ip_address(found).is_loopback):
         return found
-    return _own_address("192.0.2.1") or host  # RFC 5737: an address of nobody; nothing is sent
+    return _own_address("192.0.2.1") or host  # a reserved address (RFC 5737); nothing is sent
 
 
 def _own_address(host: str) -> str:
-    """Return this machine's address for packets to a host; "" if there is no way to it."""
+    """Return this machine's source address for packets to a host; "" if there is no route."""
     with contextlib.suppress(OSError):
         family, *_, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -194,6 +194,6 @@ def _own_address(host: str) -> str:
 
 
 def interface_of(address: str) -> str:
-    """Return the name of this machine's interface with an address; "" if none has it."""
+    """Return the name of this machine's network interface with an address, or ""."""
     found = psutil.net_if_addrs().items()
     return next((name for name, own in found if address in (x.address for x in own)), "")

@@ -1,4 +1,4 @@
-"""Modules whose gradients, and whose BN statistics, are those of several ranks."""
+"""Data parallelism: averaged gradients, and shared BN statistics."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fastsiam.config import NumericsConfig
 from fastsiam.distributed.place import Place
 
 _BUCKET_MB = 25
-"""MB of gradients that ranks exchange at once, beside the backward pass."""
+"""Size of DDP's gradient buckets, in MB."""
 
 
 def bn_group(place: Place, config: NumericsConfig) -> dist.ProcessGroup | None:
-    """Return the ranks that share BN statistics with this one, none if it is alone.
+    """Return the group of ranks that share BN statistics with this one; None if it is alone.
 
-    Every rank calls it: the groups are ``sync_bn_ranks`` ranks in a row, or all ranks. They are not
-    the group that gradients are exchanged in: NCCL would have each of BN's exchanges wait for the
-    gradients that went before.
+    Every rank must call it. Groups are ``sync_bn_ranks`` consecutive ranks, or all ranks. They are
+    separate from the group for gradients, because in one group NCCL would make BN's collectives
+    wait for earlier gradients.
     """
     size = config.sync_bn_ranks or place.world
     if place.world == 1 or not config.sync_bn or size == 1:
@@ -36,15 +36,14 @@ def bn_group(place: Place, config: NumericsConfig) -> dist.ProcessGroup | None:
 
 
 def data_parallel(module: nn.Module, place: Place, *, same_buffers: bool) -> nn.Module:
-    """Wrap a module that is on its device for data-parallel training; alone it stays as it is.
+    """Wrap a module with DDP; with a single rank, return it unchanged.
 
     Args:
-        module: whose gradients are averaged over the ranks, while the backward pass continues. It
-            keeps its own buffers equal on all ranks, and they are never sent: a row for each image
-            is gigabytes.
+        module: on its device. It must keep its direct buffers equal on all ranks; they are not
+            broadcast, because a row for each image may take gigabytes.
         place: this rank.
-        same_buffers: whether the buffers of its layers, BN's statistics, are the same on all ranks
-            by themselves. Else those of rank 0 are sent to all before each pass.
+        same_buffers: whether the buffers of its layers, such as BN's statistics, are equal on all
+            ranks. Otherwise those of rank 0 are broadcast before each forward pass.
     """
     if place.world == 1:
         return module
@@ -60,17 +59,17 @@ def data_parallel(module: nn.Module, place: Place, *, same_buffers: bool) -> nn.
         bucket_cap_mb=_BUCKET_MB,
         **buffers,
     )
-    _settle_buckets(together)
+    _finalise_buckets(together)
     return together
 
 
-def _settle_buckets(together: nn.parallel.DistributedDataParallel) -> None:
-    """Have the gradients' buckets from the first step on as they are to be until the end.
+def _finalise_buckets(together: nn.parallel.DistributedDataParallel) -> None:
+    """Run a pass with zero gradients, so that DDP's buckets are final before the first step.
 
-    After its first pass DDP puts the gradients into other buckets, in the order in which they came.
-    Where a gradient lies decides in which order three ranks or more add it up: a run that continues
-    would round its first step unlike one that was never interrupted. So the first pass is one of
-    zeros here, in which they come as they mostly do in training: the last layer's first.
+    After its first pass DDP rebuilds its buckets in the order in which gradients arrived. With
+    three or more ranks the bucket decides the order of summation, so the first step of a resumed
+    run would round differently from that of an uninterrupted one. In this pass gradients arrive in
+    the usual order of training: the last layer first.
     """
     module: Any = together.module
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]

@@ -1,4 +1,4 @@
-"""Where this process stands among the ranks, and which device it has."""
+"""Rank and device of this process."""
 
 from __future__ import annotations
 
@@ -23,53 +23,57 @@ _BEFORE_NCCL = timedelta(seconds=60)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where this process stands."""
+    """Rank and device of this process."""
 
     rank: int
-    """Number of this process over all machines."""
+    """Rank of this process, over all machines."""
     world: int
     """Number of processes over all machines."""
     device: torch.device
-    """The device that it computes on."""
+    """The device of this process."""
     timeout: timedelta = _TIMEOUT
-    """How long an exchange on the host waits for the other ranks."""
+    """Timeout of collectives on the host."""
 
     @property
     def device_timeout(self) -> timedelta:
-        """How long an exchange on the device waits for the other ranks.
+        """Timeout of collectives on the device.
 
-        NCCL ends the process after it, with pages of text; the votes of ``StopSignals``, on the
-        host, are to fail before.
+        It is longer than that of the host, because NCCL aborts the process with pages of output;
+        the votes of ``StopSignals``, on the host, should fail first.
         """
         return self.timeout + (_BEFORE_NCCL if self.device.type == "cuda" else timedelta())
 
     @property
-    def leads(self) -> bool:
-        """Whether this is the process that writes files and prints."""
+    def is_leader(self) -> bool:
+        """Whether this is rank 0, which writes files and prints messages."""
         return self.rank == 0
 
 
 def check_devices(config: RunConfig) -> None:
-    """Refuse devices that are not there, before anything starts.
+    """Check that the requested devices exist.
 
     Raises:
-        DeviceError: says what is there and what to ask for.
+        DeviceError: they do not.
     """
     there = torch.cuda.device_count()
     if config.device == "cpu":
         return
     if config.device == "cuda" and not there:
-        raise DeviceError("--device cuda: torch sees no GPU here")
+        raise DeviceError("--device cuda: torch finds no GPU; pass --device cpu")
     if config.gpus > max(1, there):
         seen = f"{there} GPU{'' if there == 1 else 's'}" if there else "no GPU"
         raise DeviceError(
-            f"--gpus {config.gpus}: torch sees {seen} here; ask for at most {max(1, there)}, "
-            f"or add --device cpu for {config.gpus} processes on the CPU"
+            f"--gpus {config.gpus}: torch finds {seen}; pass at most --gpus {max(1, there)}, or "
+            f"add --device cpu for {config.gpus} processes on the CPU"
         )
 
 
 def start(config: RunConfig) -> Place:
-    """Take this process's place: choose the device and, with several ranks, meet the others."""
+    """Choose this process's device and cores; with several ranks, initialise the process group.
+
+    Raises:
+        DeviceError: the requested devices do not exist.
+    """
     check_devices(config)
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -92,12 +96,12 @@ def start(config: RunConfig) -> Place:
 
 
 def meet(place: Place) -> None:
-    """Meet the other ranks; on GPUs connect to them at once, so that what is wrong shows here."""
+    """Initialise the process group; on GPUs connect at once, so that errors are raised here."""
     on_gpu = place.device.type == "cuda"
     store, *_ = next(rendezvous("env://", place.rank, place.world, timeout=place.timeout))
     store.set_timeout(place.timeout)
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # The agent's store outlives a restart: it holds addresses of ranks that are gone.
+        # The agent's store survives a restart and contains addresses of ended ranks.
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = PrefixStore(f"fastsiam/restart-{restart}", store)
     rank_location.begin(store, place.rank, place.world)
@@ -112,7 +116,7 @@ def meet(place: Place) -> None:
 
 
 def finish() -> None:
-    """Part from the other ranks when all are done; after one's error it could wait for ever."""
+    """Destroy the process group. Call it when all ranks are done: after an error it may hang."""
     rank_location.end()
     if dist.is_initialized():
         dist.destroy_process_group()

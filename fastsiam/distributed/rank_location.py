@@ -1,7 +1,7 @@
-"""Where each rank is, so that the others can name one that hangs.
+"""Location of each rank in the program, so that other ranks can report one that hangs.
 
-A thread of each rank looks once a second in which function of fastsiam the rank is, and writes that
-to the store by which the ranks meet.
+Once a second, a thread of each rank writes the function of fastsiam that the rank executes to
+torch's store.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HOME = str(Path(__file__).parents[1]) + os.sep
 _INTERVAL = 1.0
 """Seconds between two reports of a rank."""
 _SILENT = 10.0
-"""Seconds without a report after which a rank is stopped, or holds Python's lock."""
+"""Seconds without a report after which a rank counts as stopped."""
 _KEY = "fastsiam/rank_location/"
 
 _step: int | None = None
@@ -31,13 +31,13 @@ _reporter: _Reporter | None = None
 
 
 def in_step(number: int) -> None:
-    """Note that this rank begins a training step."""
+    """Note the training step that this rank starts."""
     global _step
     _step = number
 
 
 def begin(store: Store, rank: int, world: int) -> None:
-    """Start to report where this rank is."""
+    """Start to report this rank's location."""
     global _reporter, _step
     end()
     _step = None
@@ -55,20 +55,20 @@ def end() -> None:
 
 
 def missing(function: str) -> str:
-    """Return which ranks are elsewhere than this one, which waited for them in vain, and where.
+    """Return a text on the ranks that this one waited for in vain, with their locations.
 
     Args:
-        function: of fastsiam, in which this rank waited.
+        function: function of fastsiam in which this rank waited.
 
     Returns:
-        Empty if nobody can tell: the store is gone, or all ranks wait for the same.
+        The text; "" if the store is gone or all ranks wait in the same function.
     """
     if _reporter is None:
         return ""
     _reporter.gave_up_in = function
-    time.sleep(2 * _INTERVAL)  # until the others that gave up have reported it
+    time.sleep(2 * _INTERVAL)  # so that other ranks that gave up have reported it
     found: list[str] = []
-    # In a thread: reading the store blocks for minutes if this machine lost its network.
+    # In a thread, because reading the store blocks for minutes if the network is down.
     reading = threading.Thread(target=_reporter.describe_others, args=(found,), daemon=True)
     reading.start()
     reading.join(_SILENT)
@@ -76,11 +76,11 @@ def missing(function: str) -> str:
 
 
 class _Reporter(threading.Thread):
-    """Reports where this rank is, and reads the reports of the others."""
+    """Thread that reports this rank's location and reads those of the others."""
 
     def __init__(self, store: Store, rank: int, world: int) -> None:
         super().__init__(name="fastsiam-rank-location", daemon=True)
-        # Connections of their own: a collective that waits blocks the ranks' common one.
+        # Separate connections, because a waiting collective blocks the shared one.
         self._write, self._read = store.clone(), store.clone()
         self._rank = rank
         self._main = threading.main_thread().ident or 0
@@ -89,10 +89,10 @@ class _Reporter(threading.Thread):
         self.others = [other for other in range(world) if other != rank]
         self.is_over = threading.Event()
         self.gave_up_in = ""
-        """The function in which this rank waited for another in vain, once it did."""
+        """Function in which this rank waited in vain; "" before."""
 
     def run(self) -> None:
-        """Report until the end, or until the store is gone."""
+        """Report until ``is_over`` is set or the store is gone."""
         with contextlib.suppress(RuntimeError):
             while True:
                 self._write.set(f"{_KEY}{self._rank}", json.dumps(self._report()))
@@ -110,14 +110,14 @@ class _Reporter(threading.Thread):
         return {"place": place, "text": text, "time": time.time(), "waits": bool(self.gave_up_in)}
 
     def describe_others(self, texts: list[str]) -> None:
-        """Append where each rank is that is elsewhere, until the store is gone."""
+        """Append the location of each rank that is elsewhere, until the store is gone."""
         with contextlib.suppress(RuntimeError, ValueError):
             for rank in self.others:
                 if text := self._describe(rank):
                     texts.append(text)
 
     def _describe(self, rank: int) -> str:
-        """Return where another rank is; empty if it waits too, or is where this one is."""
+        """Return the location of another rank; "" if it waits too, or in the same function."""
         key = f"{_KEY}{rank}"
         if not self._read.check([key]):
             return f"rank {rank}, which has not started"
@@ -133,7 +133,7 @@ class _Reporter(threading.Thread):
 
 
 def _locate(frame: FrameType | None) -> tuple[str, str]:
-    """Return the innermost function of fastsiam on a stack, and its line with what it calls."""
+    """Return the innermost function of fastsiam on a stack, and its line with the callee."""
     inner = frame
     while frame is not None and not frame.f_code.co_filename.startswith(HOME):
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Signals that stop a run before a step or in an evaluation, on all ranks together."""
+"""Signals that stop a run on all ranks together, before a step or in an evaluation."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from fastsiam.signals import ECHO, first_is_handled, leave_at_once
 T = TypeVar("T")
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""What a run saves and stops for: Ctrl-C, a scheduler's end, SLURM's warning of one
-(``--signal=USR1@60``), and a terminal that is closed, unless ``nohup`` has it ignored."""
+"""Signals that make a run save and stop: Ctrl-C, a scheduler's end, SLURM's warning of one
+(``--signal=USR1@60``), and a closed terminal unless ``nohup`` ignores it."""
 
 _TICK = 0.2
-"""Seconds between two looks at the grace period."""
+"""Seconds between two checks of the grace period."""
 _FAILED = 1000
-"""Votes from here on are of ranks that cannot continue: this and the rank's number."""
+"""Vote of a rank that cannot continue: this value plus its rank."""
 
 
 class Signalled(Exception):
-    """A signal asks to stop; all ranks raise it at the same batch."""
+    """Raised on all ranks at the same batch after a signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -39,21 +39,21 @@ class Signalled(Exception):
 
 
 class StopSignals:
-    """Turns a signal to any rank, or its error, into a decision that all take at the same batch.
+    """Stops all ranks at the same batch after a signal to, or an error of, any rank.
 
-    Before each batch is used the ranks tell each other by an all-reduce of two numbers over gloo
-    how they are. It concerns their hosts alone: no device is waited for, and no rank stops while
-    another waits for it in a collective. A second signal ends the process at once, and its workers.
+    Before each batch the ranks vote by an all-reduce of two numbers over gloo, on the host. So the
+    vote does not wait for devices, and no rank stops while another waits for it in a collective. A
+    second signal ends the process and its workers at once.
 
     Args:
         place: this rank.
-        grace: seconds after the first signal in which the process has to be gone; it leaves
-            without saving when they are over. 0 is no limit.
+        grace: seconds between the first signal and the end of the process, which then exits
+            without saving; 0 means no limit.
     """
 
     PATIENCE = 3.0
-    """Seconds in which further signals are taken for the first one: a scheduler and a launcher may
-    both send it. A person's second Ctrl-C to a process alone is meant."""
+    """Seconds in which further signals count as repetitions of the first one, because a scheduler
+    and a launcher may both send it. A second Ctrl-C to a single process is not a repetition."""
 
     def __init__(self, place: Place, *, grace: float = 0.0) -> None:
         self._got, self._since = 0, 0.0
@@ -74,7 +74,7 @@ class StopSignals:
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue
             self._previous[number] = signal.signal(number, self._note)
-        if self._grace:  # now: a thread that a handler starts may wait for the one it interrupts
+        if self._grace:  # started now, because a thread started in a signal handler may deadlock
             threading.Thread(target=self._watch, name="fastsiam-grace", daemon=True).start()
         return self
 
@@ -89,14 +89,14 @@ class StopSignals:
         self._left.set()
 
     def over(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield items as long as all ranks can continue; every rank iterates over its own.
+        """Yield items while all ranks can continue; every rank iterates over its own items.
 
-        A rank that has fewer of them goes on to take part until the others are done.
+        A rank with fewer items keeps voting until the other ranks are done.
 
         Raises:
-            Signalled: a rank got a signal.
-            OtherRankError: another rank's items ended in an error.
-            FastSiamError: this rank's did; the others know it.
+            Signalled: a rank received a signal.
+            OtherRankError: another rank's iterator raised an error.
+            FastSiamError: this rank's iterator raised it; the other ranks know.
         """
         iterator, nothing = iter(items), object()
         while True:
@@ -113,7 +113,9 @@ class StopSignals:
                 _FAILED + self._place.rank if error else self._got, item is not nothing
             )
             if verdict >= _FAILED:
-                other = OtherRankError(f"rank {verdict - _FAILED} cannot continue, and says why")
+                other = OtherRankError(
+                    f"rank {verdict - _FAILED} cannot continue; see its own error message"
+                )
                 self._failure = error or other
                 raise self._failure
             if verdict:
@@ -124,11 +126,11 @@ class StopSignals:
                 yield item  # type: ignore[misc]
 
     def is_known_to_all(self, error: FastSiamError) -> bool:
-        """Tell whether an error was raised by ``over``, on all ranks at the same batch."""
+        """Return whether ``over`` raised this error, on all ranks at the same batch."""
         return error is self._failure
 
     def meet(self) -> None:
-        """Wait for the other ranks, which leave together; one that is gone already is no error."""
+        """Wait for the other ranks before exiting; ranks that are gone already are ignored."""
         if not self._is_alone:
             with contextlib.suppress(RuntimeError):
                 dist.barrier(self._group)
@@ -148,7 +150,8 @@ class StopSignals:
             first_is_handled()
             name = signal.Signals(number).name
             self._say(
-                f"{name}: stopping before the next step or batch; again leaves at once, unsaved"
+                f"{name}: stopping before the next step or batch; a second signal exits at once, "
+                "without saving"
             )
             return
         meant = self._is_alone and number == signal.SIGINT
@@ -156,16 +159,16 @@ class StopSignals:
             leave_at_once(number)
 
     def _watch(self) -> None:
-        """Leave when the grace period is over; in a thread, for this one may hang."""
+        """Exit when the grace period is over; in a thread, because the main thread may hang."""
         while not self._left.wait(_TICK):
             if self._got and time.monotonic() - self._since > self._grace:
                 self._say(
                     f"{signal.Signals(self._got).name}: not saved within --grace {self._grace:g} "
-                    "s: leaving; the same command resumes from the last checkpoint"
+                    "s: exiting; run the same command to resume from the last checkpoint"
                 )
                 leave_at_once(self._got)
 
     def _say(self, line: str) -> None:
-        if self._place.leads:
-            with contextlib.suppress(OSError):  # a full disk; a pipe's reader that left too
+        if self._place.is_leader:
+            with contextlib.suppress(OSError):  # a full disk, or a pipe whose reader is gone
                 os.write(2, f"{chr(10) * os.isatty(2)}{line}\n".encode())

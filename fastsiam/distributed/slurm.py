@@ -1,4 +1,4 @@
-"""A training run as a job of SLURM: the script for ``sbatch``, and its submission."""
+"""SLURM: the job script of a training run, and its submission."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fastsiam.config.slurm import SlurmConfig
 from fastsiam.errors import FastSiamError
 
 _BY_THE_JOB = "nodes", "rendezvous", "out"
-"""Settings whose values stand in the script itself."""
+"""Settings that the script sets itself."""
 _PORT = "$((20000 + SLURM_JOB_ID % 40000))"
-"""Where machines meet: two jobs of one machine seldom have the same."""
+"""Port of the rendezvous; two jobs on the same machine rarely share it."""
 
 _SCRIPT = """\
 #!/bin/bash
@@ -52,12 +52,12 @@ launch='trap : TERM USR1 CONT; "$@"; code=$?; exit $((code == 1 ? 255 : code))'
 
 
 def slurm_script(recipe: str, config: TrainConfig, job: SlurmConfig) -> str:
-    """Return the script by which ``sbatch`` runs ``fastsiam train``.
+    """Return the script with which ``sbatch`` runs ``fastsiam train``.
 
     Args:
-        recipe: the recipe that the settings are changes of.
+        recipe: name of the recipe that the settings are based on.
         config: the run's settings.
-        job: what SLURM is asked for.
+        job: options of the job.
     """
     several = config.run.max_nodes > 1
     words = [sys.executable, "-m", "fastsiam", "train", *_arguments(recipe, config, job)]
@@ -92,7 +92,7 @@ def _options(config: TrainConfig, job: SlurmConfig) -> list[str]:
         "cpus-per-task": job.cpus * run.gpus,
         "mem": job.mem,
         "time": job.time,
-        # Without B: SLURM signals the ranks themselves. This shell would learn of it too late.
+        # Without B:, SLURM signals the ranks directly; this shell would handle it too late.
         "signal": f"USR1@{job.warning}",
         "open-mode": "append",
         "output": f"{job.name}-{'%A_%a' if job.seeds else '%j'}.log",
@@ -101,14 +101,14 @@ def _options(config: TrainConfig, job: SlurmConfig) -> list[str]:
 
 
 def _out(given: str, job: SlurmConfig) -> str:
-    """Return the run's folder as the shell is to have it: the same when the job comes back."""
+    """Return the run's folder as a shell word, which is the same after a requeue."""
     number = "$SLURM_ARRAY_JOB_ID" if job.seeds else "$SLURM_JOB_ID"
     folder = shlex.quote(given) if given else f'runs/{job.name}-"{number}"'
     return folder + ('/seed-"$SLURM_ARRAY_TASK_ID"' if job.seeds else "")
 
 
 def _arguments(recipe: str, config: TrainConfig, job: SlurmConfig) -> list[str]:
-    """Return the shortest command line of the settings, except for what the job decides."""
+    """Return the shortest command line for the settings, without those that the script sets."""
     usual = merge(recipe=recipe, method=config.model.method.name).flags
     decided = {*_BY_THE_JOB, *(["seed"] if job.seeds else [])}
     changed = {
@@ -120,20 +120,20 @@ def _arguments(recipe: str, config: TrainConfig, job: SlurmConfig) -> list[str]:
 
 
 def submit(script: str, *, folder: Path) -> str:
-    """Give a script to SLURM through submitit; return the job's number.
+    """Submit a script to SLURM through submitit; return the job number.
 
-    submitit would have a job of its own making requeue at the first signal, before the ranks have
-    saved; the script is ours, and submitit keeps it in ``folder`` under the job's number.
+    submitit's own script would requeue the job at the first signal, before the ranks have saved.
+    submitit saves this script in ``folder`` under the job number.
 
     Raises:
-        FastSiamError: submitit or SLURM is not there, or ``sbatch`` refuses the job.
+        FastSiamError: submitit or SLURM is missing, or ``sbatch`` rejects the job.
     """
     try:
         import submitit
     except ImportError as error:
         raise FastSiamError("--submit needs submitit: pip install 'fastsiam[slurm]'") from error
     if shutil.which("sbatch") is None:
-        raise FastSiamError("--submit: there is no sbatch here; run it on a machine of SLURM's")
+        raise FastSiamError("--submit: sbatch not found; run this command on a SLURM machine")
 
     class Executor(submitit.SlurmExecutor):
         def _make_submission_file_text(self, command: str, uid: str) -> str:
@@ -143,13 +143,13 @@ def submit(script: str, *, folder: Path) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         job = Executor(folder)._submit_command("")
     except submitit.core.utils.FailedJobError as error:
-        raise FastSiamError(f"sbatch refuses the job: {_reason(str(error))}") from error
+        raise FastSiamError(f"sbatch rejects the job: {_reason(str(error))}") from error
     except (subprocess.SubprocessError, OSError) as error:
         raise FastSiamError(f"cannot submit the job: {error}") from error
     return str(job.job_id)
 
 
 def _reason(text: str) -> str:
-    """Return what sbatch said, out of what submitit says of it."""
+    """Return the error messages of sbatch within submitit's message."""
     said = re.findall(r"sbatch: error: (.+)", text)
     return "; ".join(said) or text.strip().splitlines()[-1]

@@ -94,12 +94,12 @@ def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Pat
     Raises:
         FastSiamError: a file is there already, and ``force`` is not given; or none can be written.
     """
-    files = _targets(config) if place.leads else _files(config)
+    files = _targets(config) if place.is_leader else _files(config)
     subject = open_subject(path, config, place, layer=config.layer)
     subject.introduce()
     images = _images(subject, config.split)
     parts = _in_order(subject, images.loader)
-    if not place.leads:
+    if not place.is_leader:
         for _ in parts:
             pass
         return files

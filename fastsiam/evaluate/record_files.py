@@ -51,7 +51,7 @@ class RecordFiles:
         self._place, self._console, self._saved = place, console, time.monotonic()
         self._asked = Path(asked) if asked else None
         own = None if run is None else evaluation.path(run, *details)
-        if place.leads:
+        if place.is_leader:
             if self._asked:
                 check_targets(self._asked)
             try:
@@ -86,7 +86,7 @@ class RecordFiles:
     def save_state(self, epoch: int, state: Callable[[], dict[str, Any]], *, last: bool) -> None:
         """Save the state after so many epochs, at most every 30 seconds, and the last."""
         soon = time.monotonic() - self._saved < _SECONDS_BETWEEN_SAVES
-        if self._state is None or not self._place.leads or (soon and not last):
+        if self._state is None or not self._place.is_leader or (soon and not last):
             return
         try:
             with written_whole(self._state) as temporary:
@@ -101,7 +101,7 @@ class RecordFiles:
         Raises:
             FastSiamError: the user's file cannot be written; the run's was.
         """
-        if not self._place.leads:
+        if not self._place.is_leader:
             return
         if show:
             show(record)

@@ -158,7 +158,7 @@ def open_subject(
         dtype=autocast_of(config, own, place),
         batch=config.feature_batch,
         place=place,
-        console=Console(quiet=not place.leads),
+        console=Console(quiet=not place.is_leader),
         holdout_note=holdout_note,
     )
 

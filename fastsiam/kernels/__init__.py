@@ -1,1 +1,1 @@
-"""Compiled code of our own, and the threads that it runs in."""
+"""Compiled kernels, and the threads that run them."""

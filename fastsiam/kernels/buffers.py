@@ -1,4 +1,4 @@
-"""Memory that is used again: the system clears new memory page by page, which takes long.
+"""Reuse of memory buffers, because the system clears new memory page by page.
 
 Clearing takes as long as a colour operation, and longer than reading a cached file.
 """
@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 _ALIGNMENT = 64
-"""Bytes of a cache line, to which compiled code stores past the cache."""
+"""Bytes of a cache line, for the non-temporal stores of compiled code."""
 _MOST_SIZES = 8
-"""Sizes of buffers that are kept, such as those of views of several sides, and of a last batch."""
+"""Number of buffer sizes that are kept: views have several sides, and a last batch is smaller."""
 
 
 class BufferPool:
-    """Arrays in buffers that are reused once nobody refers to the array.
+    """Pool of arrays whose memory is reused when an array is no longer referenced.
 
     Args:
-        most: buffers of one size that are kept while nobody uses them.
+        most: number of unused buffers of one size to keep.
     """
 
     def __init__(self, most: int) -> None:
@@ -30,10 +30,10 @@ class BufferPool:
         self._free: dict[int, list[NDArray[np.uint8]]] = {}
 
     def array(self, shape: tuple[int, ...], dtype: type[Any]) -> NDArray[Any]:
-        """Return an array whose values are undefined.
+        """Return an array with undefined values.
 
-        Its buffer is reused once this object is gone, whatever slices numpy made of it; a tensor or
-        a memoryview of it keeps it.
+        Its buffer is reused once this object is deleted, even if numpy slices of it exist. A tensor
+        or memoryview of it keeps the object alive.
         """
         size = math.prod(shape) * np.dtype(dtype).itemsize
         try:

@@ -1,7 +1,7 @@
-"""The compiled kernels: which library fits this processor, and what its functions take.
+"""Loading of the compiled kernels: the library for this processor, and its functions' types.
 
-The structures mirror ``source/job.h``. Where the libraries are missing or older than their sources,
-as in a clone that was never installed or has just been updated, they are compiled first.
+The structures mirror ``source/job.h``. Libraries that are missing or older than their sources, as
+in a new or updated clone, are compiled first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import BackendError
-from fastsiam.files import require_own
+from fastsiam.files import quoted, require_own
 from fastsiam.kernels import build
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHOICE = "FASTSIAM_CPU"
-"""The variable that names another kind of library than the newest one that can run here."""
+"""Environment variable that selects a kind of library instead of the newest supported one."""
 _BUILD = "python -m fastsiam.kernels.build"
 _NEEDS = {
     "x86-64-v4": "avx512f avx512bw avx512cd avx512dq avx512vl avx512vbmi avx512_vnni",
     "x86-64-v3": "abm avx avx2 bmi1 bmi2 f16c fma movbe",
     "x86-64-v2": "",
 }
-"""What each kind needs beyond those below it, as Linux names it."""
+"""CPU flags, in Linux's names, that each kind needs in addition to those of the kinds below."""
 
 
 class CutsOf(Structure):
@@ -68,7 +68,7 @@ class SideOf(Structure):
 
 
 class JobOf(Structure):
-    """A batch to be made."""
+    """A batch to compute."""
 
     _fields_ = [
         ("count", c_int64),
@@ -84,29 +84,29 @@ class JobOf(Structure):
 
 
 def at(array: NDArray[Any] | None, kind: Any = None) -> int | None:
-    """Return the address of an array's first element.
+    """Return the address of an array's first element; None for None.
 
     Args:
-        array: contiguous; its owner has to keep it as long as the address is used.
-        kind: the numpy type that compiled code takes it for.
+        array: contiguous; the caller must keep it alive while the address is used.
+        kind: numpy type that compiled code expects.
 
     Raises:
-        ValueError: it is not contiguous, or of another type.
+        ValueError: the array is not contiguous, or of another type.
     """
     if array is None:
         return None
     if not array.flags.c_contiguous:
-        raise ValueError(f"an array of shape {array.shape} is not contiguous: copy it first")
+        raise ValueError(f"an array of shape {array.shape} is not contiguous; copy it first")
     if kind not in (None, array.dtype):
-        raise ValueError(f"an array is {array.dtype}: compiled code takes {np.dtype(kind)}")
+        raise ValueError(f"an array is {array.dtype}; compiled code expects {np.dtype(kind)}")
     return array.ctypes.data
 
 
 def address(function: Any) -> int:
-    """Return where a library's function is.
+    """Return the address of a library's function.
 
     Raises:
-        ValueError: it is a null pointer.
+        ValueError: the function is a null pointer.
     """
     place = ctypes.cast(function, c_void_p).value
     if place is None:
@@ -116,7 +116,7 @@ def address(function: Any) -> int:
 
 @cache
 def kinds() -> tuple[str, ...]:
-    """Return the kinds of libraries that this processor can run, the newest first."""
+    """Return the kinds of libraries that this processor supports, the newest first."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return (build.OTHER,)
     cpuinfo = Path("/proc/cpuinfo")
@@ -131,19 +131,22 @@ def kinds() -> tuple[str, ...]:
 
 
 def kind() -> str:
-    """Return the kind of library in use: ``$FASTSIAM_CPU``, or the newest that can run here.
+    """Return the kind of library in use: ``$FASTSIAM_CPU``, or the newest supported one.
 
     Raises:
-        BackendError: this processor cannot run the one that is asked for.
+        BackendError: this processor does not support the selected kind.
     """
     chosen = os.environ.get(CHOICE) or kinds()[0]
     if chosen not in kinds():
-        raise BackendError(f"${CHOICE} is {chosen}; this processor can run {', '.join(kinds())}")
+        raise BackendError(
+            f"{CHOICE}={chosen} is not supported by this processor; set it to one of "
+            f"{', '.join(kinds())}"
+        )
     return chosen
 
 
 def writes_halves() -> bool:
-    """Tell whether the library in use writes bfloat16 and float16; others write float32 alone.
+    """Return whether the library in use can write bfloat16 and float16; others write float32.
 
     Raises:
         BackendError: as ``kind``.
@@ -152,10 +155,10 @@ def writes_halves() -> bool:
 
 
 def kernels() -> Any:
-    """Return the library of this processor's kind.
+    """Return the library for this processor.
 
     Raises:
-        BackendError: it is not there and cannot be compiled.
+        BackendError: it is missing and cannot be compiled.
     """
     return _load(kind())
 
@@ -167,8 +170,8 @@ def _load(kind: str) -> Any:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise BackendError(
-            f"the kernels cannot be loaded ({error}): they are damaged, or another system's; "
-            f"remove {path.parent / build.STAMP} to have them compiled again"
+            f"cannot load the kernels ({error}): they are corrupt or from another system; "
+            f"`rm {quoted(path.parent / build.STAMP)}` and start again to compile them"
         ) from error
     library.fastsiam_make.argtypes = [POINTER(JobOf)]
     library.fastsiam_make.restype = c_int64
@@ -188,9 +191,9 @@ def _load(kind: str) -> Any:
 
 @cache
 def jpeg() -> Any:
-    """Return the library that decodes JPEGs, None if it lacks libjpeg-turbo.
+    """Return the library that decodes JPEGs; None without a suitable libjpeg-turbo.
 
-    Where libjpeg-turbo is not inside, the system's can be older than at compile time, or missing.
+    A libjpeg-turbo that is not linked statically may be missing, or older than at compile time.
     """
     path = _folder() / build.JPEG
     if not path.exists():
@@ -198,34 +201,34 @@ def jpeg() -> Any:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        log.warning(f"{error}; to compile it anew: {_BUILD}")
+        log.warning(f"{error}; to compile it again, run `{_BUILD}`")
         return None
     if not library.fastsiam_jpeg_fits():
-        log.warning(f"libjpeg-turbo is older than the one that {path} is for; {_BUILD}")
+        log.warning(f"libjpeg-turbo is older than {path} needs; run `{_BUILD}`")
         return None
     return library
 
 
 def decoder_name() -> str:
-    """Return what decodes JPEGs for the kernels; says so if these are not compiled yet."""
+    """Return a description of the JPEG decoder in use, for ``fastsiam info``."""
     try:
         if _compiled() is None:
-            return "not compiled yet: the first run does, or fastsiam info --warm"
+            return "not compiled yet; run `fastsiam info --warm`, or the first run compiles them"
     except RuntimeError as error:
         return f"not compiled: {error}"
     if jpeg() is None:
-        return "Pillow (no libjpeg-turbo that fits)"
+        return "Pillow (no suitable libjpeg-turbo)"
     version = jpeg().fastsiam_jpeg_version()
-    inside = f"{version // 1000000}.{version // 1000 % 1000}.{version % 1000} inside"
-    which = f"libjpeg-turbo {inside}" if version else "the system's libjpeg-turbo"
-    return f"{which}, no more of each than its crops need"
+    number = f"{version // 1000000}.{version // 1000 % 1000}.{version % 1000}"
+    which = f"built-in libjpeg-turbo {number}" if version else "the system's libjpeg-turbo"
+    return f"{which}, which decodes only the parts that crops need"
 
 
 def _compiled() -> Path | None:
-    """Return where the libraries are, None if they are not there or older than their sources.
+    """Return the folder of the libraries; None if they are missing or older than their sources.
 
     Raises:
-        RuntimeError: they are not in the package, and nobody has a home to look in.
+        RuntimeError: they are not in the package, and the user has no home directory.
     """
     own = build.own_folder()
     if _is_ready(own):
@@ -236,10 +239,10 @@ def _compiled() -> Path | None:
 
 @cache
 def _folder() -> Path:
-    """Return where the libraries are, which are compiled if need be.
+    """Return the folder of the libraries; compile them first if necessary.
 
     Raises:
-        BackendError: they are not there and cannot be compiled.
+        BackendError: they are missing and cannot be compiled.
     """
     try:
         found = _compiled()
@@ -252,25 +255,25 @@ def _folder() -> Path:
         _require_own(folder)
         with _build_lock():
             if not _is_ready(folder):  # another process may have compiled them meanwhile
-                log.warning("compiling fastsiam's kernels, once (half a minute)")
+                log.warning("compiling fastsiam's kernels (once, about half a minute)")
                 build.build(folder)
-    except (RuntimeError, OSError) as error:  # the first also where nobody has a home
-        raise BackendError(f"fastsiam's kernels are not compiled: {error}") from error
+    except (RuntimeError, OSError) as error:  # RuntimeError also without a home directory
+        raise BackendError(f"cannot compile fastsiam's kernels: {error}") from error
     return folder
 
 
 def _require_own(folder: Path) -> None:
-    """Refuse libraries of the user's cache that somebody else could have put there."""
+    """Check that no other user can write to the cache folder of the libraries."""
     if folder != Path(__file__).parent:
-        instead = "name another cache, by XDG_CACHE_HOME"
+        instead = "set XDG_CACHE_HOME to a folder of your own"
         require_own(folder, what="fastsiam's kernels", instead=instead)
 
 
 def _build_lock() -> FileLock:
     """Return the lock that this user's processes hold while they compile.
 
-    It is in a folder of the system's, because not every file system has locks. filelock follows no
-    link, by which another user could have this process open a file of its own.
+    It is in the system's temporary folder, because not every file system supports locks. filelock
+    does not follow links, so other users cannot redirect it.
     """
     from filelock import FileLock  # its import is slow, and few processes compile
 
@@ -279,5 +282,5 @@ def _build_lock() -> FileLock:
 
 
 def _is_ready(folder: Path) -> bool:
-    """Tell whether a folder has the libraries of these sources, and for such a processor."""
+    """Return whether a folder has current libraries for this processor."""
     return build.is_current(folder) and (folder / build.library(kinds()[0])).exists()

@@ -1,11 +1,10 @@
-"""Mapped files that lose bytes while they are read: one error that names the file.
+"""How truncated memory-mapped files are handled: one error that names the file.
 
-Reading of a mapped file that was truncated, or whose disk or server fails, ends a process by SIGBUS
-without a word. Here (``source/mapped.cpp``) the rest of the mapping becomes zeros instead, and
-whoever makes batches of what is read asks whether it is whole before they are used. That costs no
-more than to look at one number.
+If a memory-mapped file is truncated, or its disk or server fails, reading it would kill the process
+with SIGBUS. ``source/mapped.cpp`` replaces the rest of the mapping by zeros instead. Before a batch
+is used, loaders check whether a mapping was lost, which costs one comparison.
 
-Where the kernels cannot be compiled, SIGBUS is what it always was.
+Without compiled kernels, SIGBUS kills the process.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ from fastsiam.errors import BackendError, FileLostError
 from fastsiam.kernels import library
 
 _paths: dict[int, tuple[Path, int]] = {}
-"""File and bytes of each mapping, by its place in the compiled table."""
+"""File and size of each mapping, by its place in the compiled table."""
 _one_at_a_time = threading.RLock()
-"""The garbage collector may drop a mapping in the middle of adding another."""
+"""Reentrant, because the garbage collector may drop a mapping while another is added."""
 
 
 class Mapping(mmap.mmap):
-    """A read-only mapping that can be watched over until its last user is gone.
+    """A read-only mapping that can be protected against SIGBUS.
 
-    ``mmap`` unmaps its memory before it calls weak references back, and after ``__del__``. A place
-    that outlived its memory would have the handler answer for whatever is mapped there next. Do not
-    call ``close``: it unmaps the memory while the place is still in the table.
+    ``__del__`` removes it from the table of protected mappings, because ``mmap`` unmaps the memory
+    before it calls weak references back. Do not call ``close``: it would unmap the memory while the
+    mapping is still in the table, and the handler would act on whatever is mapped there next.
     """
 
     place: int | None = None
-    """In the compiled table; None where nothing watches over the mapping."""
+    """Place in the compiled table; None if the mapping is not protected."""
 
     def guard(self, path: Path) -> None:
-        """Watch over this mapping of all of a file."""
+        """Protect this mapping, which must cover the whole file ``path``."""
         if (compiled := _compiled()) is None:
             return
         compiled.fastsiam_watch_mappings()
@@ -54,24 +53,24 @@ class Mapping(mmap.mmap):
                 self.place = place
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Leave the table, while the memory is still mapped."""
+        """Remove the mapping from the table, while the memory is still mapped."""
         if self.place is not None and not is_finalizing():
             _drop(self.place)
 
 
 def watch_again() -> None:
-    """Handle SIGBUS again where a library may have taken it, as torch does in loader processes."""
+    """Install the SIGBUS handler again, for example after torch replaced it in a loader process."""
     if _paths and (compiled := _compiled()) is not None:
         compiled.fastsiam_watch_mappings()
 
 
 def some_are_lost() -> bool:
-    """Tell whether any mapping lost bytes: one look at a number."""
+    """Return whether any mapping lost bytes; costs one comparison."""
     return bool(_paths) and _compiled().fastsiam_lost_mappings() > 0
 
 
 def is_lost(place: int | None) -> bool:
-    """Tell whether the mapping at a place lost bytes, which read as zeros now."""
+    """Return whether the mapping at a place lost bytes, which now read as zeros."""
     return place is not None and bool(_compiled().fastsiam_is_lost_mapping(place))
 
 
@@ -81,27 +80,30 @@ def lost_places() -> frozenset[int]:
 
 
 def check_others(known: frozenset[int]) -> None:
-    """Refuse what was read since if a mapping lost bytes that is not known to have.
+    """Check that only known mappings lost bytes.
+
+    Args:
+        known: places of mappings that are known to have lost bytes.
 
     Raises:
-        FileLostError: names its file.
+        FileLostError: another mapping lost bytes; names its file.
     """
     for place in lost_places() - known:
-        raise lost(*_paths[place])
+        raise lost_error(*_paths[place])
 
 
-def lost(path: Path, size: int) -> FileLostError:
-    """Return the error that says what became of a file that had so many bytes."""
-    return FileLostError(f"{_became(path, size)}; restore it, and the same command continues")
+def lost_error(path: Path, size: int) -> FileLostError:
+    """Return the error for a file that had ``size`` bytes and lost some or all of them."""
+    return FileLostError(f"{_loss(path, size)}; restore it and run the same command to continue")
 
 
-def _became(path: Path, size: int) -> str:
+def _loss(path: Path, size: int) -> str:
     try:
         left = path.stat().st_size
     except OSError:
-        return f"{path} was lost while it was read: it is not there any more"
+        return f"{path} was deleted while it was read"
     if left < size:
-        return f"{path} was truncated while it was read: {left:,} of its {size:,} bytes are left"
+        return f"{path} was truncated while it was read: {left:,} of {size:,} bytes are left"
     if left > size:
         return f"{path} was overwritten while it was read: it had {size:,} bytes and has {left:,}"
     return f"{path} was overwritten while it was read, or its disk or server failed"
@@ -115,7 +117,7 @@ def _drop(place: int) -> None:
 
 @cache
 def _compiled() -> Any:
-    """Return the library with its functions declared; None where there is none."""
+    """Return the library with its functions declared; None if it cannot be compiled."""
     try:
         compiled = library.kernels()
     except BackendError:

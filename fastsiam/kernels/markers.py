@@ -1,7 +1,7 @@
-"""Markers of a JPEG: what ends its entropy code.
+"""Search for the markers of a JPEG that end its entropy-coded data.
 
-Looking for them takes 0.01 ms for a photograph of ImageNet, with the interpreter let go, where the
-kernels are compiled; else ten times as long.
+With compiled kernels it takes 0.01 ms for an ImageNet photograph and releases the GIL; without, it
+takes ten times as long.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fastsiam.kernels import library
 Bytes = bytes | memoryview
 
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
-"""No escaped byte, no restart, no fill byte."""
+"""Any marker except escaped bytes, restart markers and fill bytes."""
 
 
 def next_marker(data: Bytes, begin: int) -> int:
-    """Return where the first marker from ``begin`` on has its code, the byte after 0xFF, or -1."""
+    """Return the offset of the byte after 0xFF of the first marker from ``begin`` on, or -1."""
     if (compiled := _compiled()) is None:
         found = _MARKER.search(data, begin)
         return found.end() - 1 if found else -1
@@ -35,7 +35,7 @@ def next_marker(data: Bytes, begin: int) -> int:
 
 @cache
 def _compiled() -> Any:
-    """Return the library with its function declared; None where there is none."""
+    """Return the library with its function declared; None if it cannot be compiled."""
     try:
         compiled = library.kernels()
     except BackendError:

@@ -1,4 +1,4 @@
-"""Compiled work in threads: it lets go of the interpreter while it runs."""
+"""Threads for compiled work, which releases the GIL."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from functools import lru_cache
 
 import torch
 
-_MOST_THREADS = 1024  # they start when they are needed
+_MOST_THREADS = 1024  # threads start on demand
 
 
 def in_threads(work: Callable[[], object], count: int) -> None:
-    """Call ``work()`` in as many threads as torch uses, but not in more than ``count``.
+    """Call ``work()`` in as many threads as torch uses, but at most ``count``.
 
-    Each call is to take pieces of work, of which there are ``count``, until none is left: so they
-    are shared out while they are done, without the interpreter, which another thread may hold.
+    Each call must take pieces of work until all ``count`` pieces are taken. So the work is balanced
+    without the GIL, which another thread may hold.
 
     Raises:
-        Exception: whatever ``work`` raised first.
+        Exception: the first exception of ``work``.
     """
     threads = min(torch.get_num_threads(), count)
     if threads <= 1:
@@ -31,18 +31,18 @@ def in_threads(work: Callable[[], object], count: int) -> None:
 def submit_all(
     pool: ThreadPoolExecutor, work: Callable[[], object], count: int
 ) -> list[Future[object]]:
-    """Start ``count`` calls of ``work()`` in a pool's threads: all of them, or none.
+    """Start ``count`` calls of ``work()`` in a pool's threads, or none if one cannot start.
 
-    If one cannot start, the calls that wait for a thread are cancelled and those that run are
-    awaited before the exception leaves: the memory that they use may go away after that.
+    If one cannot start, queued calls are cancelled and running ones are awaited before the
+    exception is raised, because the caller may then free the memory that they use.
 
     Raises:
-        RuntimeError: the system allows no further thread.
+        RuntimeError: the system does not allow another thread.
     """
     futures: list[Future[object]] = []
     try:
         for _ in range(count):
-            # The pool's own future is unknown where ``submit`` queues a call and then raises.
+            # Not the pool's own future, which is lost if ``submit`` queues a call and then raises.
             futures.append(Future())
             pool.submit(_run, futures[-1], work)
     except BaseException:
@@ -63,10 +63,10 @@ def _run(future: Future[object], work: Callable[[], object]) -> None:
 
 
 def run_all(futures: Sequence[Future[object]]) -> None:
-    """Wait until all have ended, whatever happens: what they work on may go away after that.
+    """Wait until all calls have ended, even after an exception: the caller may then free memory.
 
     Raises:
-        Exception: whatever the first that failed raised.
+        Exception: the exception of the first call that failed.
     """
     stopped = wait_all(futures)
     if stopped is not None:
@@ -76,17 +76,17 @@ def run_all(futures: Sequence[Future[object]]) -> None:
 
 
 def wait_all(futures: Sequence[Future[object]]) -> BaseException | None:
-    """Wait until all have ended; return the exception that interrupted it, usually Ctrl-C."""
+    """Wait until all calls have ended; return an exception that interrupted it, such as Ctrl-C."""
     stopped: BaseException | None = None
     while running := [future for future in futures if not future.done()]:
         try:
             wait(running)
-        except BaseException as error:  # however often it is pressed
+        except BaseException as error:  # keep waiting, even if Ctrl-C is pressed again
             stopped = error
     return stopped
 
 
 @lru_cache(maxsize=1)
 def _pool(process: int) -> ThreadPoolExecutor:
-    """Return this process's threads: a forked one does not inherit its parent's."""
+    """Return this process's thread pool; forked processes do not inherit threads."""
     return ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="fastsiam")

@@ -177,15 +177,15 @@ def train_on_ranks(config: TrainConfig, recipe: str, arguments: Sequence[str]) -
 def train_here(config: TrainConfig, recipe: str) -> Path:
     """Train as one rank, in this process; return the run's folder."""
     place = distributed.start(config.run)
-    console = Console(quiet=not place.leads)
+    console = Console(quiet=not place.is_leader)
     if (restarts := os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) != "0":
         of = os.environ.get("TORCHELASTIC_MAX_RESTARTS")
         console.say(f"restart {restarts} of {of}, from the last checkpoint")
     with contextlib.ExitStack() as stack:
-        own = str(stack.enter_context(run_folder(config, recipe))) if place.leads else ""
+        own = str(stack.enter_context(run_folder(config, recipe))) if place.is_leader else ""
         run = Path(distributed.from_leader(own))
         folder = RunFolder(run, console=console)
-        if place.leads:
+        if place.is_leader:
             patience = PATIENCE if distributed.is_worker() else 0.0
             stack.enter_context(folder.taken(patience=patience))
         _train(config, recipe, folder, place, console)
@@ -207,14 +207,14 @@ def _train(
     loader = _loader(resolved, bad)
     opening = time.monotonic() - began
     with contextlib.closing(loader):
-        if place.leads:
+        if place.is_leader:
             introduce(console, resolved, loader, folder.path)
             if resolved.damaged:
                 checkpoints.rename_corrupt(folder.path)
         method = _fresh_method(resolved, console)
         # Compiling must not overlap with a loader at work: see TrainingStep.prepare.
         resolved, step = prepared_step(resolved, method, console)
-        if place.leads:  # write only after data, settings and model are known to work
+        if place.is_leader:  # write only after data, settings and model are known to work
             _begin_folder(resolved, recipe, folder)
             bad.write()
         train(
@@ -250,7 +250,7 @@ def _bad_images(resolved: ResolvedConfig, folder: RunFolder) -> BadImages:
         [] if began_in is None else read_bad_images(began_in),
         takes_more=resolved.config.data.bad_images == "replace" and store is not None,
         exchange=from_all,
-        keep=keep if resolved.place.leads else None,
+        keep=keep if resolved.place.is_leader else None,
     )
 
 

@@ -72,7 +72,7 @@ def train(
     """
     if start is not None:
         take_step.load(model=start.model, optimizer=start.optimizer, scaler=start.scaler)
-    console = console or Console(quiet=not take_step.place.leads)
+    console = console or Console(quiet=not take_step.place.is_leader)
     run = _Run(take_step, loader, folder, start, knn, console, before_saving)
     clock, stop, total = run.clock, run.stop, take_step.total
     if run.done >= run.end:

@@ -65,7 +65,7 @@ def metrics_log(
         end: the last step of this run.
         evaluates_again: whether the evaluation after step ``done`` will be repeated.
     """
-    if not step.place.leads:
+    if not step.place.is_leader:
         return None
     return MetricsLog(
         folder,
@@ -121,7 +121,7 @@ class LogPoints:
         if initial is not None:
             self._guard.begin(initial)
         stops = config.monitor.on_collapse == "stop"
-        self._judges = place.leads or stops
+        self._judges = place.is_leader or stops
         self._thread = (
             ThreadPoolExecutor(1, "fastsiam-rank") if host_is_idle(place.device) else None
         )

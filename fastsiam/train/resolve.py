@@ -160,7 +160,7 @@ def with_pipeline(
         free /= local_ranks()
     free = minimum_across_ranks(free)
     name = line = ""
-    if place.leads:
+    if place.is_leader:
         choice = _pipeline_it_began_with(store, start) or choose_pipeline(
             store,
             device=place.device,

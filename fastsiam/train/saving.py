@@ -64,7 +64,7 @@ class Saver:
         if self._saved == done:
             return self.path
         failure: Exception | None = None
-        if self._step.place.leads:
+        if self._step.place.is_leader:
             try:
                 self._write(done)
             except (OSError, FastSiamError) as error:

@@ -1,8 +1,8 @@
-"""What happens to each image: a pure function of (seed, epoch, image index, view).
+"""Random augmentation parameters: a pure function of (seed, epoch, image index, view).
 
-A pipeline applies these parameters, it never draws its own. So all pipelines can be held against
-one reference, and a run resumed in mid-epoch or on another number of GPUs sees exactly the same
-views.
+All pipelines apply these parameters and draw none of their own. So all pipelines can be compared
+with one reference, and a run that is resumed mid-epoch, or with another number of GPUs, sees
+exactly the same views.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 """The jitter's operations, numbered as in torchvision's ``ColorJitter``."""
 
 NO_LEVEL = 256
-"""A threshold of solarising that no level reaches."""
+"""A solarisation threshold that no level reaches."""
 
 _ORDERS = np.array(list(permutations(range(4))), dtype=np.int8)
 _TRIES = 10  # as RandomResizedCrop.get_params
@@ -37,34 +37,34 @@ class ViewParams:
     """Parameters of the V views of N images. All arrays are numpy, on the host."""
 
     box: NDArray[np.int32]
-    """(V, N, 4): top, left, height, width of the crop, in pixels of the source."""
+    """(V, N, 4): top, left, height and width of the crop, in pixels of the source."""
     flip: NDArray[np.bool_]
-    """(V, N): mirror left to right."""
+    """(V, N): whether the view is mirrored left to right."""
     jitter: NDArray[np.bool_]
     """(V, N): whether the colour jitter applies."""
     order: NDArray[np.int8]
-    """(V, N, 4): the jitter's operations in the order in which they apply."""
+    """(V, N, 4): the jitter's operations, in the order of their application."""
     factor: NDArray[np.float32]
-    """(V, N, 4): factors of brightness, contrast, saturation, and hue (in turns of the circle)."""
+    """(V, N, 4): factors of brightness, contrast and saturation, and the hue shift (in turns)."""
     gray: NDArray[np.bool_]
-    """(V, N): whether the view becomes gray."""
+    """(V, N): whether the view is converted to gray."""
     blur: NDArray[np.float32]
-    """(V, N): sigma of the Gaussian blur in pixels of the view; 0 is no blur."""
+    """(V, N): sigma of the Gaussian blur, in pixels of the view; 0 means no blur."""
     solarise: NDArray[np.int16]
-    """(V, N): levels from this on are inverted, after the blur; 256 inverts none."""
+    """(V, N): threshold at and above which levels are inverted, after the blur; 256 means none."""
 
     def rows(self, which: slice | NDArray[np.integer]) -> ViewParams:
-        """Return the parameters of some of the images."""
+        """Return the parameters of the given images."""
         return ViewParams(*(getattr(self, name)[:, which] for name in self.__slots__))
 
     @classmethod
     def joined(cls, parts: Sequence[ViewParams]) -> ViewParams:
-        """Return the parameters of the images of all parts, in order."""
+        """Concatenate the parameters of several sets of images, in order."""
         columns = ([getattr(part, name) for part in parts] for name in cls.__slots__)
         return cls(*(np.concatenate(column, axis=1) for column in columns))
 
     def views(self, which: Sequence[int]) -> ViewParams:
-        """Return the parameters of some of the views, in the order that is asked for."""
+        """Return the parameters of the given views, in the given order."""
         if list(which) == list(range(len(self.flip))):
             return self
         return ViewParams(*(getattr(self, name)[list(which)] for name in self.__slots__))
@@ -77,8 +77,8 @@ def draw_views(
 
     The distributions are those of torchvision's ``RandomResizedCrop.get_params`` (ten tries, then a
     central crop), ``ColorJitter.get_params`` (order included), ``RandomHorizontalFlip``,
-    ``RandomGrayscale``, ``RandomSolarize``, and MoCo v2's Gaussian blur (sigma uniform), each
-    applied with its probability.
+    ``RandomGrayscale``, ``RandomSolarize``, and MoCo v2's Gaussian blur (sigma uniform),
+    each applied with its probability.
 
     Args:
         config: ranges and probabilities of each view.
@@ -88,8 +88,8 @@ def draw_views(
         size: (N, 2) height and width of each source image in pixels.
 
     Returns:
-        Parameters that depend on nothing but the arguments, image by image and view by view:
-        neither the other images of the batch, nor their order, nor the number of views matter.
+        The parameters. Those of an image and view depend only on the configuration, the seed, the
+        epoch, the image's index and size, and the view, not on the other images of the batch.
     """
     index, size = np.asarray(index, np.int64), np.asarray(size, np.int64).reshape(-1, 2)
     ranges, views = _ranges(config), len(config.views)
@@ -113,7 +113,7 @@ def draw_views(
 
 
 class _Ranges(NamedTuple):
-    """Ranges and probabilities of V views: (V, 1) each, but the factors (V, 1, 4)."""
+    """Ranges and probabilities of V views: (V, 1) each, except the factors, (V, 1, 4)."""
 
     scale: NDArray[np.float64]
     scale_width: NDArray[np.float64]
@@ -136,7 +136,7 @@ class _Ranges(NamedTuple):
 
 @lru_cache(maxsize=8)
 def _ranges(config: AugmentConfig) -> _Ranges:
-    """Lay out what the views' settings are, once for all batches."""
+    """Return the settings of the views as arrays."""
 
     def each(of: Callable[[ViewConfig], float]) -> NDArray[np.float64]:
         return np.array([[of(view)] for view in config.views], np.float64)
@@ -169,9 +169,9 @@ def _ranges(config: AugmentConfig) -> _Ranges:
 def _crop_boxes(
     ranges: _Ranges, key: NDArray[np.uint64], size: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """Boxes (V, N, 4) from keys (V, N): the first to fit, else a central crop.
+    """Return the boxes, (V, N, 4), for keys, (V, N): the first that fits, else a central crop.
 
-    Most views' first try fits: the others are drawn for the rest alone.
+    The first try fits for most views; further tries are drawn for the other views only.
     """
     tries, fit = _tries(ranges, rng.uniform(key, 4), size)
     box = tries[:, :, 0]
@@ -189,11 +189,11 @@ def _crop_boxes(
 def _tries(
     ranges: _Ranges, u: NDArray[np.float64], size: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Boxes (V, N, tries, 4) from uniforms (V, N, tries * 4), and whether each fits.
+    """Return the boxes, (V, N, tries, 4), and whether each fits in the image, (V, N, tries).
 
     Args:
         ranges: of V views.
-        u: in [0, 1).
+        u: (V, N, tries * 4) uniform random numbers in [0, 1).
         size: (N, 2) or (V, N, 2) height and width of the images.
     """
     u = u.reshape(*u.shape[:-1], u.shape[-1] // 4, 4)
@@ -210,7 +210,7 @@ def _tries(
 
 
 def _central_boxes(ranges: _Ranges, size: NDArray[np.int64]) -> NDArray[np.int64]:
-    """``RandomResizedCrop``'s fallback: the largest central boxes (V, N, 4) of allowed ratios."""
+    """Return the largest central boxes of allowed ratio, ``RandomResizedCrop``'s fallback."""
     height, width = size[..., 0], size[..., 1]
     ratio, least, most = width / height, ranges.ratio, ranges.ratio_max
     w = np.where(ratio > most, np.rint(height * most), width).astype(np.int64)

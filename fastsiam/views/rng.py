@@ -1,9 +1,8 @@
-"""Random numbers that are pure functions of their key: no state, any order, any machine, any numpy.
+"""Stateless random numbers: pure functions of a key, the same on any machine and numpy version.
 
 The generator is splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
 generators", OOPSLA 2014): a counter multiplied by an odd constant, then a mixing function. numpy's
-own bit streams are free to change between releases; a run that is resumed years later needs one
-that is not.
+generators may change between releases, which would break resumed runs.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ _MASK = (1 << 64) - 1
 
 
 class Stream(IntEnum):
-    """Marks in the keys of all draws but those of views, so that no two uses draw the same numbers.
+    """Constants in keys that separate the random streams of different uses.
 
-    A view's key is (seed, epoch, image, view), all but the seed from 0 on. A mark is negative and
-    stands in place of the epoch or of the image, where no other use has that number. A value
-    is part of every order and subset that was ever drawn, and so never changes.
+    The key of a view is (seed, epoch, image, view), where epoch, image and view are not negative.
+    Other uses have one of these negative constants instead of the epoch or the image. The values
+    must never change, because all orders and subsets depend on them.
     """
 
     ORDER = -1
@@ -40,9 +39,8 @@ class Stream(IntEnum):
     SHARE = -1
     """The images of some percent of every class, ``pipelines.subsets``: (seed, SHARE, image).
 
-    Its number is that of ORDER, of which Python makes it another name. Both may have it because
-    SHARE stands in place of the epoch, where an order has a number from 0 on: their keys part
-    there, whatever follows.
+    It has the same value as ORDER, so Python makes it an alias. This is safe because SHARE replaces
+    the epoch, which is not negative in the keys of orders.
     """
 
 
@@ -54,10 +52,10 @@ def mix(counter: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def keys(*parts: int | NDArray[np.integer]) -> NDArray[np.uint64]:
-    """Chain whole numbers into keys.
+    """Combine integers into keys.
 
     Args:
-        parts: whole numbers or integer arrays that broadcast together; their order matters.
+        parts: integers or integer arrays that broadcast together; their order matters.
 
     Returns:
         uint64 array of the broadcast shape (at least one axis).
@@ -72,15 +70,15 @@ def keys(*parts: int | NDArray[np.integer]) -> NDArray[np.uint64]:
 
 
 def uniform(key: NDArray[np.uint64], count: int, *, skip: int = 0) -> NDArray[np.float64]:
-    """Draw ``count`` numbers in [0, 1) for each key, 53 random bits each.
+    """Draw ``count`` uniform numbers in [0, 1) with 53 random bits for each key.
 
     Args:
-        key: any shape.
-        count: numbers for each.
-        skip: how many of a key's numbers come before them.
+        key: keys of any shape.
+        count: how many numbers to draw for each key.
+        skip: how many of a key's numbers to skip.
 
     Returns:
-        ``key.shape + (count,)``.
+        float64 array of shape ``key.shape + (count,)``.
     """
     steps = np.arange(skip + 1, skip + count + 1, dtype=np.uint64) * np.uint64(_GAMMA)
     return (mix(key[..., None] + steps) >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -18,7 +18,7 @@ from typing import Any
 
 from fastsiam.config import ConvertConfig
 from fastsiam.console import duration
-from fastsiam.environment import be_found_by_children
+from fastsiam.environment import add_package_to_path
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import quoted
 from fastsiam.pipelines.convert import Kind, beside, read_manifests
@@ -98,7 +98,7 @@ def _by_dask(config: ConvertConfig, words: Sequence[str]) -> dict[int, str]:
         distributed = importlib.import_module("distributed")
     except ImportError as error:
         raise FastSiamError("--engine dask needs dask: pip install 'fastsiam[dask]'") from error
-    be_found_by_children()
+    add_package_to_path()
     failed: dict[int, str] = {}
     address = config.scheduler or os.environ.get("DASK_SCHEDULER_ADDRESS", "")
     with ExitStack() as stack:

@@ -77,7 +77,7 @@ class Mapped:
         except OSError:  # its server knows it no more
             whole = False
         if not whole:
-            raise mappings.lost(self.path, len(self))
+            raise mappings.lost_error(self.path, len(self))
 
     def __len__(self) -> int:
         """Return the file's size in bytes."""

@@ -155,7 +155,7 @@ def test_no_binding_is_one_warning(
         if trouble != "elsewhere":
             take(monkeypatch, gpu=1, of=2)
     (record,) = caplog.records
-    assert record.getMessage().startswith("ranks stay on all cores") and machine == before
+    assert record.getMessage().startswith("ranks use all cores") and machine == before
 
 
 def test_real_cores_can_be_bound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

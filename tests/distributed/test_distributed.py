@@ -152,7 +152,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(ranks: Ranks) -> Non
 
 def test_what_one_rank_cannot_read_ends_all_at_the_same_item(ranks: Ranks) -> None:
     first, second = ranks("fail", 2)
-    assert first == ([0, 1, 2], "OtherRankError: rank 1 cannot continue, and says why")
+    assert first == ([0, 1, 2], "OtherRankError: rank 1 cannot continue; see its own error message")
     assert second == ([0, 1, 2], "DataError: a broken image")
 
 
@@ -163,9 +163,9 @@ def test_a_rank_with_fewer_items_waits_for_the_others(ranks: Ranks) -> None:
 @pytest.mark.parametrize(
     ("config", "there", "message"),
     [
-        (RunConfig(gpus=8), 0, r"--gpus 8: torch sees no GPU here; .* --device cpu"),
-        (RunConfig(gpus=8), 1, r"--gpus 8: torch sees 1 GPU here; ask for at most 1"),
-        (RunConfig(device="cuda"), 0, r"--device cuda: torch sees no GPU"),
+        (RunConfig(gpus=8), 0, r"--gpus 8: torch finds no GPU; .* --device cpu"),
+        (RunConfig(gpus=8), 1, r"--gpus 8: torch finds 1 GPU; pass at most --gpus 1"),
+        (RunConfig(device="cuda"), 0, r"--device cuda: torch finds no GPU"),
     ],
 )
 def test_missing_gpus_are_refused(

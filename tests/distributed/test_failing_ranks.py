@@ -44,7 +44,11 @@ KINDS: list[tuple[str, int, str]] = [
         r"\n\[rank 1\] ZeroDivisionError: ",
     ),
     ("hang", RANK_LOST, LATE),
-    ("SIGKILL", 128 + signal.SIGKILL, r"error: rank 1 was ended by SIGKILL: was its memory"),
+    (
+        "SIGKILL",
+        128 + signal.SIGKILL,
+        r"error: rank 1 was killed by SIGKILL, perhaps because memory",
+    ),
     (
         "SIGSTOP",
         RANK_LOST,
@@ -180,4 +184,4 @@ def test_the_exit_code_is_the_first_failures(
     }
     assert _exit_code(given) == code
     said = capsys.readouterr().err
-    assert said.startswith(f"error: rank {killed} was ended by SIG") if killed else not said
+    assert said.startswith(f"error: rank {killed} was killed by SIG") if killed else not said

@@ -97,8 +97,8 @@ def test_a_machine_that_never_comes_is_one_line(config: TrainConfig) -> None:
     config = with_settings(config, rendezvous_timeout=1.0)
     done = fastsiam("train", *flags(config), code=RANK_LOST)
     assert done.stderr == (
-        f"error: fewer than 2 machines met at --rendezvous {config.run.rendezvous} within 1 s; "
-        "start the same command on each machine, or wait longer (--rendezvous-timeout)\n"
+        f"error: fewer than 2 machines joined --rendezvous {config.run.rendezvous} within 1 s; "
+        "run the same command on each machine, or pass a longer --rendezvous-timeout\n"
     )
     elsewhere = with_settings(config, rendezvous="192.0.2.1:29500")  # RFC 5737: nobody's
     done = fastsiam("train", *flags(elsewhere), code=RANK_LOST)

@@ -197,7 +197,7 @@ def test_submitting_without_what_it_needs(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.undo()
     has_submitit()
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(FastSiamError, match="there is no sbatch here"):
+    with pytest.raises(FastSiamError, match="sbatch not found"):
         slurm.submit("", folder=tmp_path)
 
 
@@ -224,7 +224,7 @@ def test_submission(
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
     if says:
-        with pytest.raises(FastSiamError, match=f"sbatch refuses the job: {says}") as refused:
+        with pytest.raises(FastSiamError, match=f"sbatch rejects the job: {says}") as refused:
             slurm.submit("#!/bin/bash\n", folder=tmp_path / "scripts")
         assert "\n" not in str(refused.value)
         return

@@ -20,7 +20,7 @@ import torch
 import yaml
 from PIL import Image
 
-from fastsiam.bad_image_list import BadImage, read_bad_images, written
+from fastsiam.bad_image_list import BadImage, format_list, read_bad_images
 from fastsiam.bench.images import Silent
 from fastsiam.bench.records import read as read_bench_records
 from fastsiam.config import ConvertConfig, TrainConfig
@@ -211,7 +211,8 @@ def _remembered(folder: Path) -> list[bytes]:
 
 
 def _bad(folder: Path) -> list[bytes]:
-    return [written([BadImage(3, 1, "c0/1.jpg", "cut", 0), BadImage(9, 2, "x", "y", 1)]).encode()]
+    known = [BadImage(3, 1, "c0/1.jpg", "cut", 0), BadImage(9, 2, "x", "y", 1)]
+    return [format_list(known).encode()]
 
 
 def _committed(pattern: str) -> Callable[[Path], list[bytes]]:

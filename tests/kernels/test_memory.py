@@ -161,5 +161,5 @@ def test_checks_before_compiled_code_remain_in_optimised_python() -> None:
         "some images are JPEGs: pass the address of a decoder",
         "neither crops nor views are wanted: pass crops or stages",
         "an array of shape (5, 3, 3) is not contiguous: copy it first",
-        "an array is int32: compiled code takes int64",
+        "an array is int32; compiled code expects int64",
     ], done.stderr

@@ -290,7 +290,7 @@ def test_a_restart_falls_to_where_the_cosine_was_to_end() -> None:
 def test_a_restart_from_nothing_is_refused() -> None:
     config = OptimConfig(epochs=20, batch=256, warmup_epochs=2)
     for step, message in (
-        (200, r"fallen to 3\.81e-06, 0\.01% of its peak.*whole starts at 0\.0271"),
+        (200, r"down to 3\.81e-06, 0\.01% of its peak.*whole starts at 0\.0271"),
         (19, "is still warming up"),
         (0, "is still warming up"),
     ):

@@ -261,7 +261,7 @@ def test_the_list_in_a_folder(tmp_path: Path) -> None:
     bad.note(ImageError("m", index=7, name="a\udcff", reason="b"), epoch=1, step=13)
     assert read_bad_images(tmp_path) == bad.list()
     (tmp_path / FILE).write_text("{")
-    with pytest.raises(CheckpointError, match="the list of the run's bad images, cannot be read"):
+    with pytest.raises(CheckpointError, match="cannot read the list of the run's bad images"):
         read_bad_images(tmp_path)
 
 

@@ -303,7 +303,9 @@ def test_lines_wait_for_room_on_a_full_disk(
         assert [line["step"] for line in read_metrics(disk)] == list(range(1, 301))
     said = capfd.readouterr().err
     assert said.count("warning") == 1 and "lost" not in said
-    full = "metrics.jsonl: No space left on device; make room and try again; training continues"
+    full = (
+        "metrics.jsonl: No space left on device; free some space and try again; training continues"
+    )
     assert full in said
 
 

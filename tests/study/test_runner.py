@@ -209,7 +209,7 @@ def test_a_study_that_is_killed_goes_on_bit_for_bit(data: Path, done: Path, tmp_
     ended = work.wait()
     assert ended.returncode == 128 + signal.SIGTERM
     assert "stopped, runs left: 1; run the same command to continue" in ended.stdout
-    assert f"{run.name} continues" in ended.stderr
+    assert f"resuming {run.name}" in ended.stderr
     assert first < checkpoint.load(last).step < STEPS and not (run.folder / "lock").exists()
 
     do_runs([run], CPU)

@@ -110,7 +110,7 @@ def test_a_foreign_backbone_is_trained_and_exported(small: TrainConfig, tmp_path
     fastsiam("export", config.run.out, "--format", "timm", "--out", str(out))
     assert load_pretrained(out, backbone="timm/test_efficientnet").layout == "timm"
     model = replace(config.model, backbone="vit_b_16")
-    with pytest.raises(ValueError, match="vit_b_16 takes images of 224 pixels"):
+    with pytest.raises(ValueError, match="vit_b_16 needs images of 224 pixels"):
         preflight(replace(config, model=model), world=1)
     less = replace(config.step, activation_memory=0.5)
     with pytest.raises(ValueError, match="needs --compile on"):

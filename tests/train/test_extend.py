@@ -100,7 +100,7 @@ def test_a_restart_from_a_rate_near_zero_is_refused(begun: TrainConfig, tmp_path
     long = with_settings(begun, epochs=400, out=str(tmp_path / "long"), max_steps=1)
     state = checkpoints.load(train_here(long, "imagenet"))
     checkpoints.save(checkpoints.last(tmp_path / "long"), replace(state, step=1199))
-    with pytest.raises(CheckpointError, match="--extend-schedule restart: the learning rate has"):
+    with pytest.raises(CheckpointError, match="--extend-schedule restart: the learning rate is"):
         train_here(with_settings(long, extend=500, extend_schedule="restart"), "imagenet")
 
 

@@ -216,8 +216,8 @@ def test_a_file_is_truncated_while_it_is_mapped(
 
     error = ends_and_goes_on(config, tmp_path, truncate, lambda: file.write_bytes(content))
     assert str(error) == (
-        f"{file} was truncated while it was read: 10 of its {len(content):,} bytes are left; "
-        "restore it, and the same command continues"
+        f"{file} was truncated while it was read: 10 of {len(content):,} bytes are left; "
+        "restore it and run the same command to continue"
     )
 
 

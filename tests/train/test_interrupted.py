@@ -62,7 +62,10 @@ def test_twice_in_the_first_evaluation(small: TrainConfig, images: Path, tmp_pat
     press(process)
     done = process.wait(60)
     assert done.returncode == 130, done.stderr
-    assert "SIGINT: stopping before the next step or batch; again leaves at once" in done.stderr
+    assert (
+        "SIGINT: stopping before the next step or batch; a second signal exits at once"
+        in done.stderr
+    )
     assert "Traceback" not in done.stderr
     assert not read_metrics(tmp_path / "run")
 

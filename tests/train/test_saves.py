@@ -146,7 +146,7 @@ def test_after_the_grace_period_it_leaves_without_saving(
     config = with_settings(small, save_every=2, knn_every=0, grace=0.5)
     done = Forked(hang_at, config, 5).wait(120)
     assert done.returncode == 128 + signal.SIGTERM
-    assert "SIGTERM: not saved within --grace 0.5 s: leaving; the same command" in done.stderr
+    assert "SIGTERM: not saved within --grace 0.5 s: exiting; run the same command" in done.stderr
     run = Path(config.run.out)
     assert checkpoints.load(run).step == 4
     train_here(with_settings(config, grace=0.0), "imagenet")

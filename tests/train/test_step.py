@@ -97,7 +97,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(small: TrainConfig) 
         preflight(with_settings(small, compile="on", cuda_graphs=True), world=1)
     with pytest.raises(ValueError, match="2 ranks cannot be divided into groups of 3"):
         preflight(with_settings(small, sync_bn_ranks=3), world=2)
-    with pytest.raises(ValueError, match=r"4 images of a rank at a time .* groups of 3: choose"):
+    with pytest.raises(ValueError, match=r"4 images that a rank processes .* groups of 3: choose"):
         preflight(with_settings(small, sync_bn=False, bn_images=3), world=2)
     with pytest.raises(ValueError, match="bn-images is of images on one rank: add --no-sync-bn"):
         with_settings(small, bn_images=2)

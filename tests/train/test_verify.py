@@ -157,7 +157,7 @@ def test_changed_lines_and_settings_are_noticed(trained: Path, tmp_path: Path) -
     def batch(values: Any) -> None:
         values["config"]["optim"]["batch"] = 6
 
-    changes = [("metrics.jsonl", seen, 3, "steps 7 to 8"), ("config.json", seed, None, "1 to 2")]
+    changes = [("metrics.jsonl", seen, 4, "steps 7 to 8"), ("config.json", seed, None, "1 to 2")]
     changes += [("config.json", scale, None, "1 to 2"), ("config.json", batch, None, "1 to 2")]
     for number, (name, edit, line, where) in enumerate(changes):
         run = Path(shutil.copytree(trained, tmp_path / str(number)))
@@ -270,10 +270,10 @@ def test_an_old_run_that_went_on_is_verified_from_there(small: TrainConfig, tmp_
 def test_a_line_that_was_taken_out_is_missed(trained: Path) -> None:
     log = trained / "metrics.jsonl"
     rows = log.read_text().splitlines()
-    log.write_text("\n".join([*rows[:2], *rows[3:]]) + "\n")
+    log.write_text("\n".join([*rows[:3], *rows[4:]]) + "\n")
     found = said(trained)
     assert "5 log lines agree" in found and "no digest for steps 5 to 6" in found
-    change(log, lambda values: values.update(since=2), line=0)
+    change(log, lambda values: values.update(since=2), line=1)
     with pytest.raises(FastSiamError, match="has an invalid line: since 2, step 2"):
         said(trained)
 
@@ -281,6 +281,6 @@ def test_a_line_that_was_taken_out_is_missed(trained: Path) -> None:
 def test_the_command(trained: Path) -> None:
     done = fastsiam("verify", str(trained))
     assert ALL in done.stdout
-    change(trained / "metrics.jsonl", lambda x: x.update(seen="0" * 16), line=0)
+    change(trained / "metrics.jsonl", lambda x: x.update(seen="0" * 16), line=1)
     wrong = fastsiam("verify", str(trained), code=1)
     assert len(wrong.stderr.splitlines()) == 1 and wrong.stderr.startswith("error: steps 1 to 2 of")

@@ -117,7 +117,7 @@ class _Trials:
 
     def __init__(self, path: Path, config: DetectConfig, place: Place) -> None:
         self.config, self.place = config, place
-        self.console = Console(quiet=not place.leads)
+        self.console = Console(quiet=not place.is_leader)
         self.pretrained = open_network(path, config)
         self.train, self.val = _open_data(config)
         self.masks = config.task == "coco"
@@ -260,7 +260,7 @@ class _Trials:
             f"trial {trial + 1} (seed {seed}): "
             + ", ".join(f"{name} {value:.1f}" for name, value in scores.items())
         )
-        if trial == 0 and self.place.leads:
+        if trial == 0 and self.place.is_leader:
             self._draw(found)
         return {"trial": trial + 1, "seed": seed, **scores}
 
@@ -297,9 +297,9 @@ class _Trials:
     def _scores(self, found: list[Detections]) -> dict[str, float]:
         """Measure on rank 0; every rank gets the figures."""
         scores: dict[str, float] = {}
-        if self.place.leads and not self.masks:
+        if self.place.is_leader and not self.masks:
             scores = {name: voc_scores(self.val, found)[name] for name in FIGURES}
-        elif self.place.leads:
+        elif self.place.is_leader:
             boxes = coco_scores(self.val, found)
             masks = coco_scores(self.val, found, "segm")
             scores = {name: boxes[name] for name in FIGURES}

@@ -1,9 +1,8 @@
-"""The photometric stage: jitter, gray, blur, solarise and normalisation of uint8 crops, in batches.
+"""The photometric augmentations: jitter, gray, blur, solarise and normalisation of uint8 crops.
 
-It runs where the model runs and is shared by all pipelines. Its operations are those that
-torchvision performs on PIL images, roundings included. ``operations`` says which of them each crop
-goes through, ``reference`` defines them, and ``cpu`` and ``cuda`` are the same, fast, for one kind
-of device each.
+They run on the model's device and are shared by all pipelines. Results equal those of torchvision
+on PIL images, including rounding. ``operations`` selects the operations of each crop, ``reference``
+defines them, and ``cpu`` and ``cuda`` are fast implementations for one type of device.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ def photometric(
     Args:
         crops: one tensor (V, N, S, S, 3) for each side of the views, in the order of
             ``config.by_side``: uint8 RGB, any strides, on the training device.
-        params: what to apply to each; the crop boxes and flips are taken as done.
-        config: for the sides, which views have a hue, and the constants of the normalisation.
+        params: parameters of each view; crop boxes and flips must be applied already.
+        config: for the views' sides and hue settings, and the normalisation constants.
         dtype: of the result.
 
     Returns:
@@ -53,7 +52,7 @@ def photometric(
 def normalized(
     crops: Tensor, config: AugmentConfig, *, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Normalise crops that go through nothing else: evaluation's, and views that PIL finished.
+    """Normalise crops without augmentation, such as those of evaluations.
 
     Args:
         crops: (N, S, S, 3) uint8 RGB.

@@ -1,9 +1,9 @@
-"""The photometric stage on the CPU: compiled, vectorised, in threads.
+"""The photometric augmentations on the CPU: compiled, vectorised and multithreaded.
 
-One thread takes a view through the whole stage, in chunks that stay in the processor's first cache,
-and in two sweeps, because the contrast operation needs the mean of the whole view. Every operation
-rounds as the reference does; views before normalisation are equal to it to the last bit. The code
-is in ``fastsiam/kernels/source``: photometric.cpp, colours.cpp, blur.cpp and layout.cpp.
+One thread applies all operations to a view, in chunks that fit in the L1 cache, and in two passes,
+because contrast needs the mean of the whole view. Every operation rounds like the reference; before
+normalisation, views are bit-identical to it. The code is in ``fastsiam/kernels/source``:
+photometric.cpp, colours.cpp, blur.cpp and layout.cpp.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _TYPES = {
     torch.bfloat16: (1, np.uint16),
     torch.float16: (2, np.uint16),
 }
-"""What the kernels write: their number for it, and numpy's type of the same size."""
+"""Output types of the kernels: their number, and numpy's type of the same size."""
 _buffers = BufferPool(8)
-"""Memory of views: eight batches may be ready or in use when an epoch ends."""
+"""Memory for views: up to eight batches may be ready or in use when an epoch ends."""
 
 
 def photometric(
     crops: Crops, params: ViewParams, config: AugmentConfig, *, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, ...]:
-    """Do what ``fastsiam.views.photometric.photometric`` says."""
+    """Apply the augmentations; see ``fastsiam.views.photometric.photometric``."""
     return side_by_side(_finish, crops, params, config, dtype)
 
 
 def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch.dtype) -> Tensor:
-    """Take crops of one side through the stage; see ``operations.Finish``."""
+    """Apply the augmentations to crops of one side; see ``operations.Finish``."""
     count, height, width, _ = crops.shape
     pixels = crops.contiguous().numpy()
     stage = Stage(what, config, height, width, dtype)
@@ -63,10 +63,10 @@ def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch
 
 
 class Stage:
-    """The stage for M crops of one side, as compiled code takes it.
+    """Parameters and output memory for M crops of one side, for compiled code.
 
     Args:
-        what: is done to each of them.
+        what: operations of each crop.
         config: for the normalisation.
         height: of the crops, in pixels.
         width: of the crops, in pixels.
@@ -98,7 +98,7 @@ class Stage:
             (-mean / std).astype(np.float32),
             self._out,
         ]
-        self._arrays = arrays  # they live as long as their addresses are used
+        self._arrays = arrays  # keeps them alive while their addresses are used
         self.compiled = library.FinishOf(*map(library.at, arrays), number)
 
     def views(self) -> Tensor:
@@ -108,7 +108,7 @@ class Stage:
 
 
 def _boxes(sigma: NDArray[np.float32]) -> NDArray[np.uint32]:
-    """Return (M, 3) of each view's box blur: inner weight, outer weight, whole radius; 0: none."""
+    """Return each view's box blur, (M, 3): inner weight, outer weight, radius; 0 means no blur."""
     box = np.zeros((len(sigma), 3), np.uint32)
     blurred = sigma > 0
     if blurred.any():
@@ -117,7 +117,7 @@ def _boxes(sigma: NDArray[np.float32]) -> NDArray[np.uint32]:
 
 
 def normalize(crops: Tensor, config: AugmentConfig, dtype: torch.dtype) -> Tensor:
-    """Do what ``photometric.normalized`` says, in one pass: there are but 256 levels."""
+    """Normalise crops with a table of the 256 levels; see ``photometric.normalized``."""
     levels = torch.arange(256.0).view(256, 1, 1, 1).expand(256, 3, 1, 1)
     table = reference.normalize(levels, config).reshape(256, 3).to(dtype).contiguous()
     source, out = crops.contiguous(), torch.empty(crops.shape, dtype=dtype)

@@ -1,4 +1,4 @@
-"""The photometric stage on a GPU: Triton kernels that equal the reference to the last bit.
+"""The photometric augmentations on a GPU: Triton kernels, bit-identical to the reference.
 
 - A blend is the reference's float32 arithmetic step by step. For that the kernels are compiled
   without fused multiply-adds, which would round once where PIL rounds twice.
@@ -11,9 +11,9 @@
 The blur keeps PIL's six passes: a box three times along each axis, whole levels after each. A
 composed filter would round elsewhere than PIL.
 
-What a batch launches on the current stream for the views of one side, none of which the host waits
-for; bytes and instructions are for each pixel of a view, the latter counted in the code for sm_90
-and a 16-bit type, with all operations:
+Kernels that a batch launches on the current stream for the views of one side, without any wait of
+the host. Bytes and instructions are per pixel of a view; instructions were counted in the code for
+sm_90 and a 16-bit type, with all operations:
 
 ============== ========== ======================================= =================================
 what           for        bytes                                   instructions
@@ -28,16 +28,16 @@ blur of        blurred    reads 3, writes the result              52; 66 from a 
 columns
 ============== ========== ======================================= =================================
 
-A result is 6 bytes a pixel in a 16-bit type, so the floor, to read the crop and to write the
-result, is 9. With the paper's probabilities (contrast .8, in three quarters of them after another
-operation, blur .5) a pixel takes 3 + .5 x 6 + .5 x 3 + .8 x .75 x 3 + .5 x (6 + 9) = 16.8 bytes of
-memory, and 2.4 that its own program has just touched. Instructions are about 255: an H200 needs
-twice as long to issue them as to move the bytes. What bounds the stage are the instructions of the
-colours, 100 of them the hue's; the two kernels of the blur are bound by memory, or close to it.
-docs/performance.md has the figures.
+A result has 6 bytes per pixel in a 16-bit type, so the minimum, to read the crop and write the
+result, is 9. With the paper's probabilities (contrast 0.8, in three quarters of the cases after
+another operation, blur 0.5) a pixel needs 3 + 0.5 x 6 + 0.5 x 3 + 0.8 x 0.75 x 3 + 0.5 x (6 + 9) =
+16.8 bytes of memory traffic, and 2.4 from the cache. It needs about 255 instructions, which take an
+H200 twice as long as the memory traffic. The colours are bound by instructions, 100 of them for the
+hue; the two kernels of the blur are bound by memory, or nearly so. docs/performance.md has
+measurements.
 
-Wider boxes, from a sigma of 2.45 on, and sides that are no multiples of 16 are blurred by six
-passes of 105 to 143 instructions for a pixel each. Odd sides are loaded and stored by single bytes.
+Wider boxes, from a sigma of 2.45 on, and sides that are not multiples of 16 are blurred in six
+passes of 105 to 143 instructions per pixel each. Odd sides are loaded and stored byte by byte.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ from . import cuda_blur, cuda_colours
 from .operations import Operations, side_by_side
 from .reference import box_weights, normalize, solarise
 
-# Before the first kernel is compiled, or read from where an earlier program kept it.
+# Checked before a kernel is compiled or read from the cache.
 _TRITON = os.environ.get("TRITON_HOME") or "~"
 require_own(
     Path(os.environ.get("TRITON_CACHE_DIR") or f"{_TRITON}/.triton/cache"),
-    what="what Triton compiles",
-    instead="name another folder, by TRITON_CACHE_DIR",
+    what="Triton's compiled code",
+    instead="set TRITON_CACHE_DIR to a folder of your own",
 )
 
 _BLOCK = 1024  # values of one program of the general blur
@@ -76,19 +76,19 @@ _COMPILER = {"enable_fp_fusion": False}
 def photometric(
     crops: Crops, params: ViewParams, config: AugmentConfig, *, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, ...]:
-    """Do what ``fastsiam.views.photometric.photometric`` says.
+    """Apply the augmentations; see ``fastsiam.views.photometric.photometric``.
 
-    The crops lie on a GPU; in Triton's interpreter, on the CPU.
+    The crops must be on a GPU, or on the CPU for Triton's interpreter.
     """
     return side_by_side(_finish, crops, params, config, dtype)
 
 
 def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch.dtype) -> Tensor:
-    """Take crops of one side through the stage; see ``operations.Finish``."""
+    """Apply the augmentations to crops of one side; see ``operations.Finish``."""
     side = crops.shape[1]
     assert crops.dtype == torch.uint8 and dtype.itemsize in (2, 4)
     crops = crops.contiguous()
-    if crops.storage_offset() % 16:  # of several sides in one block: words begin at whole ones
+    if crops.storage_offset() % 16:  # unaligned: crops of several sides share a block of memory
         crops = crops.clone()
     rows, narrow = _boxes(what, side)
     thresholds, table = np.unique(what.solarise, return_inverse=True)
@@ -106,7 +106,7 @@ def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch
 def _change_colours(
     crops: Tensor, views: Tensor, lookup: Tensor, levels: Tensor, out: Tensor
 ) -> None:
-    """Jitter and gray: all views into ``levels`` or, where no blur follows, ``out``."""
+    """Apply jitter and gray; write views to ``levels``, or to ``out`` if no blur follows."""
     count, side, _, _ = crops.shape
     words = side % 2 == 0  # a view of an even side is whole words
     if words:
@@ -123,7 +123,7 @@ def _change_colours(
 
 
 def _blur_narrow(boxes: Tensor, views: Tensor, lookup: Tensor, levels: Tensor, out: Tensor) -> None:
-    """Blur views, by narrow boxes, from ``levels`` to ``out``."""
+    """Blur views with narrow boxes, from ``levels`` to ``out``."""
     if len(boxes):
         side, lines = levels.shape[1], cuda_blur.LINES.value
         levels, out = _words(levels), _words(out)
@@ -135,7 +135,7 @@ def _blur_narrow(boxes: Tensor, views: Tensor, lookup: Tensor, levels: Tensor, o
 
 
 def _blur_wide(boxes: Tensor, views: Tensor, lookup: Tensor, levels: Tensor, out: Tensor) -> None:
-    """Blur views, by boxes of any width, from ``levels`` to ``out``: in six passes."""
+    """Blur views with boxes of any width, from ``levels`` to ``out``, in six passes."""
     if len(boxes):
         side = levels.shape[1]
         blocks, between = triton.cdiv(3 * side * side, _BLOCK), torch.empty_like(levels)
@@ -178,10 +178,9 @@ def _views(what: Operations, table: NDArray[np.int64]) -> NDArray[np.float32]:
 
 
 def _boxes(what: Operations, side: int) -> tuple[NDArray[np.float32], int]:
-    """Return a row for each view that is blurred, narrow boxes first, and how many those are.
+    """Return a row for each blurred view, narrow boxes first, and the number of narrow ones.
 
-    A row is the weight of the box's whole pixels, that of its two ends, its whole radius, and the
-    view.
+    A row has the weight of the box's inner pixels, that of its two ends, its radius, and the view.
     """
     inner, outer, whole = box_weights(what.blur[what.blurred])
     narrow = (whole <= cuda_blur.WIDEST) & (side % cuda_blur.MULTIPLE == 0)
@@ -191,10 +190,10 @@ def _boxes(what: Operations, side: int) -> tuple[NDArray[np.float32], int]:
 
 @lru_cache(maxsize=64)
 def _lookup(config: AugmentConfig, dtype: torch.dtype, thresholds: tuple[int, ...]) -> Tensor:
-    """Return what becomes of each level in each channel, after solarising by each threshold.
+    """Return the normalised value of each level in each channel, after solarising.
 
     Returns:
-        (K, 3, 256) of ``dtype``.
+        (K, 3, 256) of ``dtype``, one table for each threshold.
     """
     levels = torch.arange(256.0).view(1, 1, 1, 256).expand(len(thresholds), 3, 1, 256)
     levels = solarise(levels, torch.tensor(thresholds))
@@ -207,7 +206,7 @@ def _upload(
     boxes: NDArray[np.float32],
     device: torch.device,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Copy the tables to the device, as one: a copy costs the host as much as a launch."""
+    """Copy the tables to the device in a single copy, which costs the host as much as a launch."""
     parts = [lookup.view(torch.uint8).numpy(), views, boxes]
     flat = [part.view(np.uint8).ravel() for part in parts]
     copies = to_device(np.concatenate(flat), device).split([part.size for part in flat])

@@ -1,6 +1,6 @@
-"""What the photometric stage does to each crop: the drawn parameters, laid out side by side.
+"""The photometric operations of each crop, as arrays of parameters.
 
-Views of one side lie in one tensor and go through the stage together; an implementation gets their
+Views of the same side are in one tensor and are processed together; an implementation gets their
 operations as arrays with one row for each crop.
 """
 
@@ -19,23 +19,23 @@ from fastsiam.views.batch import Crops
 from fastsiam.views.draws import HUE, NO_LEVEL, ViewParams
 
 NOTHING = -1
-"""In the place of an operation: the slot applies none."""
+"""Number of an empty slot, in which no operation is applied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """What is done to M crops of one side. All arrays are numpy, on the host."""
+    """Operations of M crops of one side. All arrays are numpy, on the host."""
 
     order: NDArray[np.int8]
-    """(M, 4): the jitter's operation in each slot, ``NOTHING`` where there is none."""
+    """(M, 4): the jitter's operation in each slot, or ``NOTHING``."""
     factor: NDArray[np.float32]
     """(M, 4): factors of brightness, contrast, saturation and hue."""
     gray: NDArray[np.bool_]
-    """(M,): whether it becomes gray, after the jitter."""
+    """(M,): whether the crop is converted to gray, after the jitter."""
     blur: NDArray[np.float32]
-    """(M,): sigma of the blur, after the gray; 0 is no blur."""
+    """(M,): sigma of the blur, after the gray; 0 means no blur."""
     solarise: NDArray[np.int16]
-    """(M,): levels from this on are inverted, last of all; 256 inverts none."""
+    """(M,): threshold at and above which levels are inverted, after the blur; 256 means none."""
 
     @property
     def blurred(self) -> NDArray[np.int64]:
@@ -49,10 +49,10 @@ class Operations:
 
 
 def operations(params: ViewParams, config: AugmentConfig) -> list[Operations]:
-    """Return what is done to the views of each side, in the order of ``config.by_side``.
+    """Return the operations of the views of each side, in the order of ``config.by_side``.
 
-    A view whose jitter has no hue makes no trip through HSV, whose roundings change pixels: so it
-    is in torchvision's ``ColorJitter``.
+    Like torchvision's ``ColorJitter``, a view whose hue setting is 0 skips the conversion to HSV,
+    whose rounding would change pixels.
     """
     no_hue = np.array([view.hue == 0 for view in config.views])[:, None, None]
     idle = ~params.jitter[..., None] | (no_hue & (params.order == HUE))
@@ -73,7 +73,7 @@ def operations(params: ViewParams, config: AugmentConfig) -> list[Operations]:
 
 
 Finish = Callable[[Tensor, Operations, AugmentConfig, torch.dtype], Tensor]
-"""Takes crops (M, S, S, 3) uint8 through the stage: (M, 3, S, S) of a type, channels-last."""
+"""Function that augments crops, (M, S, S, 3) uint8, into views, (M, 3, S, S), channels-last."""
 
 
 def side_by_side(
@@ -83,7 +83,7 @@ def side_by_side(
     config: AugmentConfig,
     dtype: torch.dtype,
 ) -> tuple[Tensor, ...]:
-    """Take the crops of one side after the other through the stage.
+    """Augment the crops of each side with ``finish``.
 
     Returns:
         The views in the order of ``config.views``.
@@ -96,11 +96,11 @@ def side_by_side(
 
 
 def in_views_order(made: list[Tensor], config: AugmentConfig) -> tuple[Tensor, ...]:
-    """Sort what was made side by side.
+    """Sort results by view.
 
     Args:
-        made: for each side of ``config.by_side`` one tensor (V * N, ...).
-        config: says which views these are.
+        made: one tensor (V * N, ...) for each side of ``config.by_side``.
+        config: names the views of each side.
 
     Returns:
         The views (N, ...) in the order of ``config.views``.

@@ -1,9 +1,8 @@
-"""The reference of the photometric stage: torch operations on whole batches, on any device.
+"""The reference of the photometric augmentations: torch operations on batches, on any device.
 
-The operations that torchvision performs on PIL images, with each image's own parameters. PIL works
-in uint8 and truncates after every operation, so the reference does the same, on whole numbers: on
-the CPU every operation comes out equal to PIL's to the last bit, as tests/views holds. The
-fast implementations beside it are held against this one.
+These are torchvision's operations on PIL images, with separate parameters for each image. PIL works
+in uint8 and truncates after every operation, and so does the reference: on the CPU each operation
+is bit-identical to PIL, as tests/views checks. The fast implementations are tested against it.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from .operations import Operations, side_by_side
 def photometric(
     crops: Crops, params: ViewParams, config: AugmentConfig, *, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, ...]:
-    """Do what ``fastsiam.views.photometric.photometric`` says."""
+    """Apply the augmentations; see ``fastsiam.views.photometric.photometric``."""
     return side_by_side(_finish, crops, params, config, dtype)
 
 
 def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch.dtype) -> Tensor:
-    """Take crops of one side through the stage; see ``operations.Finish``."""
+    """Apply the augmentations to crops of one side; see ``operations.Finish``."""
     images = crops.permute(0, 3, 1, 2)
     x = images.to(torch.float32, memory_format=torch.contiguous_format)
 
@@ -73,13 +72,13 @@ def adjust_saturation(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def adjust_hue(x: Tensor, factor: Tensor) -> Tensor:
-    """Turn the hue by ``factor`` of a turn, through PIL's HSV with its 256 hues and saturations."""
+    """Shift the hue by ``factor`` turns, in PIL's HSV with its 256 hues and saturations."""
     r, g, b = x.unbind(1)
     value, low = x.amax(1), x.amin(1)
     chroma = value - low
     safe = chroma.clamp(min=1)
     rc, gc, bc = (value - r) / safe, (value - g) / safe, (value - b) / safe
-    rc, gc, bc = rc.double(), gc.double(), bc.double()  # PIL mixes float and double; so does this
+    rc, gc, bc = rc.double(), gc.double(), bc.double()  # like PIL, which mixes float and double
     hue = torch.where(
         r == value, bc - gc, torch.where(g == value, 2 + rc - bc, 4 + gc - rc)
     ).float()
@@ -155,16 +154,16 @@ def solarise(x: Tensor, threshold: Tensor) -> Tensor:
 
 
 def box_weights(sigma: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return a box blur's weights: of its whole pixels and of its two ends, and its whole radius.
+    """Return the weights of a box blur's inner pixels and of its two end pixels, and its radius.
+
+    Computed in float32 in the same steps as PIL, because the last digit of a weight matters.
 
     Args:
-        sigma: (M,) float32, of the Gaussian that three such boxes stand for.
+        sigma: (M,) float32, of the Gaussian that three such boxes approximate.
 
     Returns:
-        Weights in 2**-24ths, (M,) float64 each, and (M,) int64: the box is ``2 * whole + 1`` pixels
-        and a part of one more at each end.
-
-    In float32, step by step as in PIL, because a weight's last digit decides roundings.
+        Inner and outer weights in units of 2**-24, (M,) float64 each, and the radius ``whole``,
+        (M,) int64: the box has ``2 * whole + 1`` inner pixels and a part of one pixel at each end.
     """
     one = np.float32(1)
     variance = sigma * sigma / np.float32(3)
@@ -179,18 +178,18 @@ def box_weights(sigma: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def normalize(x: Tensor, config: AugmentConfig) -> Tensor:
-    """Scale (M, 3, H, W) from 0-255 to 0-1, subtract the channels' mean, divide by their std."""
+    """Scale (M, 3, H, W) from 0-255 to 0-1, then normalise each channel by its mean and std."""
     constants = np.array([config.mean, config.std], np.float32).reshape(2, 3, 1, 1)
     mean, std = to_device(constants, x.device).unbind(0)
     return (x / 255 - mean) / std
 
 
 def _blend(degenerate: Tensor, x: Tensor, factor: Tensor) -> Tensor:
-    """PIL's ``Image.blend``: extrapolates above 1, clips to 0-255, truncates."""
+    """Blend like PIL's ``Image.blend``: extrapolate above 1, clip to 0-255, truncate."""
     return (degenerate + factor.view(-1, 1, 1, 1) * (x - degenerate)).clamp(0, 255).floor()
 
 
 def _luma(x: Tensor) -> Tensor:
-    """(M, 1, H, W) luma with PIL's 16-bit weights; all sums are below 2**24: float32 is exact."""
+    """Return the luma, (M, 1, H, W), with PIL's 16-bit weights; float32 is exact below 2**24."""
     r, g, b = x.split(1, dim=1)
     return torch.floor((r * 19595 + g * 38470 + b * 7471 + 32768) / 65536)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from fastsiam.demo import CLASSES as TEXTURES
-from fastsiam.demo import coloured, lit, pattern
+from fastsiam.demo import pattern, with_colours, with_lighting
 
 CLASSES = tuple(TEXTURES[kind].__name__.strip("_") for kind in (0, 2, 4, 7))
 """The classes: stripes, dots, rings, bricks."""
@@ -78,12 +78,12 @@ def make_picture(seed: Sequence[int]) -> tuple[Image.Image, list[_Object]]:
         found = _placed(taken, label, number < crowds, generator)
         if found is None:
             continue
-        texture = coloured(pattern(_KINDS[label], generator, height, width), generator)
+        texture = with_colours(pattern(_KINDS[label], generator, height, width), generator)
         picture[found.covered] = texture[found.covered]
         x0, y0, x1, y1 = found.box
         taken[max(0, y0 - 2) : y1 + 2, max(0, x0 - 2) : x1 + 2] = True
         objects.append(found)
-    return lit(picture, generator), objects
+    return with_lighting(picture, generator), objects
 
 
 def _placed(

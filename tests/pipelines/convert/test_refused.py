@@ -70,7 +70,7 @@ def test_no_room_for_the_manifest_leaves_the_old_one(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", failing(errno.ENOSPC))
         with pytest.raises(
-            DataError, match=r"^cannot write .*manifest\.json: No space .*make room"
+            DataError, match=r"^cannot write .*manifest\.json: No space .*free some space"
         ):
             run("folder", source, out)
     assert (out / "manifest.json").read_text() == before
@@ -89,10 +89,10 @@ def test_nothing_to_verify(source: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert "manifest.json cannot be read" in line and "convert again" in line
     monkeypatch.setattr(Path, "glob", failing(errno.EACCES))
     (line,) = checked(tmp_path / "out")
-    assert "Permission denied; give this user" in line
+    assert "Permission denied; check the permissions" in line
 
 
 def test_no_place_for_the_demos_images(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("in the way")
-    with pytest.raises(DataError, match=r"^cannot make images in .*: .*; check the p"):
+    with pytest.raises(DataError, match=r"^cannot write images in .*: .*; check the p"):
         convert_demo(ConvertConfig(out=str(tmp_path / "out")))

@@ -166,4 +166,4 @@ def test_the_demos_images(tmp_path: Path) -> None:
     assert "train.beton: 4,000 images of 10 classes" in done.stdout
     assert len(open_store(tmp_path / "demo", "val")) == 1000
     done = fastsiam("convert", "demo", "--source", str(tmp_path), code=1)
-    assert done.stderr == "error: the demo makes its images itself: leave --source out\n"
+    assert done.stderr == "error: the demo generates its own images; leave out --source\n"

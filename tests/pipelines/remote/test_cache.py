@@ -209,7 +209,7 @@ def test_a_folder_that_everybody_can_write_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     folder.mkdir()
     folder.chmod(0o777)
-    with pytest.raises(DataError, match=r"everybody can write into .*cache.* \(chmod o-w\)"):
+    with pytest.raises(DataError, match=r"everybody can write to .*cache.* \(`chmod o-w "):
         cache_of(folder, 4)
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match=r"cannot make the cache .*file"):
