@@ -65,10 +65,10 @@ def build_detector(
 ) -> GeneralizedRCNN:
     """Build a detector around a backbone, all of which is trained.
 
-    Its images are RGB (3, H, W) of 0 to 1, already resized; labels count from 1, 0 is none.
+    Its images are RGB (3, H, W) of 0 to 1, already resized. Labels count from 1; 0 is background.
 
     Args:
-        backbone: one of our ResNets; the detector trains its very modules.
+        backbone: one of fastsiam's ResNets; the detector trains its very modules.
         kind: with what heads.
         classes: of objects.
         masks: whether it finds masks too.
@@ -77,7 +77,7 @@ def build_detector(
         rois: proposed boxes of an image that the heads are trained on.
 
     Raises:
-        FastSiamError: the backbone is none of our ResNets.
+        FastSiamError: the backbone is not one of fastsiam's ResNets.
     """
     if not isinstance(backbone, ResNet):
         raise FastSiamError(
