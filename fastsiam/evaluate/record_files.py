@@ -61,7 +61,7 @@ class RecordFiles:
                 own = None
         self._own = own if from_leader("yes" if own else "") else None
         self.record = self._own or self._asked
-        """The file beside which others of the evaluation lie; None if there is none."""
+        """The file beside which others of the evaluation lie; None if neither is written."""
         self._state = self.record.with_suffix(".partial") if self.record else None
         self._same = f"{evaluation.network.fingerprint} {evaluation.identity}"
 

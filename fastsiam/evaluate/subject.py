@@ -328,7 +328,7 @@ def _data_settings(
         return data, note
     try:
         store = open_split(data, "train")
-    except DataError:  # there may be images of the other split, or whoever opens it says what is
+    except DataError:  # the other split may be there; if not, opening it says what is missing
         return data, note
     name = data.pipeline
     if name == "auto" or not works_on(store, name):

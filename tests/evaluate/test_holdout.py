@@ -33,8 +33,6 @@ from fastsiam.train.command import train_here
 from fastsiam.train.remembered import names_of
 from tests.configs import with_settings
 from tests.conftest import write_images
-from tests.processes import fastsiam
-from tests.ranks import fastsiam_on_ranks
 
 HERE = Place(0, 1, torch.device("cpu"))
 KNN = KnnConfig(k="5", workers=0, device="cpu")
@@ -203,33 +201,6 @@ def test_features_are_of_every_image(
     assert sum(row["split"] == "val" for row in table) == 3 and len(table) == 15
 
 
-def test_ranks_write_the_splits_of_one(run: Path, images: Path, tmp_path: Path) -> None:
-    import pyarrow.parquet as pq
-
-    flags = ["--device", "cpu", "--workers", "0", "--feature-batch", "4"]
-    one, two = tmp_path / "one.parquet", tmp_path / "two.parquet"
-    fastsiam("features", str(run), "--out", str(one), *flags)
-    fastsiam_on_ranks(2, "features", str(run), "--out", str(two), "--gpus", "2", *flags)
-    assert two.read_bytes() == one.read_bytes()
-    table = pq.read_table(one)
-    assert table.column_names == ["name", "label", "class", "split", "feature"]
-    _, held = names(images / "train")
-    split = zip(table["name"].to_pylist(), table["split"].to_pylist(), strict=True)
-    assert [name for name, where in split if where == "val"] == held
-
-
-def test_neighbours_of_other_data_are_of_all_images(
-    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder = write_images(tmp_path / "own", each=2)
-    config = NeighboursConfig(data=str(folder), images=20, k=2, workers=0)
-    picture = draw_neighbours(run, config, HERE)
-    six = draw_neighbours(run, replace(config, images=6), HERE)
-    five = draw_neighbours(run, replace(config, images=5), HERE)
-    assert picture.size == six.size != five.size
-    assert "the run's --holdout 25% does not apply" in capfd.readouterr().err
-
-
 def test_images_without_labels(small: TrainConfig, weights: Path, tmp_path: Path) -> None:
     write_images(tmp_path / "made")
     (tmp_path / "flat").mkdir()
@@ -246,14 +217,3 @@ def test_images_without_labels(small: TrainConfig, weights: Path, tmp_path: Path
     own = FeaturesConfig(out=str(out), split="val", crop=16, resize=16, **how)  # type: ignore[arg-type]
     write_features(weights, own, HERE)
     assert len(out.with_name("f.npy.csv").read_text().splitlines()) == 7
-
-
-def test_the_commands_take_it(run: Path, weights: Path, images: Path) -> None:
-    fastsiam("eval", "knn", str(run), "--k", "5", "--workers", "0", "--device", "cpu")
-    flags = ["--data", str(images / "train"), "--stem", "cifar", "--crop", "16", "--k", "5"]
-    flags += ["--resize", "16", "--workers", "0", "--device", "cpu", "--gpus", "1"]
-    fastsiam("eval", "knn", str(weights), *flags, "--holdout", "25%")
-    wrong = fastsiam("eval", "knn", str(weights), *flags, "--holdout", "25", code=2).stderr
-    assert "such as 10%" in wrong
-    refused = fastsiam("eval", "knn", str(weights), *flags, code=1).stderr
-    assert "--holdout 10% holds out a share of each class instead" in refused

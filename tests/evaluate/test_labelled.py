@@ -124,20 +124,20 @@ def test_a_backbone_that_changes_is_noticed(run: Path, monkeypatch: pytest.Monke
         ),
     ],
 )
-def test_an_interrupted_evaluation_goes_on(
+def test_an_interrupted_evaluation_continues(
     evaluate: Any, config: Any, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = evaluate(run, config, HERE)
     monkeypatch.setattr(record_files, "_SECONDS_BETWEEN_SAVES", 0.0)
     epoch = SupervisedTraining.epoch
-    begun: list[int] = []
+    started: list[int] = []
 
     def interrupted(self: Any, number: int, batches: Any) -> Tensor:
-        if number == 3 and not begun:
-            begun.append(number)
+        if number == 3 and not started:
+            started.append(number)
             raise KeyboardInterrupt
-        if begun:
-            assert number == 3, "it began anew"
+        if started:
+            assert number == 3, "it started over"
         return epoch(self, number, batches)
 
     monkeypatch.setattr(SupervisedTraining, "epoch", interrupted)
@@ -149,7 +149,7 @@ def test_an_interrupted_evaluation_goes_on(
     assert not list((run / "eval").glob("*.partial"))
 
 
-def test_another_protocol_begins_anew(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_protocol_starts_over(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_files, "_SECONDS_BETWEEN_SAVES", 0.0)
     whole = evaluate_linear(run, replace(QUICK, epochs=2), HERE)
     with monkeypatch.context() as patch:

@@ -126,7 +126,9 @@ class _Table:
         for row in self._images:
             key = row.get("id")
             if not isinstance(key, int) or key in of_image:
-                raise DataError(f"{self._where}: two images have the id {key!r}, or it is none")
+                raise DataError(
+                    f"{self._where}: two images have the id {key!r}, or it is no number"
+                )
             of_image[key] = []
         for one in self._objects:
             key = one.get("image_id")

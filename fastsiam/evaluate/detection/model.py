@@ -6,9 +6,8 @@ stage for proposals, and its fourth stage, with one BN after it, for each propos
 
 from __future__ import annotations
 
-import contextlib
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -66,10 +65,10 @@ def build_detector(
 ) -> GeneralizedRCNN:
     """Build a detector around a backbone, all of which is trained.
 
-    Its images are RGB (3, H, W) of 0 to 1, already resized; labels count from 1, 0 is none.
+    Its images are RGB (3, H, W) of 0 to 1, already resized. Labels count from 1; 0 is background.
 
     Args:
-        backbone: one of our ResNets; the detector trains its very modules.
+        backbone: one of fastsiam's ResNets; the detector trains its very modules.
         kind: with what heads.
         classes: of objects.
         masks: whether it finds masks too.
@@ -78,7 +77,7 @@ def build_detector(
         rois: proposed boxes of an image that the heads are trained on.
 
     Raises:
-        FastSiamError: the backbone is none of our ResNets.
+        FastSiamError: the backbone is not one of fastsiam's ResNets.
     """
     if not isinstance(backbone, ResNet):
         raise FastSiamError(
@@ -120,31 +119,25 @@ class _Normalisation(GeneralizedRCNNTransform):  # type: ignore[misc]
         return image, target
 
 
-@contextlib.contextmanager
-def _in_float32(features: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """Switch autocast off and widen features.
+class _InFloat32:
+    """Widens features and switches autocast off.
 
     Boxes and anchors are coordinates in pixels: bfloat16 has steps of 4 to 8 from 512 to 2,048.
     """
-    device = next(iter(features.values())).device.type
-    with torch.autocast(device, enabled=False):
-        yield {name: one.float() for name, one in features.items()}
+
+    def forward(self, *inputs: Any) -> Any:
+        features = next(one for one in inputs if isinstance(one, dict))
+        widened = {name: one.float() for name, one in features.items()}
+        with torch.autocast(next(iter(features.values())).device.type, enabled=False):
+            return super().forward(*(widened if one is features else one for one in inputs))  # type: ignore[misc]
 
 
-class _Proposals(RegionProposalNetwork):  # type: ignore[misc]
+class _Proposals(_InFloat32, RegionProposalNetwork):  # type: ignore[misc]
     """torchvision's region proposal network, in float32 under autocast too."""
 
-    def forward(self, images: Any, features: dict[str, Tensor], targets: Any = None) -> Any:
-        with _in_float32(features) as widened:
-            return super().forward(images, widened, targets)
 
-
-class _Heads(RoIHeads):  # type: ignore[misc]
+class _Heads(_InFloat32, RoIHeads):  # type: ignore[misc]
     """torchvision's heads, in float32 under autocast too."""
-
-    def forward(self, features: dict[str, Tensor], *others: Any) -> Any:
-        with _in_float32(features) as widened:
-            return super().forward(widened, *others)
 
 
 class _BoxFeatures(nn.Module):

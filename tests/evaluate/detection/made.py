@@ -89,7 +89,7 @@ def make_picture(seed: Sequence[int]) -> tuple[Image.Image, list[_Object]]:
 def _placed(
     taken: NDArray[np.bool_], label: int, crowd: bool, generator: np.random.Generator
 ) -> _Object | None:
-    """Find a place for an object where none is yet; None if there is none."""
+    """Find a free place for an object; None if all tries fail."""
     height, width = taken.shape
     for _ in range(_TRIES):
         h, w = (
@@ -134,7 +134,7 @@ def make_detection_set(folder: Path, *, train: int = 300, val: int = 100, seed: 
     Of the training images VOC 2007 gets the first half, VOC 2012 the rest.
 
     Args:
-        folder: is made; what an earlier call left there is made anew.
+        folder: is made; files of an earlier call are replaced.
         train: training images, 2 or more.
         val: images to measure on, 1 or more.
         seed: of all that is drawn.

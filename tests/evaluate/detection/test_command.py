@@ -1,4 +1,4 @@
-"""``eval detect``: records, what is said, resuming, ranks, real images, what is refused."""
+"""``eval detect``: records, messages, resuming, ranks, real images, what is refused."""
 
 from __future__ import annotations
 
