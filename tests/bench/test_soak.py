@@ -70,11 +70,11 @@ def test_every_difference_between_two_runs_is_found(small: TrainConfig, tmp_path
     assert changed(lines(lambda found: found[3].update(loss=found[3]["loss"] + 1e-7))).startswith(
         "line 4: "
     )
-    assert changed(lines(lambda found: found.pop())) == "11 lines for 12"
+    assert changed(lines(lambda found: found.pop())) == "12 lines for 13"
     assert changed(lines(lambda found: found[3].update(seconds=1e9))) == ""
     alarm = {"kind": "alarm", "step": 3, "epoch": 0.5, "name": "disk"}
     assert changed(lines(lambda found: found.insert(3, alarm))) == ""
-    assert "is damaged" in changed(lambda other: last(other).write_bytes(b""))
+    assert "is corrupt" in changed(lambda other: last(other).write_bytes(b""))
     weights = train_here(
         with_settings(small, knn_every=0, seed=5, out=str(tmp_path / "seed")), "imagenet"
     )

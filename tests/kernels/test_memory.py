@@ -160,6 +160,6 @@ def test_checks_before_compiled_code_remain_in_optimised_python() -> None:
         "box [0, 0, 5, 5] is resized to [0 0] pixels",
         "some images are JPEGs: pass the address of a decoder",
         "neither crops nor views are wanted: pass crops or stages",
-        "an array of shape (5, 3, 3) is not contiguous: copy it first",
+        "an array of shape (5, 3, 3) is not contiguous; copy it first",
         "an array is int32; compiled code expects int64",
     ], done.stderr

@@ -288,7 +288,7 @@ def test_two_ranks_save_together_before_they_stop(
     errors = [line for line in said.splitlines() if "cannot decode" in line]
     assert len(errors) == 1 and re.search(r"/(class0/003|class1/004)\.jpg: ", errors[0])
     assert "Traceback" not in said
-    (saved,) = re.findall(r"saved .*last\.pt at step (\d+); with another one in its place", said)
+    (saved,) = re.findall(r"saved .*last\.pt at step (\d+); --bad-images replace", said)
     run = Path(config.run.out)
     assert checkpoints.load(run).step == int(saved)
     train_here(config, "imagenet")

@@ -42,7 +42,7 @@ def test_a_run_on_a_mixture_resumes_exactly_and_can_be_verified(
 def test_an_image_that_is_lost_moves_no_other(mixed: TrainConfig) -> None:
     train_here(with_settings(mixed, max_steps=3), "imagenet")
     next(Path(mixed.data.mixed_with[0]).glob("train/*/*.jpg")).unlink()
-    with pytest.raises(CheckpointError, match=r"1 of its \d+ images gone \(1/class1"):
+    with pytest.raises(CheckpointError, match=r"1 of \d+ images missing \(1/class1"):
         train_here(mixed, "imagenet")
     run = train_here(with_settings(mixed, data_changed="accept"), "imagenet")
     assert "agree" in verified(run)

@@ -102,7 +102,7 @@ def test_an_object_that_changed_since_the_run_began(
         train_here(with_settings(config, max_steps=3), "imagenet")
     tar(tmp_path / "up" / "photos.tar", members[1:])
     upload(cloud, tmp_path / "up", "changes")
-    with pytest.raises(CheckpointError, match="1 of its 24 images gone"):
+    with pytest.raises(CheckpointError, match="1 of 24 images missing"):
         train_here(with_settings(config, max_steps=3), "imagenet")
     train_here(with_settings(config, max_steps=3, data_changed="accept"), "imagenet")
     assert [line[0] for line in history(tmp_path / "run")] == [1, 2, 3]
