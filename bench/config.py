@@ -243,7 +243,7 @@ class GpuConfig(Config):
         "Folder for the page, records and logs. A later call continues from what it finds there. "
         "Default: $OUT/gpu if OUT is set, else runs/gpu.",
     )
-    again: str = setting("", "Stages to do anew although they are done, as a,b.")
+    again: str = setting("", "Stages to repeat although they are done, as a,b.")
     device: Literal["auto", "cuda", "cpu"] = setting(
         "auto",
         "auto takes the GPU if there is one; a CPU does it all at a small size, for trying out.",

@@ -82,7 +82,7 @@ class Images:
         return out
 
     def encoded(self, quality: int) -> Images:
-        """Return them encoded anew as JPEGs of some quality, made when first asked for."""
+        """Return them re-encoded as JPEGs of some quality, made at the first call."""
         target = self.folder.with_name(f"{self.folder.name}-q{quality}")
         if not target.exists():
             for path in sorted(self.folder.rglob("*.*")):
@@ -90,7 +90,7 @@ class Images:
                 own.parent.mkdir(parents=True, exist_ok=True)
                 with Image.open(path) as image:
                     image.convert("RGB").save(own, quality=quality)
-        return Images(target, self.count, f"{self.about}, encoded anew with quality {quality}")
+        return Images(target, self.count, f"{self.about}, re-encoded with quality {quality}")
 
 
 def users_own(config: BenchConfig) -> bool:

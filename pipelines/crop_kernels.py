@@ -6,9 +6,9 @@ triangle filter that widens when it shrinks, stays inside the crop, and has weig
 
 - ``_weigh`` computes every crop's weights in float64, as PIL does in double, one row of them for
   each axis. It is compiled without fused multiply-adds, which would round differently.
-- ``_resize`` makes one pixel of a crop in integers. The first pass's value is made anew for each
-  tap of the second, so nothing lies between the passes in memory. That is at most about twice the
-  work: a crop that shrinks k times has 2k taps along an axis, hence 4k**2 for a pixel, where a
+- ``_resize`` makes one pixel of a crop in integers. The first pass's value is computed for each tap
+  of the second, so nothing lies between the passes in memory. That is at most about twice the
+  work: a crop that shrinks k times has 2k taps along an axis, so 4k**2 for a pixel, where a
   stored first pass takes k rows of 2k taps and then 2k.
 
 Which pass comes first decides some roundings. The order is Pillow 13's. Where an older one takes

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _SHOWN = 3
 """Most lines of a list that a message names."""
 _NONE, _SEVERAL = -1, -2
-"""In the place of a position: no image has that name, or more than one has."""
+"""Instead of a position: no image has that name, or more than one has."""
 
 
 def open_split(data: DataConfig, split: Split) -> Store:

@@ -70,7 +70,7 @@ class WorkerTuner:
         return f"{self.workers} loader threads; time of a step with each number: {tried}"
 
     def _choose(self) -> bool:
-        """Go on to fewer threads, or settle on the fewest that are fast enough."""
+        """Try fewer threads, or take the fewest that are fast enough."""
         before = self.workers
         enough = _SLOWER * min(self._times.values())
         if self._times[before] <= enough and self._untried:

@@ -155,7 +155,7 @@ def broken_proxy(
         delay: seconds before each answer, from and to.
         errors: share of the answers that are 503 in place of the server's.
         cuts: share of the answers of which only the half is sent before the connection ends.
-        stalls: share of the answers that stop in the midst, while the connection stays.
+        stalls: share of the answers that stop halfway, while the connection stays.
     """
     port = free_port()
     process = Forked(

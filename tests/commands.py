@@ -14,7 +14,7 @@ def parse(arguments: Sequence[str]) -> None:
     """Parse the words behind ``fastsiam``.
 
     Raises:
-        click's UsageError: there is no such command or option, or a value is none.
+        click's UsageError: there is no such command or option, or a value is invalid.
     """
     words, command = list(arguments), typer.main.get_command(app)
     while commands := getattr(command, "commands", None):

@@ -8,7 +8,7 @@ round, a call, a result or a named argument left out. The tests of `make test` t
 line run on it, those of its folder first, until one fails. Which those are and how long they take,
 `make coverage` has written down. What coverage cannot see (compiled kernels, other processes) is
 tried on what `make test` has of the folder's tests. A mutant that no test fails on has survived:
-either a test is missing, or the change is none.
+either a test is missing, or the change has no effect.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Commands on several ranks, forked as all commands of the tests: a launcher starts Python anew."""
+"""Commands on several ranks, forked as all commands of the tests; launchers start interpreters."""
 
 from __future__ import annotations
 

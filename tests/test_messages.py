@@ -50,7 +50,7 @@ def test_paths_in_commands_are_quoted() -> None:
         ('f"convert it: fastsiam convert folder " f"--source {root} --out DIR"', 1),
         ('f"convert it: fastsiam convert folder --source {quoted(root)} --out {out}"', 1),
         ('f"check it: fastsiam convert verify {path.parent}"', 1),
-        ('f"--data={config.data} is none"', 1),
+        ('f"--data={config.data} is missing"', 1),
         ('f"--batch {batch} is too small; {root} --data DIR"', 0),
     ],
 )

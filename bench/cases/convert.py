@@ -3,7 +3,7 @@
 All read from the page cache and write to the same disk; none waits for the disk at the end.
 
 FFCV's writer does what its documentation shows: a torchvision ``ImageFolder``, ``RGBImageField`` in
-mode "jpg" at the same quality, as many processes. It encodes every image anew, which is what it is.
+mode "jpg" at the same quality, as many processes. It encodes every image again.
 """
 
 from __future__ import annotations

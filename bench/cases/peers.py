@@ -267,7 +267,7 @@ def _by_kornia(job: Job) -> Epoch:
 
 
 def _by_dali_as_in_solo_learn(job: Job) -> Epoch:
-    """solo-learn's pipeline for SimSiam (MIT), written anew from its settings.
+    """solo-learn's pipeline for SimSiam (MIT), rewritten from its settings.
 
     ``solo/data/dali_dataloader.py`` and ``scripts/pretrain/imagenet-100/simsiam.yaml`` with
     ``augmentations/symmetric_weak.yaml`` of github.com/vturrisi/solo-learn. Its iterator continues

@@ -1,4 +1,4 @@
-"""``fastsiam bench``: what there is to measure, and what is made of the figures."""
+"""``fastsiam bench``: the commands that measure, and the report."""
 
 from __future__ import annotations
 

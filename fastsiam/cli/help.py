@@ -76,7 +76,7 @@ def show_all(context: typer.Context, asked: bool) -> None:
 
 
 def _refusal(error: typer.BadParameter) -> str:
-    """Return Typer's message in the words of ours: some versions let pydantic write it."""
+    """Return Typer's message in our wording: some versions let pydantic write it."""
     message = error.message.removeprefix("Value error, ")
     found: list[Any] = getattr(error.__cause__, "errors", list)()
     if found and message.startswith("Input should"):

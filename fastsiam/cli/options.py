@@ -229,7 +229,7 @@ def _resumed_run(path: str, out: str) -> Settings:
 
 
 def _settings_of_run(path: Path) -> Settings:
-    """Read the config.json of a run, or a checkpoint's own settings where there is none."""
+    """Read the config.json of a run, or the settings in a checkpoint if that file is missing."""
     file = recorded(path)
     if file is not None:
         return read_settings(file, goes_on=True)

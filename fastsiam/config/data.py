@@ -69,7 +69,7 @@ class DataConfig(Config):
     holdout: str = setting(
         "",
         "Share of each class of the training images to leave out and validate on, such as 10%, "
-        "where there are no validation images: the same images in every command. 0 is none.",
+        "where there are no validation images: the same images in every command. 0: nothing.",
     )
     shuffle: str = setting(
         "full",
@@ -175,7 +175,7 @@ class DataConfig(Config):
 
     @property
     def held_percent(self) -> float:
-        """Percent of the training images that are held out; 0 is none."""
+        """Percent of the training images that are held out; 0 if nothing is."""
         return share(self.holdout, "holdout")
 
     @property

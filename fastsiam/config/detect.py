@@ -55,7 +55,7 @@ class DetectConfig(EvalConfig):
     )
     precise_bn: int = setting(
         200,
-        "Steps without training over which BN statistics are averaged before each test; 0 is none.",
+        "Steps without training that average BN statistics before each test; 0 skips this.",
         at_least=0,
     )
     precision: Literal["run", Precision] = setting(

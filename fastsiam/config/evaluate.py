@@ -38,7 +38,7 @@ class EvalConfig(NodesConfig):
     )
     holdout: str = setting(
         "",
-        "Share of each class to validate on, as of train; 0 is none. Default: the run's, if the "
+        "Share of each class to validate on, as of train; 0: nothing. Default: the run's, if the "
         "data are the run's own.",
     )
     bad_images: Literal["run", "stop", "replace"] = setting(
@@ -350,7 +350,8 @@ class NeighboursConfig(EvalConfig):
     out: str = setting("neighbours.png", "Picture to write.")
     images: int = setting(
         8,
-        "Query images, spread over the validation images (the training images, if there are none).",
+        "Query images, spread over the validation images (without a validation split: over the "
+        "training images).",
         at_least=1,
     )
     k: int = setting(8, "Neighbours of each, out of the training images.", at_least=1)

@@ -251,7 +251,7 @@ def _section(section: str, settings: list[Setting], values: dict[str, Any]) -> I
 
 
 def _literal(value: Any) -> str:
-    """Write a value as TOML does, which is how JSON does, but for one character."""
+    """Write a value as TOML does: as JSON, except for one character."""
     if isinstance(value, float):
         return repr(value)  # inf, too
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -98,7 +98,7 @@ def from_flags(flags: Mapping[str, Any]) -> TrainConfig:
     """Build the settings out of every flag's value.
 
     Args:
-        flags: as ``to_flags`` returns them. Flags of other methods than ``method`` are None.
+        flags: as ``to_flags`` returns them. Flags that belong to other methods have the value None.
 
     Raises:
         ValueError: a value makes no sense, or is of another method.

@@ -25,7 +25,7 @@ def upgraded(sections: dict[str, Any]) -> dict[str, Any]:
     sections = {k: dict(v) if isinstance(v, dict) else v for k, v in sections.items()}
     model, augment, optim = (sections.get(name, {}) for name in ("model", "augment", "optim"))
     if not all(isinstance(section, dict) for section in (model, augment, optim)):
-        return sections  # whoever builds the settings refuses it by name
+        return sections  # building the settings refuses it by name
     for name, removed in _REMOVED.items():
         if isinstance(section := sections.get(name), dict):
             _taken(section, removed)

@@ -88,7 +88,7 @@ class OptimConfig(Config):
     )
     restarts: str = setting(
         "",
-        "Where the cosine starts anew from its last rate, as EPOCHS@STEP,...: until that step it "
+        "Where the cosine restarts from its last rate, as EPOCHS@STEP,...: until that step it "
         "was to end with these epochs. --extend-schedule restart writes it.",
         option=False,
     )
@@ -288,8 +288,8 @@ class RunConfig(NodesConfig):
     )
     resume: str = setting(
         "auto",
-        "auto continues where the run folder's last checkpoint was; never starts anew; a run or a "
-        "checkpoint of one continues there, with its settings. With --out it branches off into "
+        "auto resumes from the run folder's last checkpoint; never starts a new run; the path of a "
+        "run or a checkpoint resumes there, with its settings. With --out it branches off into "
         "another folder, with other optimizer settings if given.",
     )
     extend: int = setting(

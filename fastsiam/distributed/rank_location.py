@@ -55,7 +55,7 @@ def end() -> None:
 
 
 def missing(function: str) -> str:
-    """Return a text on the ranks that this one waited for in vain, with their locations.
+    """Return a text on the ranks that did not arrive, with their locations.
 
     Args:
         function: function of fastsiam in which this rank waited.
@@ -89,7 +89,7 @@ class _Reporter(threading.Thread):
         self.others = [other for other in range(world) if other != rank]
         self.is_over = threading.Event()
         self.gave_up_in = ""
-        """Function in which this rank waited in vain; "" before."""
+        """Function in which this rank stopped waiting for another; "" before."""
 
     def run(self) -> None:
         """Report until ``is_over`` is set or the store is gone."""

@@ -293,7 +293,8 @@ def write_neighbours(path: Path, config: NeighboursConfig, place: Place, *, out:
 def draw_neighbours(path: Path, config: NeighboursConfig, place: Place) -> Image.Image:
     """Draw some images, each with the training images whose features are nearest to its own.
 
-    Queries are validation images; where there are none, training images, without themselves.
+    Queries are validation images. Without a validation split they are training images, and an
+    image is not its own neighbour.
 
     Args:
         path: a run's folder, a checkpoint, or a file of another program.

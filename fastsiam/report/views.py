@@ -33,7 +33,7 @@ def show_views(
 
     Args:
         sources: the same data, by one pipeline or more.
-        augment: what becomes of the images.
+        augment: how the views are drawn.
         images: how many; fewer where the data hold fewer.
         epoch: whose first images and draws are shown.
         seed: of the run.

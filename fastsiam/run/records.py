@@ -62,7 +62,7 @@ class DataFacts:
     """Column of the data with the images; None if the user named none."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, without fields that are None and that version 0.2 did not have."""
+        """Return plain values, without fields that are None and that version 0.2 lacks."""
         plain = asdict(self)
         for name in ("holdout", "image_column"):
             if plain[name] is None:

@@ -103,7 +103,7 @@ def label_of(path: object, schema: Any, name: str = "") -> tuple[str | None, tup
         name: of the column to take instead.
 
     Returns:
-        The column, None if there is none; the names of its numbers, if the schema tells them.
+        The column, or None; and the names of its numbers, if the schema has them.
 
     Raises:
         DataError: the named column is not there or is of another type.
@@ -149,7 +149,7 @@ def read_labels(parts: Sequence[Any], source: object) -> NDArray[np.int64] | lis
     texts = [is_text(part.type) for part in parts]
     if len(set(texts)) > 1:
         raise DataError(
-            f"{source}: the labels are numbers in some files and names in others; write them anew, "
+            f"{source}: the labels are numbers in some files and names in others; rewrite them, "
             "alike"
         )
     if texts[0]:

@@ -34,7 +34,7 @@ def label_validation(store: Store, train_classes: Callable[[], tuple[str, ...]])
     Args:
         store: images without labels; those of other data sets stay as they are. The list lies
             beside them, or in a folder above.
-        train_classes: returns the classes of the training images; empty if there are none.
+        train_classes: returns the classes of the training images; may be empty.
 
     Raises:
         NoLabelsError: there is no list.

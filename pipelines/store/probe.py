@@ -211,7 +211,7 @@ def ends(data: Bytes, scan: int) -> bool:
 def is_all_code(data: Bytes, head: Probe) -> bool:
     """Tell whether a JPEG has nothing but code from its first scan to its end marker.
 
-    Where it is cut off, or something else stands in the midst of it, PIL can refuse what another
+    Where it is cut off, or contains something else, PIL can refuse what another
     decoder makes up, or does not look at because it lies beside a crop.
 
     Args:

@@ -53,7 +53,7 @@ def members(
                 if member.islnk() and is_image_name(PurePosixPath(member.name).name):
                     raise tarfile.ReadError(
                         f"{member.name} is a link to {member.linkname}; "
-                        "make the tar anew with tar --hard-dereference"
+                        "create the tar with tar --hard-dereference"
                     )
                 if not member.isreg():
                     continue

@@ -14,7 +14,7 @@ from tests.conftest import write_images
 
 @pytest.fixture
 def forked_contenders() -> Iterator[None]:
-    """Contenders are forked, not started anew."""
+    """Contenders are forked, not spawned."""
     with forked():
         yield
 

@@ -1,4 +1,4 @@
-"""Recipes: their numbers are those of the papers and of their authors' code, written here anew."""
+"""Recipes: their numbers are those of the papers and of their authors' code, written here again."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """On ``PYTHONPATH``, Python runs this first: it makes the rank ``$FAULT_RANK`` fail in mid-run.
 
 ``$FAULT`` says how, and ``$FAULT_AT`` where: after a step of this start, where the ranks agree to
-continue (its number, 3 if there is none), or in a save, in an evaluation or while compiling. With
+continue (its number, 3 by default), or in a save, in an evaluation or while compiling. With
 ``$FAULT_ONCE``, a path that is not there yet, only the first start fails; with ``$FAULT_WORLD``
 only a start on so many ranks. ``any`` is the rank that every process is. ``pause`` lasts until the
 file ``$FAULT_UNTIL`` is there.

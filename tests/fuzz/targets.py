@@ -131,7 +131,7 @@ def _cifar_whole() -> Files:
 
 
 def _cifar_around(pickled: bytes) -> bytes:
-    """Pack an archive anew around a damaged pickle."""
+    """Pack an archive around a damaged pickle."""
     members = [*(_cifar_whole() | {_FIRST: pickled}).items()]
     return gzip.compress(sources.tar_bytes(members), 1)
 

@@ -26,7 +26,7 @@ def photographs(real_images: Path) -> list[Image.Image]:
 
 @pytest.fixture(autouse=True)
 def nothing_compiled_yet() -> Iterator[None]:
-    """Have each test compile anew: dynamo gives up on code that it compiled eight times."""
+    """Have each test compile again: dynamo gives up on code that it compiled eight times."""
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()

@@ -118,5 +118,5 @@ def test_a_run_that_torchrun_started(gpu: TrainConfig, tmp_path: Path) -> None:
     command = [*torchrun, "--nproc-per-node", "1", "-m", "fastsiam", "train", *flags(config)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    assert "--gpus" not in done.stdout  # whoever started it chose the GPUs
+    assert "--gpus" not in done.stdout  # torchrun chose the GPUs
     assert len(history(tmp_path / "run")) == 2

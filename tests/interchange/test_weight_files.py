@@ -41,7 +41,7 @@ class Hostile:
         (lambda mark: Hostile(setattr, "x", "y", 1), "builtins.setattr"),
     ],
 )
-@pytest.mark.parametrize("zipped", [True, False])  # torch's files before 1.6 are none
+@pytest.mark.parametrize("zipped", [True, False])  # torch's files before 1.6 are no zips
 def test_hostile_files_are_not_executed(
     make: Callable[[Path], Any], name: str, zipped: bool, tmp_path: Path
 ) -> None:

@@ -95,7 +95,7 @@ def crop(image: Pixels, cut: Cut, side: int, *, part: bool = False) -> Pixels:
 
     Args:
         image: (H, W, 3).
-        cut: what becomes of it.
+        cut: the crop.
         side: of the crop.
         part: nothing but the pixels of the box is there, as from a decoder.
     """

@@ -139,7 +139,7 @@ def test_zig_compiles_for_named_processors_and_leaves_nothing(
 @pytest.mark.skipif(sys.platform != "linux", reason="ldd is Linux's")
 @pytest.mark.skipif(build.FOLDER in os.environ, reason="sanitized libraries need others")
 def test_the_libraries_need_no_other_of_cpp() -> None:
-    """So they run beside any libstdc++, and where there is none."""
+    """So they run with any libstdc++, and without one."""
     for kind in library.kinds():
         path = library._folder() / build.library(kind)
         needs = subprocess.run(["ldd", path], capture_output=True, text=True, check=True).stdout

@@ -1,4 +1,4 @@
-"""SimSiam and its variants by the paper's formulas: numpy, float64, without any code of ours.
+"""SimSiam and its variants by the paper's formulas: in numpy, float64, without fastsiam's code.
 
 Section 3 and algorithm 1 for the network and the loss, Table 3 for BN, section 4.5 for the
 cross-entropy, section 5.2 and its footnote for the moving average. The backbone is one linear map.

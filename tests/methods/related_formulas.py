@@ -1,4 +1,4 @@
-"""SimCLR, MoCo v2, BYOL and SwAV by their papers' formulas: numpy, float64, no code of ours.
+"""SimCLR, MoCo v2, BYOL and SwAV by their papers' formulas: numpy, float64, no fastsiam code.
 
 - SimCLR: equation 1 and algorithm 1 of Chen et al. 2020; predictor and stop-gradient as the
   footnote of section 6.2 of SimSiam has them.

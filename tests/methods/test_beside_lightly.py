@@ -68,7 +68,7 @@ def both(name: str, **changes: Any) -> tuple[Method, Any]:
 
 
 def copied(ours: nn.Module | None, theirs: nn.Module | None) -> None:
-    """Give lightly's part the weights of ours, if there is one."""
+    """Give lightly's part the weights of fastsiam's, if it has that part."""
     if ours is None or theirs is None:
         return
     for own, other in zip(ours.parameters(), theirs.parameters(), strict=True):

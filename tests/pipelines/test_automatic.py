@@ -1,4 +1,4 @@
-"""``--pipeline auto``: what is chosen for which images, where, and what is said of it."""
+"""``--pipeline auto``: the choice for each data set and device, and its message."""
 
 from __future__ import annotations
 

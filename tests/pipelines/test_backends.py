@@ -67,7 +67,7 @@ def test_the_command_that_converts_repeats_what_decides_the_pixels() -> None:
 
 @pytest.fixture(scope="module")
 def told() -> dict[Pipeline, str]:
-    """What is said of each pipeline here."""
+    """The line about each pipeline on this machine."""
     return readiness()
 
 

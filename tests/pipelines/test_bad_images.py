@@ -275,7 +275,7 @@ def test_an_image_known_to_be_bad_is_no_endless_loop() -> None:
 
 @pytest.mark.parametrize("name", WITH_IMAGES)
 def test_central_crops_leave_bad_images_out(name: str, beton: Path) -> None:
-    """On every pass, kept or made anew, and whoever asks which rows are shown is told."""
+    """On every pass, kept or made again; ``rows`` tells which rows are shown."""
     data = DataConfig(data=str(beton), pipeline=name, workers=1, bad_images="replace")  # type: ignore[arg-type]
     whole = next(iter(build_eval_loader(data, "train", SMALL, resize=20, batch=24)))
     damage_in(beton)

@@ -63,7 +63,7 @@ def test_signals_that_are_ignored_stay_so_and_other_threads_hold_none() -> None:
 
 @pytest.mark.parametrize("number", STOPS)
 def test_a_child_leaves_signals_to_its_parent(number: signal.Signals) -> None:
-    """Ctrl-C is none of its business; the others end it some seconds later."""
+    """Ctrl-C does not reach it; the others end it some seconds later."""
     for prepare in (bool, leave_signals_to_the_parent):
         with as_if(signal.SIG_DFL), signals_held():
             child = os.fork()

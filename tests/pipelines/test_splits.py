@@ -1,4 +1,4 @@
-"""A hold-out: a share of each class by the images' names, the same whoever asks."""
+"""A hold-out: a share of each class by the images' names, the same in every command."""
 
 from __future__ import annotations
 

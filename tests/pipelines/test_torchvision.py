@@ -191,7 +191,7 @@ def test_who_reads_a_copy_waits_for_it_and_holds_its_memory(
 
 
 def test_what_a_gpu_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way of a batch onto a GPU, with tensors that are none: places, types and layouts."""
+    """The way of a batch onto a GPU, with fake tensors: places, types and layouts."""
     calls: list[str] = []
 
     class Stream:

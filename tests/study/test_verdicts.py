@@ -68,7 +68,7 @@ def collapsed(seed: int) -> Result:
         ((collapsed(0), result(1)), OPEN, OPEN),
         ((result(0, z_std=0.9, rank=3.9),), HOLDS, NOT),  # few dimensions, whatever their spread
         ((result(0, z_std=0.49),), HOLDS, NOT),
-        ((result(0, z_std=0.5, rank=4.0),), NOT, HOLDS),  # the last that is none
+        ((result(0, z_std=0.5, rank=4.0),), NOT, HOLDS),  # the last that is no collapse
         ((result(0, diverged=True),), OPEN, OPEN),
         ((collapsed(0), result(1, diverged=True)), HOLDS, NOT),
         ((), OPEN, OPEN),

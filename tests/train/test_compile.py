@@ -1,4 +1,4 @@
-"""The compiled step: the same step as the eager one, kept, and never compiled anew."""
+"""The compiled step: the same step as the eager one, kept, and compiled once."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def _train_short(config: TrainConfig) -> None:
 def test_what_is_compiled_is_kept_beyond_tmp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In Python started anew: torch itself sets the variable when it is imported."""
+    """In a new interpreter: torch itself sets the variable when it is imported."""
     script = (
         "from fastsiam.train.compile import compiling, cache_folder\n"
         "from tests.rank_jobs import CONFIG\n"

@@ -43,7 +43,7 @@ def kill_a_worker() -> None:
 def ends_and_goes_on(
     config: TrainConfig, folder: Path, before: Before, restore: Callable[[], Any] = bool
 ) -> FastSiamError:
-    """End a run by what ``before`` does; see that it goes on to the steps of one without it.
+    """End a run by what ``before`` does; check that it resumes to the steps of one without it.
 
     Returns:
         What ended it.

@@ -52,7 +52,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> Callable[[TrainConfig], Seen]:
 
 
 def again(config: TrainConfig, name: str) -> TrainConfig:
-    """Return the settings for data that changed: FFCV's are converted anew."""
+    """Return the settings for data that changed: FFCV's are converted again."""
     folder = Path(config.data.data)
     if name == "ffcv":
         folder = folder.with_name(folder.name.removesuffix("-converted"))

@@ -23,7 +23,7 @@ from tests.processes import command, fastsiam
 from tests.tiers import rest_slow, slow
 from tests.train.runs import history, history_of, run_once, run_until, same_state
 
-# The first of the two continues in the midst of an epoch, the second at its begin.
+# The first of the two resumes mid-epoch, the second at the start of an epoch.
 TWO, REST = (5, 7), (1, 2, 3, 4, 6, 8, 9, 10, 11)
 KILLS = [
     *(pytest.param(*p.values, TWO, marks=p.marks) for p in PIPELINES),

@@ -1,4 +1,4 @@
-"""What becomes of a run whose saves go wrong, or which has too little time for one."""
+"""Runs whose saves fail, or that have too little time to save."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.train.runs import history, same_state
 
 
 def damage(path: Path) -> None:
-    """Flip a bit in the midst of a file."""
+    """Flip a bit in the middle of a file."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 16
     path.write_bytes(content)

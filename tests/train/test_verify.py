@@ -40,7 +40,7 @@ def trained(small: TrainConfig) -> Path:
 
 
 def said(run: Path, **settings: Any) -> str:
-    """Verify a run; return what is said, as one text."""
+    """Verify a run; return its messages as one text."""
     return "\n".join(verify(run, VerifyConfig(workers=0, **settings)))
 
 

@@ -50,7 +50,7 @@ OFF = AugmentConfig.alike(jitter_p=0, gray_p=0, blur_p=0)
 def interpreted() -> Iterator[Run]:
     """Call a function in a process in which Triton interprets kernels, on the CPU.
 
-    Triton decides when it is imported and then changes its own functions, hence the process.
+    Triton decides at its import and then changes its own functions; so it takes a process.
     """
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         with pytest.MonkeyPatch.context() as patch:

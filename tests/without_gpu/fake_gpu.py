@@ -124,7 +124,7 @@ class Gpu(TorchDispatchMode):
         return out
 
     def pin(self, tensor: Tensor) -> Tensor:
-        """Let a tensor's memory stand for pinned memory, whoever looks at it."""
+        """Let a tensor's memory pass for pinned memory in every check."""
         self._pinned.append(tensor.untyped_storage())
         return tensor
 

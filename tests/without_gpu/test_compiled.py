@@ -50,7 +50,7 @@ def images(count: int, channels: int) -> Tensor:
 
 
 def compiled(layers: nn.Module, channels: int = 0) -> tuple[Code, Code]:
-    """Return what becomes of layers, or of a method, on the GPU: both views in one batch."""
+    """Return layers, or a method, as they are on the GPU: both views in one batch."""
     use_view_batch_norm(layers, images=IMAGES)
     with fake_gpu(), torch.autocast("cuda", dtype=torch.bfloat16):
         layers = layers.to(CUDA).to(memory_format=torch.channels_last).train()

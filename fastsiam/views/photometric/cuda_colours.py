@@ -20,7 +20,7 @@ import triton.language as tl
 
 from fastsiam.views.draws import BRIGHTNESS, CONTRAST, HUE, SATURATION
 
-# Operations are digits of an octal number, the first one lowest; 0 is none.
+# Operations are digits of an octal number, the first one lowest; 0 means no operation.
 BRIGHTEN, BLEND_MEAN = tl.constexpr(BRIGHTNESS + 1), tl.constexpr(CONTRAST + 1)
 SATURATE, TURN_HUE = tl.constexpr(SATURATION + 1), tl.constexpr(HUE + 1)
 GRAY = tl.constexpr(5)

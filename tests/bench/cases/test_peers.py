@@ -1,4 +1,4 @@
-"""Peers make two normalised views of every image, anew in every epoch."""
+"""Peers make two normalised views of every image, new ones in every epoch."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 PEERS = [slow(name) if name == "ffcv-plain" else name for name in peers.PEERS]
-"""FFCV compiles each of its pipelines anew, for half a minute."""
+"""FFCV compiles each of its pipelines again, for half a minute."""
 
 
 @pytest.mark.parametrize("peer", PEERS)

@@ -1,4 +1,4 @@
-"""One image on its way into a .beton: what is kept, what is made anew, what is refused."""
+"""One image on its way into a .beton: what is kept, re-encoded or refused."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ def test_processes_fetch_a_chunk_once(tmp_path: Path) -> None:
 
 
 def killed_writing(folder: Path) -> None:
-    """Be killed in the midst of a chunk's write."""
+    """Be killed while a chunk is written."""
     kept, server = cache_of(folder, 4), serve()
     write = os.pwrite
 

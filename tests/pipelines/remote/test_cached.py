@@ -23,7 +23,7 @@ BY = [pytest.param(name, workers, marks=NEEDS.get(name, [])) for name, workers i
 
 @pytest.fixture
 def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of a web server that the tests end: what asks it in vain gives up soon."""
+    """The folder of a web server that the tests end: a request without an answer gives up soon."""
     pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
     monkeypatch.setenv("FASTSIAM_CLOUD_PATIENCE", "0.5")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))

@@ -65,7 +65,7 @@ def test_a_run_over_a_bad_line_is_the_run_from_a_disk(
     small: TrainConfig,
     tmp_path: Path,
 ) -> None:
-    """Killed in the midst of its second epoch, and continued with."""
+    """Killed in its second epoch, and resumed."""
     config = with_settings(small, pipeline="torchvision", workers=workers, epochs=3, save_every=2)
     expected = history_of(with_settings(config, data=str(shards)), tmp_path / "here")
     config = with_settings(config, data=upload(s3, shards, f"bad-line-{workers}"))

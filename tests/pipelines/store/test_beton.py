@@ -74,7 +74,7 @@ def test_records_are_views_of_the_mapped_file(tmp_path: Path) -> None:
     "os_cache", rest_slow([{"jpg": False, "raw": True}, {"jpg": True, "raw": False}])
 )
 def test_ffcv_reads_our_files(os_cache: dict[str, bool], tmp_path: Path) -> None:
-    """With its plain decoders and nothing of ours; by the system's page cache and by its own."""
+    """With its plain decoders and without fastsiam; by the system's page cache and its own."""
     paths = {"jpg": converted(tmp_path / "jpg"), "raw": converted(tmp_path / "raw", raw=True)}
     readings = [(str(paths[mode]), os_cache[mode]) for mode in paths]
     done = Forked(read_with_ffcv.read, readings).wait(300)
@@ -206,7 +206,7 @@ def test_every_flipped_bit_of_a_record_is_found(tmp_path: Path) -> None:
 
 
 def test_random_damage_never_crashes(tmp_path: Path) -> None:
-    """Cuts and flips of a file of ours and of one without checksums: refused, or read safely."""
+    """Cuts and flips of a fastsiam file and of one without checksums: refused, or read safely."""
     path = converted(tmp_path)
     whole = path.read_bytes()
     marked = whole.index(b"fastsiam")

@@ -45,7 +45,7 @@ def tiff(
     Args:
         bits: of each channel.
         kind: PhotometricInterpretation; 0 is "white is zero", 1 "black is zero", 2 RGB.
-        extra: ExtraSamples of each channel beyond those of the kind; None if there are none.
+        extra: ExtraSamples of each channel beyond those of the kind; None without extra channels.
         strips: how many of equal size.
         order: of bytes, "<" or ">".
         tags_by_name: values of further tags.

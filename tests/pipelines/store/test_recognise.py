@@ -1,4 +1,4 @@
-"""Which data set lies at a path, and what is said where it is none or more than one."""
+"""Which data set lies at a path, and the messages where it is no data set or several."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ CASES: dict[str, tuple[Build, str]] = {
     "a negative size": (with_size(b"\xff" * 11 + b"\xf0"), WHOLE_TAR),
     "a symbolic link": (tar_with(tarfile.SYMTYPE), "holds no images"),
     "a hard link": (
-        tar_with(tarfile.LNKTYPE), r"a/l\.jpg is a link to /etc/passwd; make the tar anew with tar"
+        tar_with(tarfile.LNKTYPE), r"a/l\.jpg is a link to /etc/passwd; create the tar with tar"
     ),
     "an image before a tar": (
         tar_of("a.jpg", more=[("n.tar", tarred([("0.jpg", jpeg(1))]))]),

@@ -1,0 +1,50 @@
+"""No page, docstring, comment or message has a phrase that reads as translated."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+from tests.conftest import ROOT
+
+BANNED = {
+    r"\b(goes|go|gone|going) on\b": "resume, continue",
+    r"\banew\b": "again, new",
+    r"\bof ours\b": "fastsiam's",
+    r"\bsuch of\b": "name the things",
+    r"\bwhoever\b": "name the person or program",
+    r"\bbut for\b": "except for",
+    r"\bfor want of\b": "because no ... is available",
+    r"\bin the (place|stead) of\b": "instead of",
+    r"\bin the midst\b": "in the middle, halfway",
+    r"\bin vain\b": "say what did not happen",
+    r"\bput aside\b": "renamed, moved",
+    r"\b(is|are) none\b": "say what is missing",
+    r"\bwhat (is said|there is to)\b": "message, text",
+    r"\b(what )?becomes? of\b": "say what happens",
+    r"\b(hence|thereby|thereof)\b": "so",
+}
+"""Phrases, and what to write instead. Programs in lower case: ``is None`` is code."""
+OWN = "tests/docs/test_language.py"
+
+
+def test_no_phrase_reads_as_translated() -> None:
+    tracked = subprocess.run(
+        ["git", "ls-files", "*.py", "*.md", "*.toml"], cwd=ROOT, capture_output=True, text=True
+    )
+    if tracked.returncode:
+        pages = (str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))
+        tracked.stdout = "\n".join(pages)
+    phrase = re.compile("|".join(BANNED))
+    found = [
+        f"{name}:{number}: {match[0]!r} ({_instead(match[0])})"
+        for name in tracked.stdout.split()
+        if name not in (OWN, "CHANGELOG.md") and (ROOT / name).is_file()
+        for number, line in enumerate((ROOT / name).read_text("utf-8").splitlines(), 1)
+        if (match := phrase.search(line))
+    ]
+    assert not found, "\n".join(found)
+
+
+def _instead(text: str) -> str:
+    return next(instead for phrase, instead in BANNED.items() if re.search(phrase, text))
