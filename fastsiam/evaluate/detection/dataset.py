@@ -97,10 +97,9 @@ class DetectionSet:
         self.name, self.classes, self._entries = name, classes, entries
         if not entries:
             raise DataError(f"{name} has no images")
-        digest = hashlib.sha256("\0".join(classes).encode())
-        for text in stamps:
-            digest.update(f"{text}\0".encode())
-        self.stamp = digest.hexdigest()
+        parts = ["\0".join(classes), *(f"{text}\0" for text in stamps)]
+        content = "".join(parts).encode("utf-8", "surrogatepass")  # JSON may hold half a character
+        self.stamp = hashlib.sha256(content).hexdigest()
         """A text that changes when the annotations or the images' files do."""
         files: dict[int, str] = {}
         for picture, _ in entries:

@@ -84,6 +84,15 @@ def test_categories_are_numbered_and_boxes_have_corners(tmp_path: Path) -> None:
     assert isinstance(polygons, list) and polygons[0].tolist() == POLYGON[0] and counted == runs
 
 
+def test_half_a_character_in_a_name_is_read(tmp_path: Path) -> None:
+    """JSON may hold one, which UTF-8 does not encode."""
+    annotations = table(thing(1))
+    stamp = open_detection("coco", write(tmp_path, annotations), "val").stamp
+    annotations["categories"][0]["name"] = "\ud800"
+    opened = open_detection("coco", write(tmp_path, annotations), "val")
+    assert "\ud800" in opened.classes and opened.stamp != stamp
+
+
 def test_masks_become_pixels(tmp_path: Path, coco: None) -> None:
     covered = np.zeros((40, 60), bool)
     covered[5:25, 10:30] = True
