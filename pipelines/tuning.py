@@ -67,7 +67,7 @@ class WorkerTuner:
     def __str__(self) -> str:
         """Return one line about what was tried and chosen."""
         tried = ", ".join(f"{count}: {1000 * t:.3g} ms" for count, t in self._times.items())
-        return f"{self.workers} loader threads; time of a step with each number: {tried}"
+        return f"loader threads: {self.workers}; time of a step with each number: {tried}"
 
     def _choose(self) -> bool:
         """Try fewer threads, or take the fewest that are fast enough."""

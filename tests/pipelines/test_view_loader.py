@@ -191,7 +191,7 @@ def test_workers_are_found_while_batches_are_made(
                 assert equal(batch, other)
         found = tuned.tuned_workers  # type: ignore[attr-defined]
     assert found in range(1, 5)
-    assert f"{found} loader threads; time of a step with each number: 4: " in caplog.text
+    assert f"loader threads: {found}; time of a step with each number: 4: " in caplog.text
 
 
 @pytest.mark.parametrize("name", PIPELINES)
