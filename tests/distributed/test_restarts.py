@@ -20,7 +20,6 @@ from fastsiam import launched
 from fastsiam.config import TrainConfig
 from fastsiam.errors import RANK_LOST
 from fastsiam.run import checkpoint as checkpoints
-from fastsiam.run.log import read_metrics
 from tests.configs import flags, with_settings
 from tests.processes import Forked, command
 from tests.ranks import fastsiam_on_ranks
@@ -85,7 +84,7 @@ def test_a_killed_launcher_leaves_nobody_behind(config: TrainConfig, tmp_path: P
     config = with_settings(config, epochs=3000, save_every=10**6, knn_every=0)
     run = tmp_path / "run"
     process = command("train", *flags(config), session=True)
-    while len(read_metrics(run)) < 3:
+    while len(history(run)) < 3:
         assert process.poll() is None
         time.sleep(0.05)
     leader = int((run / "lock").read_text().split()[1])
