@@ -183,7 +183,7 @@ def without_engine(device: int) -> str:
     Returns:
         Why it does not, "" if it does.
     """
-    os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")  # what it misses is said by our line
+    os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")  # our own log line reports what it lacks
     try:
         from nvidia import nvimgcodec
     except ImportError as error:

@@ -21,8 +21,8 @@ _SLOWER = 1.03
 class WorkerTuner:
     """Finds the fewest threads with which a training loop is as fast as with any number.
 
-    It starts with as many as there are cores and goes down until the loop becomes slower, within a
-    hundred batches.
+    It starts with ``most`` threads and tries fewer until the loop becomes slower, within a hundred
+    batches.
 
     Args:
         most: threads to start with.

@@ -155,6 +155,8 @@ class LogPoints:
             embedding: (n, dim) of this rank.
         """
         spread = z_std(gather(embedding)).item()
+        if not math.isfinite(spread):  # the first check of the losses ends the run
+            return
         self._guard.begin(spread)
         if self._log and self._initial is None:
             self._log.write("initial", {"step": 0, "epoch": 0.0, "z_std": spread})

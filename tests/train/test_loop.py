@@ -156,6 +156,15 @@ def test_collapse_is_judged_by_the_untrained_network(small: TrainConfig) -> None
     assert initial_spread(run) == found
 
 
+def test_embeddings_that_are_not_finite_leave_no_line(
+    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line with nan cannot be read, and would hide all lines after it."""
+    monkeypatch.setattr(monitor, "z_std", lambda z: torch.tensor(math.nan))
+    run = train_here(with_settings(small, knn_every=0, log_every=100, max_steps=0, epochs=1), "x")
+    assert '"initial"' not in (run / "metrics.jsonl").read_text()
+
+
 def test_no_evaluation_before_the_first_epoch(small: TrainConfig) -> None:
     """Also where a run begins again because it was killed before its first checkpoint."""
 
