@@ -94,7 +94,11 @@ def _run() -> None:
         if os.environ.get("FASTSIAM_DEBUG"):
             traceback.print_exc()
         if late:
-            _say(late, "error: ")
+            _say(
+                "another rank did not answer within --rank-timeout; see the messages of the other "
+                "ranks, or pass a longer --rank-timeout if one was only slow",
+                "error: ",
+            )
         time.sleep(_LAST)
         sys.exit(RANK_LOST)
 

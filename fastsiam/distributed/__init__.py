@@ -23,7 +23,6 @@ from .collectives import (
 from .failures import peer_is_gone, peer_is_late
 from .parallel import bn_group, data_parallel
 from .place import Place, check_devices, finish, meet, start
-from .rank_location import in_step
 from .signals import STOPPING, Signalled, StopSignals
 
 __all__ = [
@@ -41,7 +40,6 @@ __all__ = [
     "gather",
     "gather_uneven",
     "gather_with_gradient",
-    "in_step",
     "is_worker",
     "mean_across_ranks",
     "meet",

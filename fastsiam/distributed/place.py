@@ -14,7 +14,6 @@ from torch.distributed.rendezvous import rendezvous
 from fastsiam.config import RunConfig
 from fastsiam.errors import DeviceError
 
-from . import rank_location
 from .cores import take_cores
 
 _TIMEOUT = timedelta(seconds=RunConfig().rank_timeout)
@@ -104,7 +103,6 @@ def meet(place: Place) -> None:
         # The agent's store survives a restart and contains addresses of ended ranks.
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = PrefixStore(f"fastsiam/restart-{restart}", store)
-    rank_location.begin(store, place.rank, place.world)
     dist.init_process_group(
         "cuda:nccl,cpu:gloo" if on_gpu else "gloo",
         store=store,
@@ -117,6 +115,5 @@ def meet(place: Place) -> None:
 
 def finish() -> None:
     """Destroy the process group. Call it when all ranks are done: after an error it may hang."""
-    rank_location.end()
     if dist.is_initialized():
         dist.destroy_process_group()

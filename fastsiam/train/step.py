@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fastsiam.config import TrainConfig
-from fastsiam.distributed import Place, bn_group, data_parallel, in_step, peer_is_gone
+from fastsiam.distributed import Place, bn_group, data_parallel, peer_is_gone
 from fastsiam.errors import BackendError
 from fastsiam.methods import Method, Moment, Output, image_rows
 from fastsiam.methods.optim import SETTINGS, build_optimizer, rates_at, set_rates
@@ -109,7 +109,6 @@ class TrainingStep:
             Scalar float32 loss, averaged over the accumulated parts; (n, dim) embeddings of the
             last part. Both on the device, without gradient.
         """
-        in_step(at)
         set_rates(
             self.optimizer, rates_at(self.config.optim, self.groups, at, self.steps_per_epoch)
         )

@@ -25,7 +25,6 @@ from fastsiam.distributed import (
     bn_group,
     cores,
     place,
-    rank_location,
     start,
 )
 from fastsiam.kernels.cores import own_cores
@@ -207,7 +206,6 @@ def test_all_groups_wait_as_long_as_is_said(device: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(dist, "new_group", note)
     store = HashStore()
     monkeypatch.setattr(place, "rendezvous", lambda *_, **__: iter([(store, 1, 4)]))
-    monkeypatch.setattr(rank_location, "begin", lambda store, rank, world: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: device == "cuda")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)

@@ -74,7 +74,7 @@ def test_a_rank_hangs_and_the_run_goes_on(config: TrainConfig, tmp_path: Path) -
     arguments = flags(with_settings(config, rank_timeout=10.0, max_restarts=1))
     done = command("train", *arguments, environment=faults).wait(300)
     assert done.returncode == 0, done.stderr
-    assert "for rank 1, which is elsewhere: " in done.stderr, done.stderr
+    assert "another rank did not answer within --rank-timeout; " in done.stderr
     assert "restart 1 of 1, from the last checkpoint\n" in done.stderr
     assert [step for step, *_ in history(tmp_path / "run")] == list(range(1, 13))
 
@@ -119,10 +119,10 @@ def test_on_another_number_of_ranks_it_is_the_same_run(
         assert one[2:4] == pytest.approx(other[2:4], abs=2e-3)  # loss, std
 
 
-def test_a_rank_that_never_comes_is_named(small: TrainConfig, tmp_path: Path) -> None:
+def test_a_rank_that_never_comes(small: TrainConfig, tmp_path: Path) -> None:
     config = with_settings(small, batch=12, rank_timeout=2.0)
     alone = fastsiam_on_ranks(3, "train", *flags(config), code=RANK_LOST, begin=but_rank_1)
-    assert "for rank 1, which has not started; " in alone[0].stderr
+    assert "another rank did not answer" in alone[0].stderr
     assert alone[2].returncode == RANK_LOST
 
 
