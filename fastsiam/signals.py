@@ -1,4 +1,4 @@
-"""Signals that end a command, repeated Ctrl-C, and processes that end with their parent."""
+"""Signals that end a command, and processes that end with their parent."""
 
 from __future__ import annotations
 
@@ -22,10 +22,6 @@ terminal sent to all processes."""
 _PR_SET_PDEATHSIG = 1
 """Option of prctl(2): signal for this process when the thread that started it ends."""
 
-_first: float | None = None
-"""Time of the first Ctrl-C; None before."""
-_is_hanging = False
-
 
 @contextlib.contextmanager
 def handled(
@@ -45,13 +41,19 @@ def handled(
 
 @contextlib.contextmanager
 def stops_handled(
-    first: Callable[[int], object], *, again: Callable[[int], object]
+    first: Callable[[int], object],
+    *,
+    again: Callable[[int], object],
+    numbers: Iterable[signal.Signals] = STOPS,
+    echo: float = ECHO,
 ) -> Iterator[None]:
     """Handle the signals that end a command early within the block.
 
     Args:
         first: called with the number of the first signal.
-        again: called with the number of a later signal, except for immediate repetitions.
+        again: called with the number of a later signal, except for repetitions of the first.
+        numbers: the signals.
+        echo: seconds in which further signals count as repetitions.
     """
     since: float | None = None
 
@@ -59,12 +61,11 @@ def stops_handled(
         nonlocal since
         if since is None:
             since = time.monotonic()
-            first_is_handled()  # so that the program's own handler treats the next as the second
             first(number)
-        elif time.monotonic() - since > ECHO:
+        elif time.monotonic() - since > echo:
             again(number)
 
-    with handled(STOPS, stop):
+    with handled(numbers, stop):
         yield
 
 
@@ -98,17 +99,6 @@ def ending_with(parent: int, number: signal.Signals = signal.SIGTERM) -> Callabl
     return ask
 
 
-def note_hanging() -> None:
-    """Note that a library's thread hangs, which would delay the end of the program by minutes."""
-    global _is_hanging
-    _is_hanging = True
-
-
-def is_hanging() -> bool:
-    """Return whether the command must exit without the cleanup of libraries."""
-    return _is_hanging
-
-
 def leave_at_once(number: int) -> NoReturn:
     """Exit at once with the exit code of a signal, and kill the workers.
 
@@ -117,28 +107,3 @@ def leave_at_once(number: int) -> NoReturn:
     for worker in multiprocessing.active_children():
         worker.kill()
     os._exit(128 + number)
-
-
-def leave_at_the_second() -> None:
-    """Make the first Ctrl-C raise ``KeyboardInterrupt``, and a second one exit at once.
-
-    Nothing changes if SIGINT is ignored or has another handler.
-    """
-    global _first
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        _first = None
-        signal.signal(signal.SIGINT, _interrupt)
-
-
-def first_is_handled() -> None:
-    """Note that the first Ctrl-C was handled, so that the next one counts as the second."""
-    global _first
-    _first = time.monotonic()
-
-
-def _interrupt(number: int, _: FrameType | None) -> None:
-    if _first is None:
-        first_is_handled()
-        raise KeyboardInterrupt
-    if time.monotonic() - _first > ECHO:
-        leave_at_once(number)

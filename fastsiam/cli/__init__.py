@@ -20,7 +20,6 @@ from fastsiam.cli import bench, config, convert, evaluate, export, look, slurm, 
 from fastsiam.cli.options import Commands
 from fastsiam.errors import ERROR, RANK_LOST, FastSiamError, Interrupted, OtherRankError
 from fastsiam.launched import begin, is_worker
-from fastsiam.signals import is_hanging, leave_at_the_second
 
 _LAST = 0.5
 """Seconds that a rank stays when another is gone: the launcher names the rank that it sees end
@@ -44,16 +43,15 @@ def main() -> None:
     """Run the command line; an error of the user's world is one line and exit code 1.
 
     One of several ranks leaves at once, whatever ends it: the interpreter would wait on its way out
-    for NCCL, NCCL for the other ranks, and they for this one. So does any, if a library hangs.
+    for NCCL, NCCL for the other ranks, and they for this one.
     """
     _open_what_is_closed()
     begin()
-    leave_at_the_second()
     try:
         _run()
     except BaseException as ending:
         done = isinstance(ending, SystemExit) and not ending.code
-        if not is_hanging() and (done or not is_worker()):
+        if done or not is_worker():
             raise
         _leave_at_once(ending)
 

@@ -263,12 +263,6 @@ class RunConfig(NodesConfig):
         "with an error. Reading the data and compiling are included, where one is slower.",
         above=0,
     )
-    grace: float = setting(
-        0.0,
-        "Seconds from a signal to stop (SIGTERM, SIGUSR1, ...) until the program is gone: when "
-        "they are over it leaves without saving, before a scheduler kills it. 0 is no limit.",
-        at_least=0,
-    )
     max_restarts: int = setting(
         0,
         "Several ranks: how often each machine restarts its ranks, from the last checkpoint, after "

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
-import time
 from collections.abc import Iterable, Iterator
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TypeVar
 
 import torch
@@ -16,7 +14,7 @@ import torch.distributed as dist
 
 from fastsiam.distributed.place import Place
 from fastsiam.errors import FastSiamError, OtherRankError
-from fastsiam.signals import ECHO, first_is_handled, leave_at_once
+from fastsiam.signals import ECHO, leave_at_once, stops_handled
 
 T = TypeVar("T")
 
@@ -24,8 +22,9 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Signals that make a run save and stop: Ctrl-C, a scheduler's end, SLURM's warning of one
 (``--signal=USR1@60``), and a closed terminal unless ``nohup`` ignores it."""
 
-_TICK = 0.2
-"""Seconds between two checks of the grace period."""
+_RANKS_ECHO = 3.0
+"""Seconds in which several ranks take further signals as repetitions of the first, because a
+scheduler and a launcher may both send it."""
 _FAILED = 1000
 """Vote of a rank that cannot continue: this value plus its rank."""
 
@@ -47,35 +46,28 @@ class StopSignals:
 
     Args:
         place: this rank.
-        grace: seconds between the first signal and the end of the process, which then exits
-            without saving; 0 means no limit.
     """
 
-    PATIENCE = 3.0
-    """Seconds in which further signals count as repetitions of the first one, because a scheduler
-    and a launcher may both send it. A second Ctrl-C to a single process is not a repetition."""
-
-    def __init__(self, place: Place, *, grace: float = 0.0) -> None:
-        self._got, self._since = 0, 0.0
-        self._place, self._grace = place, grace
-        self._left = threading.Event()
+    def __init__(self, place: Place) -> None:
+        self._got = 0
+        self._place = place
         self._failure: FastSiamError | None = None
         self._group: dist.ProcessGroup | None = None
         if not self._is_alone:
             self._group = dist.new_group(backend="gloo", timeout=place.timeout)  # type: ignore[assignment]
-        self._previous: dict[int, object] = {}
+        self._handlers = stops_handled(
+            self._note,
+            again=leave_at_once,
+            numbers=STOPPING,
+            echo=ECHO if self._is_alone else _RANKS_ECHO,
+        )
 
     @property
     def _is_alone(self) -> bool:
         return self._place.world == 1
 
     def __enter__(self) -> StopSignals:
-        for number in STOPPING:
-            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-                continue
-            self._previous[number] = signal.signal(number, self._note)
-        if self._grace:  # started now, because a thread started in a signal handler may deadlock
-            threading.Thread(target=self._watch, name="fastsiam-grace", daemon=True).start()
+        self._handlers.__enter__()
         return self
 
     def __exit__(
@@ -84,9 +76,7 @@ class StopSignals:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-        self._left.set()
+        self._handlers.__exit__(kind, error, trace)
 
     def over(self, items: Iterable[T]) -> Iterator[T]:
         """Yield items while all ranks can continue; every rank iterates over its own items.
@@ -144,31 +134,12 @@ class StopSignals:
         verdict, some = votes.tolist()
         return verdict, bool(some)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if not self._got:
-            self._got, self._since = number, time.monotonic()
-            first_is_handled()
-            name = signal.Signals(number).name
-            self._say(
-                f"{name}: stopping before the next step or batch; a second signal exits at once, "
-                "without saving"
-            )
-            return
-        meant = self._is_alone and number == signal.SIGINT
-        if time.monotonic() - self._since > (ECHO if meant else self.PATIENCE):
-            leave_at_once(number)
-
-    def _watch(self) -> None:
-        """Exit when the grace period is over; in a thread, because the main thread may hang."""
-        while not self._left.wait(_TICK):
-            if self._got and time.monotonic() - self._since > self._grace:
-                self._say(
-                    f"{signal.Signals(self._got).name}: not saved within --grace {self._grace:g} "
-                    "s: exiting; run the same command to resume from the last checkpoint"
-                )
-                leave_at_once(self._got)
-
-    def _say(self, line: str) -> None:
+    def _note(self, number: int) -> None:
+        self._got = number
         if self._place.is_leader:
+            line = (
+                f"{signal.Signals(number).name}: stopping before the next step or batch; a second "
+                "signal exits at once, without saving"
+            )
             with contextlib.suppress(OSError):  # a full disk, or a pipe whose reader is gone
                 os.write(2, f"{chr(10) * os.isatty(2)}{line}\n".encode())

@@ -1,4 +1,4 @@
-"""The folder of a run: locked by one process, recreated if deleted, removed if unused."""
+"""The folder of a run: locked by one process, removed if unused."""
 
 from __future__ import annotations
 
@@ -103,10 +103,6 @@ class RunFolder:
         self.path = path
         self.console = console or Console()
         self._lock: FileLock | None = None
-        self._lock_file: os.stat_result | None = None
-        """The locked file; another file may have its name now."""
-        self._is_taken = False
-        self._kept: dict[str, bytes] = {}
 
     @contextlib.contextmanager
     def taken(self, *, patience: float = 0.0) -> Iterator[None]:
@@ -119,15 +115,13 @@ class RunFolder:
             FastSiamError: another process uses the folder, or it cannot be written.
         """
         self._take(patience)
-        self._is_taken = True
         try:
             yield
         finally:
-            self._is_taken = False
             self._leave()
 
     def keep(self, name: str, content: bytes) -> None:
-        """Write a small file; ``restore`` writes it again if the folder is deleted.
+        """Write a small file.
 
         Args:
             name: path of the file within the folder.
@@ -136,7 +130,6 @@ class RunFolder:
         Raises:
             FastSiamError: the file cannot be written.
         """
-        self._kept[name] = content
         path = self.path / name
         with (
             explained(FastSiamError, f"cannot write {path}"),
@@ -144,26 +137,7 @@ class RunFolder:
         ):
             temporary.write_bytes(content)
 
-    def restore(self) -> None:
-        """Recreate the folder if it was deleted, lock it, and write the files of ``keep`` again.
-
-        Raises:
-            FastSiamError: the folder cannot be created, or another process recreated and uses it.
-        """
-        if self.path.is_dir() and (self._has_lock() or not self._is_taken):
-            return
-        if not self.path.is_dir():
-            self.console.warn(f"{self.path} was deleted and is recreated; its other files are lost")
-            with explained(FastSiamError, f"cannot create the run folder {self.path}"):
-                self.path.mkdir(parents=True, exist_ok=True)
-        if self._is_taken:
-            self._leave()
-            self._take()
-        for name, content in dict(self._kept).items():
-            if not (self.path / name).exists():
-                self.keep(name, content)
-
-    def _take(self, patience: float = 0.0) -> None:
+    def _take(self, patience: float) -> None:
         path = self.path / _FILE
         with explained(FastSiamError, f"cannot write {path}"):
             path.touch()  # raises errors of the folder, as opposed to those of the lock below
@@ -185,22 +159,10 @@ class RunFolder:
         since = time.strftime("%Y-%m-%d %H:%M")
         with contextlib.suppress(OSError):  # on a full disk the lock works without its text
             path.write_text(f"process {os.getpid()} on {socket.gethostname()} since {since}\n")
-        with contextlib.suppress(OSError):
-            self._lock_file = path.stat()
 
     def _leave(self) -> None:
-        if self._lock is None:
-            return
-        if self._has_lock():
-            with contextlib.suppress(OSError):
-                (self.path / _FILE).unlink()  # before the release, so that waiting processes notice
+        assert self._lock is not None
+        with contextlib.suppress(OSError):
+            (self.path / _FILE).unlink()  # before the release, so that waiting processes notice
         self._lock.release()
-        self._lock = self._lock_file = None
-
-    def _has_lock(self) -> bool:
-        """Return whether the lock's path still is the file that this process locked."""
-        try:
-            now = (self.path / _FILE).stat()
-        except OSError:
-            return False
-        return self._lock_file is not None and os.path.samestat(self._lock_file, now)
+        self._lock = None

@@ -12,7 +12,7 @@ from typing import Any
 from fastsiam.errors import FastSiamError
 from fastsiam.files import explained, parsed_json, reason, written_whole
 from fastsiam.run.folder import RunFolder
-from fastsiam.run.trackers import TrackedRun, Trackers
+from fastsiam.run.trackers import Trackers
 
 
 class MetricsLog:
@@ -58,10 +58,17 @@ class MetricsLog:
             if self._step_of(line) <= step - (line["kind"] == "knn" and evaluates_again)
         ]
         with explained(FastSiamError, f"cannot write the metrics in {folder.path}"):
-            self._begin("".join(json.dumps(line) + "\n" for line in kept).encode())
+            content = "".join(json.dumps(line) + "\n" for line in kept).encode()
+            with written_whole(self.path) as temporary:
+                temporary.write_bytes(content)
+            self._file, self._size = os.open(self.path, os.O_WRONLY | os.O_APPEND), len(content)
         self._unwritten: list[str] = []
         self._trackers = Trackers(
-            trackers, TrackedRun(folder=folder, settings=settings or {}, step=step)
+            trackers,
+            run=folder.path,
+            settings=settings or {},
+            step=step,
+            console=folder.console,
         )
 
     def write(self, kind: str, values: dict[str, Any]) -> None:
@@ -70,9 +77,8 @@ class MetricsLog:
         self._last = max(self._last, self._step_of(line))
         self._unwritten.append(json.dumps(line) + "\n")
         try:
-            self._folder.restore()
             self._append()
-        except (OSError, FastSiamError) as error:
+        except OSError as error:
             if len(self._unwritten) == 1:
                 self._folder.console.warn(
                     f"cannot write {self.path}: {reason(error)}; training continues, and missing "
@@ -84,7 +90,7 @@ class MetricsLog:
             if isinstance(value, (int, float)) and name not in ("step", "epoch", "since")
         }
         if figures:
-            self._trackers.write(figures, self._step_of(line))
+            self._trackers.log(self._step_of(line), figures)
 
     def close(self) -> None:
         """Write pending lines, close the file, and end the trackers."""
@@ -97,20 +103,10 @@ class MetricsLog:
         os.close(self._file)
         self._trackers.close(complete=self._last >= self._end)
 
-    def _begin(self, content: bytes) -> None:
-        """Create the file with this content, and open it for appending."""
-        with written_whole(self.path) as temporary:
-            temporary.write_bytes(content)
-        self._file, self._size = os.open(self.path, os.O_RDWR | os.O_APPEND), len(content)
-
     def _append(self) -> None:
         """Write all pending lines, or leave the file unchanged."""
         if not self._unwritten:
             return
-        if not self.path.exists():  # deleted, but the open file still has its content
-            before = self._file
-            self._begin(os.pread(before, self._size, 0))
-            os.close(before)
         content = "".join(self._unwritten).encode()
         try:
             written = 0

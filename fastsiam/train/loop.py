@@ -125,7 +125,7 @@ class _Run:
         self.end = last_step(config, per_epoch)
         self.unlogged: tuple[Tensor, Tensor] | None = None
         """Loss and embedding of the last step, until they are logged."""
-        self.stop = StopSignals(place, grace=config.run.grace)
+        self.stop = StopSignals(place)
         self.clock = Clock(0.0 if start is None else start.seconds, device=place.device)
         self.digest = DataDigest(start, world=place.world)
         self.saver = Saver(

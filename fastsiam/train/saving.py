@@ -87,7 +87,6 @@ class Saver:
             branch=self._branch,
             **self._step.state(),
         )
-        self._folder.restore()
         checkpoints.save(self.path, state, keep=checkpoints.previous(self._folder.path))
 
     def try_to(self, done: int) -> None:

@@ -1,12 +1,10 @@
-"""A run's folder: one process has it at a time, and what deletes it does not end the run."""
+"""A run's folder: one process has it at a time."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -23,7 +21,7 @@ from tests.configs import flags, with_settings
 from tests.disks import fill, small_disk
 from tests.processes import Forked, command, fastsiam
 from tests.tiers import slow
-from tests.train.runs import history, run_once
+from tests.train.runs import run_once
 
 
 def hold(path: Path) -> None:
@@ -132,72 +130,6 @@ def test_where_there_are_no_locks_it_is_said(
     with RunFolder(tmp_path).taken():
         pass
     assert "cannot be locked (No locks available); make sure" in capfd.readouterr().err
-
-
-def test_a_folder_that_is_deleted_is_made_again(
-    small: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The metrics of the steps before are in it too."""
-    config = with_settings(small, knn_every=0, save_every=4)
-    run = tmp_path / "run"
-
-    def delete(step: int, batch: Batch) -> None:
-        if step == 6:
-            shutil.rmtree(run)
-
-    run_once(with_settings(config, out=str(tmp_path / "other")), tmp_path / "other")
-    run_once(config, run, before=delete)
-    said = capfd.readouterr().err
-    assert said.count(f"warning: {run} was deleted and is recreated") == 1
-    assert "left out" not in said and "Traceback" not in said
-    assert history(run) == history(tmp_path / "other") and len(history(run)) == 12
-    assert checkpoints.load(run).step == 12
-    assert list((run / "tensorboard").iterdir())
-
-
-def test_the_command_has_its_folder_and_settings_again(small: TrainConfig, tmp_path: Path) -> None:
-    config = with_settings(small, epochs=3000, save_every=10**6, knn_every=0)
-    run = tmp_path / "run"
-    process = command("train", *flags(config))
-    while len(read_metrics(run)) < 3:
-        assert process.poll() is None
-        time.sleep(0.05)
-    run.rename(tmp_path / "deleted")  # at once: the run would write between rmtree's steps
-    while not (run / "metrics.jsonl").exists():
-        assert process.poll() is None
-        time.sleep(0.05)
-    assert (run / "lock").read_text().startswith(f"process {process.pid} on ")
-    fastsiam("train", *flags(config), code=1)
-    process.send(signal.SIGTERM)
-    done = process.wait(60)
-    assert done.returncode == 143 and "Traceback" not in done.stderr, done.stderr
-    assert json.loads((run / "config.json").read_text())["config"]
-    assert checkpoints.load(run).step == read_metrics(run)[-1]["step"]
-
-
-def test_a_folder_that_another_run_took_meanwhile_is_left_alone(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    folder = RunFolder(run)
-    with folder.taken():
-        folder.keep("config.json", b"{}")
-        shutil.rmtree(run)
-        run.mkdir()
-        holder = Forked(hold, run)
-        while not (run / "child").exists():
-            assert holder.poll() is None
-            time.sleep(0.01)
-        for _ in range(2):
-            with pytest.raises(FastSiamError, match=f"in use by process {holder.pid} "):
-                folder.restore()
-        assert not (run / "config.json").exists()
-        os.kill(int((run / "child").read_text()), signal.SIGKILL)
-        holder.send(signal.SIGKILL)
-        holder.wait()
-        folder.restore()
-        assert (run / "config.json").exists()
 
 
 @pytest.mark.parametrize("freed", [True, False])

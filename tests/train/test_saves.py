@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -16,11 +15,9 @@ from fastsiam.config import TrainConfig
 from fastsiam.distributed import Place, Signalled, StopSignals
 from fastsiam.errors import CheckpointError
 from fastsiam.run import checkpoint as checkpoints
-from fastsiam.run.log import read_metrics
 from fastsiam.train.command import train_here
-from fastsiam.train.step import TrainingStep
-from tests.configs import flags, with_settings
-from tests.processes import Forked, command
+from tests.configs import with_settings
+from tests.processes import Forked
 from tests.tiers import rest_slow
 from tests.train.runs import history, same_state
 
@@ -123,46 +120,6 @@ def test_killed_inside_a_save_it_goes_on_bit_for_bit(
     assert same_state(checkpoints.load(run).model, checkpoints.load(whole).model)
     left = {path.name for path in (run / "checkpoints").iterdir()}
     assert left == {"last.pt", "previous.pt"}
-
-
-def hang_at(config: TrainConfig, step: int) -> None:
-    """Train, and hang in a step as a lost device does, where no signal handler runs."""
-    take = TrainingStep.__call__
-
-    def hanging(self: TrainingStep, batch: object, *, at: int) -> object:
-        if at == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-            while True:
-                time.sleep(60)
-        return take(self, batch, at=at)  # type: ignore[arg-type]
-
-    TrainingStep.__call__ = hanging  # type: ignore[assignment, method-assign]
-    train_here(config, "imagenet")
-
-
-def test_after_the_grace_period_it_leaves_without_saving(
-    small: TrainConfig, tmp_path: Path
-) -> None:
-    config = with_settings(small, save_every=2, knn_every=0, grace=0.5)
-    done = Forked(hang_at, config, 5).wait(120)
-    assert done.returncode == 128 + signal.SIGTERM
-    assert "SIGTERM: not saved within --grace 0.5 s: exiting; run the same command" in done.stderr
-    run = Path(config.run.out)
-    assert checkpoints.load(run).step == 4
-    train_here(with_settings(config, grace=0.0), "imagenet")
-    assert checkpoints.load(run).step == 12
-
-
-def test_a_run_that_saves_in_time_is_not_cut_off(small: TrainConfig) -> None:
-    config = with_settings(small, epochs=3000, save_every=10**6, knn_every=0, grace=60.0)
-    process = command("train", *flags(config))
-    while len(read_metrics(Path(config.run.out))) < 2:
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.send(signal.SIGUSR1)
-    done = process.wait(60)
-    assert done.returncode == 128 + signal.SIGUSR1 and "grace" not in done.stderr
-    assert "SIGUSR1: stopped after step" in done.stderr
 
 
 @pytest.mark.parametrize("ignored", [False, True], ids=["a terminal is closed", "under nohup"])
