@@ -11,9 +11,6 @@ import torch
 
 T = TypeVar("T")
 
-_TIMED_SECONDS = 10.0
-"""Steps are timed for this long before a run prints how long it will take."""
-
 
 class Clock:
     """Times the steps since the last reading and the part of them spent waiting for data.
@@ -41,11 +38,6 @@ class Clock:
     def running(self) -> float:
         """Seconds since ``resume``; 0 while the clock is paused."""
         return 0.0 if self._started is None else time.perf_counter() - self._started
-
-    @property
-    def now(self) -> float:
-        """Training time of the whole run up to this moment, in seconds."""
-        return self.seconds + self.running
 
     def over(self, batches: Iterable[T]) -> Iterator[T]:
         """Yield the batches and time the wait for each; the clock must be running.
@@ -96,42 +88,6 @@ class Clock:
         self._elapsed = 0.0
         self._steps = 0
         return reading
-
-
-class Forecast:
-    """Times the first steps, to estimate how long a run will take.
-
-    The first step is left out, because it compiles and fills the prefetch queue. The estimate does
-    not synchronise: on a GPU the host is ahead by the few steps in the queue.
-
-    Args:
-        clock: the run's, which is paused while the run does not train.
-        last: the step after which the estimate is made even if less than 10 seconds were timed.
-    """
-
-    def __init__(self, clock: Clock, *, last: int) -> None:
-        self._clock, self._last = clock, last
-        self._began: float | None = None
-        self._steps = 0
-        self._told = False
-
-    def note(self, done: int) -> float | None:
-        """Note that a step is done; return the seconds per step once they are known, else None.
-
-        Args:
-            done: steps done so far.
-        """
-        if self._told:
-            return None
-        if self._began is None:
-            self._began = self._clock.now
-            return None
-        self._steps += 1
-        elapsed = self._clock.now - self._began
-        if elapsed < _TIMED_SECONDS and done < self._last:
-            return None
-        self._told = True
-        return elapsed / self._steps
 
 
 class _Waits(Protocol):

@@ -25,21 +25,6 @@ def z_std(z: Tensor) -> Tensor:
     return z.std(0, unbiased=False).mean() * math.sqrt(z.shape[1])
 
 
-def flat_share(view: Tensor) -> Tensor:
-    """Measure how flat images are: about 0.02 for photographs, 1 for images of one colour.
-
-    Args:
-        view: (N, 3, S, S) views; at most 64 images and about 32 x 32 pixels of each are used.
-
-    Returns:
-        Scalar: share of the pixels of a channel that have that channel's most frequent value,
-        averaged over channels and images.
-    """
-    stride = max(1, view.shape[-1] // 32)
-    rows = view[:64, :, ::stride, ::stride].float().flatten(2).flatten(0, 1)
-    return (rows == rows.mode(dim=1, keepdim=True).values).float().mean()
-
-
 def effective_rank(z: Tensor) -> Tensor:
     """Measure how many dimensions are in use; detects dimensional collapse, unlike ``z_std``.
 

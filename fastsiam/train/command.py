@@ -203,9 +203,7 @@ def _train(
         console.say(note)
     _on_all_ranks(True, place)  # all have read the list of images before rank 0 rewrites it
     bad = _bad_images(resolved, folder)
-    began = time.monotonic()
     loader = _loader(resolved, bad)
-    opening = time.monotonic() - began
     with contextlib.closing(loader):
         if place.is_leader:
             introduce(console, resolved, loader, folder.path)
@@ -225,7 +223,6 @@ def _train(
             knn=_monitor(resolved.config, place, console, resolved.dtype),
             console=console,
             before_saving=bad.share,
-            opening=opening,
         )
 
 

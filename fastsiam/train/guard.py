@@ -8,9 +8,6 @@ SPREAD = 0.5
 """A z_std below this share of the usual value counts as collapse; see ``lowest_spread``."""
 UNTRAINED = 0.2
 """Lower bound of untrained ResNets' z_std with any head; MoCo's is lowest, 0.42 to 0.57."""
-FLAT = 0.5
-"""Share of pixels with their image's most frequent value above which the first batch is worth a
-warning; see ``collapse.flat_share``."""
 RANK = 4.0
 """An effective rank below this counts as collapse, except in tiny batches."""
 
@@ -60,22 +57,6 @@ class CollapseGuard:
         self._centred = centred
         self._first: float | None = None
         self._warned = False
-        self._advice = self.ADVICE
-
-    def check_images(self, flat_share: float) -> str | None:
-        """Return a warning if images are constant or saturated, else None.
-
-        The warning is then part of the advice on collapse, too.
-        """
-        if flat_share <= FLAT:
-            return None
-        warning = (
-            f"{flat_share:.0%} of the pixels of the first batch have their image's most frequent "
-            "value: the images are constant, saturated, or have a plain background; inspect them "
-            "with `fastsiam views --data DIR`"
-        )
-        self._advice = f"{warning}; other {self.ADVICE}"
-        return warning
 
     def begin(self, spread: float) -> None:
         """Set the z_std of the untrained network, which later values are compared with."""
@@ -95,7 +76,7 @@ class CollapseGuard:
             return None
         message = (
             f"the representation collapsed at step {step:,}: std {spread:.3f} "
-            f"(healthy: near {bound / SPREAD:.2g}), effective rank {rank:.1f}; {self._advice}"
+            f"(healthy: near {bound / SPREAD:.2g}), effective rank {rank:.1f}; {self.ADVICE}"
         )
         if self._stops:
             raise TrainingError(message)

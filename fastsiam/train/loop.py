@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from fastsiam.config import TrainConfig
-from fastsiam.console import Console, duration
+from fastsiam.console import Console
 from fastsiam.distributed import Signalled, StopSignals
 from fastsiam.errors import (
     CheckpointError,
@@ -23,7 +23,7 @@ from fastsiam.files import quoted
 from fastsiam.run.checkpoint import Checkpoint
 from fastsiam.run.folder import RunFolder
 from fastsiam.run.log import initial_spread
-from fastsiam.train.clock import Clock, Forecast
+from fastsiam.train.clock import Clock
 from fastsiam.train.data_digest import DataDigest
 from fastsiam.train.memory import oom_error
 from fastsiam.train.monitor import Evaluate, Evaluations, LogPoints, metrics_log
@@ -47,7 +47,6 @@ def train(
     knn: Evaluate | None = None,
     console: Console | None = None,
     before_saving: Callable[[], None] = lambda: None,
-    opening: float = 0.0,
 ) -> Path:
     """Train a method and return the path of its last checkpoint.
 
@@ -61,7 +60,6 @@ def train(
         knn: evaluates the backbone; every rank calls it.
         console: shows the progress on rank 0.
         before_saving: every rank calls it before each checkpoint.
-        opening: time that the loader took to open, in seconds.
 
     Raises:
         Interrupted: a signal stopped the run; the state is saved.
@@ -87,9 +85,6 @@ def train(
                 take_step.method.train()
                 clock.resume()
                 for batch in clock.over(stop.over(loader.epoch(epoch, skip=skip))):
-                    if run.is_at_its_start:
-                        console.say(_first_batch(opening, clock.running))
-                        run.points.check_images(batch)
                     loss, embedding = take_step(batch, at=run.done)
                     run.note_step(batch, loss, embedding)
                     run.log_and_save()
@@ -118,11 +113,10 @@ class _Run:
         before_saving: Callable[[], None],
     ) -> None:
         config, place = take_step.config, take_step.place
-        per_epoch = take_step.steps_per_epoch
         self.take_step, self.console = take_step, console
         self.first = self.done = 0 if start is None else start.step
         """Steps taken before this process started, and so far."""
-        self.end = last_step(config, per_epoch)
+        self.end = last_step(config, take_step.steps_per_epoch)
         self.unlogged: tuple[Tensor, Tensor] | None = None
         """Loss and embedding of the last step, until they are logged."""
         self.stop = StopSignals(place)
@@ -155,7 +149,6 @@ class _Run:
             loader=loader,
             initial=initial_spread(folder.path),
         )
-        self.forecast = Forecast(self.clock, last=per_epoch * (self.done // per_epoch + 1) - 1)
 
     @property
     def is_at_its_start(self) -> bool:
@@ -178,9 +171,6 @@ class _Run:
         self.done += 1
         self.digest.add(batch.seen)
         self.points.note(self.done, loss)
-        if (each := self.forecast.note(self.done)) and self.done < self.end:
-            per_epoch, left = self.take_step.steps_per_epoch, self.end - self.done
-            self.console.say(_outlook(each, self.take_step.config, per_epoch, left))
 
     def log_and_save(self) -> None:
         """Log and save after a step where the settings say so.
@@ -237,8 +227,8 @@ class _Run:
                 self._save_for(error)
             raise
         except (RuntimeError, MemoryError) as error:
-            config, place, at = self.take_step.config, self.take_step.place, self.done + 1
-            if lacking := oom_error(error, config, place, at=at, saved=self.saver):
+            config = self.take_step.config
+            if lacking := oom_error(error, config, at=self.done + 1, saved=self.saver):
                 raise lacking from error
             raise
 
@@ -262,28 +252,6 @@ class _Run:
             error.add_note(f"saved {saved} at step {self.done:,}{_way_on(error)}")
         finally:
             self.stop.meet()  # the launcher kills the other ranks when one exits
-
-
-def _first_batch(opening: float, waited: float) -> str:
-    """Return a message with the time to the first batch, which may include compiling kernels."""
-    return f"first batch after {opening + waited:.1f} s ({opening:.1f} s to open the loader)"
-
-
-def _outlook(each: float, config: TrainConfig, per_epoch: int, left: int) -> str:
-    """Return a message with the time of an epoch and of the rest of the run.
-
-    Args:
-        each: seconds of a step.
-        config: of the run.
-        per_epoch: steps in an epoch.
-        left: steps until the run ends.
-    """
-    speed = config.optim.batch / each
-    return (
-        f"at {speed:,.{0 if speed >= 10 else 1}f} images/s an epoch takes about "
-        f"{duration(each * per_epoch)}, the remaining {left:,} steps {duration(each * left)}"
-        f"{', without evaluations' if config.monitor.knn_every else ''}"
-    )
 
 
 def _way_on(error: FastSiamError) -> str:

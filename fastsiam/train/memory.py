@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import resource
-import sys
-
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from fastsiam.config import TrainConfig
-from fastsiam.console import size
 from fastsiam.distributed import Place
 from fastsiam.errors import TrainingError, lacks_memory
 from fastsiam.methods import method_skeleton
@@ -64,7 +60,7 @@ def training_bytes(config: TrainConfig, place: Place, *, images: int) -> float:
 
 
 def oom_error(
-    error: BaseException, config: TrainConfig, place: Place, *, at: int, saved: object
+    error: BaseException, config: TrainConfig, *, at: int, saved: object
 ) -> TrainingError | None:
     """Return the error to raise if ``error`` means that memory ran out, else None.
 
@@ -73,43 +69,14 @@ def oom_error(
     Args:
         error: raised by a step, a batch or an evaluation.
         config: settings of the run.
-        place: this rank.
         at: the step that was not finished.
         saved: names the last good checkpoint, as a string.
     """
     if not lacks_memory(error):
         return None
-    gpu = place.device.type == "cuda" and not isinstance(error, MemoryError)
-    batch = config.optim.batch
-    local = f" ({batch // place.world:,} images on each of {place.world} ranks)"
+    kind = "GPU memory" if isinstance(error, torch.OutOfMemoryError) else "memory"
     return TrainingError(
-        f"out of {'GPU memory' if gpu else 'memory'} at step {at:,} with --batch {batch:,}"
-        f"{local if place.world > 1 else ''}: {_peak(place, gpu=gpu)}; "
-        f"{_lower(config, gpu=gpu)}; {saved}"
+        f"out of {kind} at step {at:,} with --batch {config.optim.batch:,}; to resume this run, "
+        "pass --activation-memory 0.5, --prefetch 1 or fewer --workers; a new run needs less with "
+        f"a lower --batch or a higher --accumulate; {saved}"
     )
-
-
-def _peak(place: Place, *, gpu: bool) -> str:
-    """Return a message on the peak memory use."""
-    if gpu:
-        peak = torch.cuda.max_memory_allocated(place.device)
-        whole = torch.cuda.get_device_properties(place.device).total_memory
-        return f"tensors took {size(peak)} of {size(whole)} at their peak"
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return f"this process took {size(peak)} at its peak"
-
-
-def _lower(config: TrainConfig, *, gpu: bool) -> str:
-    """Return advice on settings that need less memory: first those that the run can resume with."""
-    ways = []
-    if config.step.activation_memory > 0.5:
-        ways.append("--activation-memory 0.5")
-    if config.data.prefetch > 1:
-        ways.append("--prefetch 1")
-    if not gpu and config.data.workers != 0:
-        ways.append("fewer --workers")
-    if gpu:
-        ways.append("more --gpus")
-    same = f"to resume this run, pass {', '.join(ways)}; " if ways else ""
-    return f"{same}a new run needs less with a lower --batch or a higher --accumulate"

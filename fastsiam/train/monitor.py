@@ -19,12 +19,12 @@ from fastsiam.model.numerics import FiniteCheck
 from fastsiam.run.folder import RunFolder
 from fastsiam.run.log import MetricsLog
 from fastsiam.train.clock import Clock
-from fastsiam.train.collapse import flat_share, gram, rank_of_gram, z_std
+from fastsiam.train.collapse import gram, rank_of_gram, z_std
 from fastsiam.train.data_digest import DataDigest
 from fastsiam.train.gauges import Gauges
 from fastsiam.train.guard import CollapseGuard
 from fastsiam.train.step import TrainingStep
-from fastsiam.views.batch import Batch, Loader
+from fastsiam.views.batch import Loader
 
 T = TypeVar("T")
 
@@ -127,7 +127,7 @@ class LogPoints:
         )
         # Ranks must stop at the same step, so the thread's timing must not decide.
         self._settles_early = self._thread is None or place.world == 1 or not stops
-        self._gauges = Gauges(log, console=console, device=place.device) if log else None
+        self._gauges = Gauges(log, console=console) if log else None
         self._line: tuple[dict[str, Any], Future[Tensor]] | None = None
         """The pending log line, and its effective rank."""
 
@@ -140,11 +140,6 @@ class LogPoints:
         """
         self._finite.note(done, loss)
         self._settle_early()
-
-    def check_images(self, batch: Batch) -> None:
-        """Warn if most pixels of a batch have one value; waits for the device."""
-        if self._judges and (warning := self._guard.check_images(flat_share(batch.view1).item())):
-            self._console.warn(warning)
 
     def note_untrained(self, embedding: Tensor) -> None:
         """Measure the embeddings of the first step, before any update; every rank must call it.

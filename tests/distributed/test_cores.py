@@ -20,7 +20,6 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from fastsiam.config import NumericsConfig, RunConfig, TrainConfig
 from fastsiam.distributed import (
-    Place,
     StopSignals,
     bn_group,
     cores,
@@ -30,8 +29,6 @@ from fastsiam.distributed import (
 from fastsiam.kernels.cores import own_cores
 from fastsiam.launched import LAUNCHER
 from fastsiam.train.compile import compiling
-from fastsiam.train.introduction import idle_gpus
-from tests.configs import with_settings
 from tests.conftest import ROOT
 
 GPUS = [0, 0, 1, 1]
@@ -229,32 +226,3 @@ def test_all_groups_wait_as_long_as_is_said(device: str, monkeypatch: pytest.Mon
         {"given": [0, 1], "timeout": chip},
         {"given": [2, 3], "timeout": chip},
     ]
-
-
-@pytest.mark.parametrize(
-    ("there", "gpus", "world", "worker", "line"),
-    [
-        (8, 1, 1, False, "training on 1 of 8 GPUs; --gpus 8 uses all"),
-        (8, 4, 4, True, "training on 4 of 8 GPUs; --gpus 8 uses all"),
-        (8, 8, 8, True, ""),
-        (1, 1, 1, False, ""),
-        (8, 1, 1, True, ""),  # torchrun --nproc-per-node 1
-        (8, 1, 4, True, ""),  # torchrun --nproc-per-node 4
-    ],
-)
-def testidle_gpus_are_mentioned(
-    there: int,
-    gpus: int,
-    world: int,
-    worker: bool,
-    line: str,
-    small: TrainConfig,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    if worker:
-        monkeypatch.setenv("LOCAL_RANK", "0")
-    config = with_settings(small, gpus=gpus)
-    assert idle_gpus(config, Place(0, world, torch.device("cuda", 0))) == line
-    assert not idle_gpus(config, Place(0, world, torch.device("cpu")))

@@ -52,7 +52,7 @@ def test_twice_in_the_first_evaluation(small: TrainConfig, images: Path, tmp_pat
     enlarge(images)
     config = with_settings(small, pipeline="torchvision", workers=2, knn_every=1)
     process = command("train", *flags(config), session=True)
-    until(process, lambda: "exports: " in process.messages())
+    until(process, lambda: "global batch " in process.messages())
     before = threads(process)
     until(process, lambda: threads(process) >= before + 3)  # those that read and decode
     press(process)

@@ -9,12 +9,10 @@ import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -28,7 +26,6 @@ from fastsiam.model.numerics import FiniteCheck
 from fastsiam.pipelines import build_loader
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import initial_spread, read_metrics
-from fastsiam.train import clock as clock_module
 from fastsiam.train import command as job
 from fastsiam.train import monitor
 from fastsiam.train.clock import Clock
@@ -340,16 +337,6 @@ def test_the_guard_speaks_up(
         assert checkpoints.load(tmp_path / "run").step == 120
 
 
-def test_constant_images_are_reported_before_the_guard_guesses(
-    small: TrainConfig, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    for number, path in enumerate(sorted((images / "train").glob("*/*.jpg"))):
-        Image.new("RGB", (24, 24), (255, 255, 255 - number)).save(path)
-    run_once(with_settings(small, knn_every=0, epochs=1), tmp_path / "run")
-    first, *_ = [line for line in capfd.readouterr().err.splitlines() if "warning" in line]
-    assert "100% of the pixels of the first batch have their image's most frequent value" in first
-
-
 class HostReads(TorchDispatchMode):
     """Counts reads of a tensor's value by the host, which on a GPU wait for the device."""
 
@@ -376,28 +363,3 @@ def test_a_step_never_reads_a_value_back(accumulate: int, small: TrainConfig) ->
         assert reads.count == 0
         loss.item()
         assert reads.count == 1
-
-
-def test_the_first_batch_counts_from_where_its_images_are_decoded(
-    small: TrainConfig, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The memory pipeline decodes when it is opened; the evaluation before it does not count."""
-    clock = [0.0]
-
-    def slow(*args: Any, **kwargs: Any) -> Any:
-        clock[0] += 40
-        return build_loader(*args, **kwargs)
-
-    monkeypatch.setattr(job, "build_loader", slow)
-    fake = SimpleNamespace(monotonic=lambda: clock[0], perf_counter=lambda: clock[0])
-    for module in (job, clock_module):
-        monkeypatch.setattr(module, "time", fake)
-    knn = monitor.Evaluations.run
-
-    def slow_knn(*args: Any, **kwargs: Any) -> None:
-        clock[0] += 5
-        knn(*args, **kwargs)
-
-    monkeypatch.setattr(monitor.Evaluations, "run", slow_knn)
-    train_here(with_settings(small, max_steps=1, pipeline="memory"), "imagenet")
-    assert "first batch after 40.0 s (40.0 s to open the loader)" in capfd.readouterr().err
