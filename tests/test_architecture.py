@@ -24,7 +24,7 @@ FLOORS = (
 WITH_PIPELINES = {"cli", "bench", "demo", "evaluate", "pipelines"}
 """Who may import the pipelines."""
 TOP_MODULES = {
-    "train": {"command", "images", "remembered", "resolve", "verify"},
+    "train": {"command", "image_list", "images", "resolve", "verify"},
     "report": {"views"},
 }
 """Modules that may, of folders that otherwise may not: the training loop takes its loader as an

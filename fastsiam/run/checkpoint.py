@@ -86,7 +86,6 @@ class Checkpoint:
         if images != self.images:
             raise CheckpointError(
                 f"the data changed: {images:,} images now, {self.images:,} when the run started; "
-                "--data-changed accept does not work, because the run has no list of its images; "
                 "restore the data, or choose another --out for a new run"
             )
 

@@ -315,8 +315,6 @@ def _while_compiling(config: TrainConfig, console: Console) -> AbstractContextMa
 def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> None:
     """Write the settings and the list of images; copy the checkpoint that is resumed."""
     own, start = checkpoints.last(folder.path), resolved.start
-    if start is not None and resolved.images.moves_rows(start) and own.is_file():
-        checkpoints.save(own, start)  # before the list records that the changed data are accepted
     resolved.images.keep(folder)
     if start is not None and not own.is_file():
         checkpoints.save(own, start)  # a branch begins with a copy

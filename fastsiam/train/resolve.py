@@ -119,12 +119,9 @@ def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
     config, beginning = start_of(asked, run, place)
     start = beginning.checkpoint
     images = run_images(config, beginning.folder)
-    # The consent to changed data holds for this change alone.
-    config = replace(config, run=replace(config.run, data_changed="refuse"))
     config, chosen = with_pipeline(config, place, images.store, start)
     if start is not None:
         start.check_images(len(images))
-        start = images.with_rows(start)
     end = last_step(config, len(images) // config.optim.batch)
     config, hint = with_compilation(config, start, end=end)
     return ResolvedConfig(

@@ -9,27 +9,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.bad_image_list import read_bad_images
-from fastsiam.config import ColumnNames, DataConfig, PipelineSetting, TrainConfig
+from fastsiam.config import ColumnNames, TrainConfig
 from fastsiam.config.run_settings import RunSettings
 from fastsiam.config.verify import VerifyConfig
 from fastsiam.console import tally
 from fastsiam.errors import CheckpointError, FastSiamError
-from fastsiam.pipelines import BadImages, Order, Store, build_loader
+from fastsiam.pipelines import BadImages, Order, Store
 from fastsiam.pipelines.mixture import shuffle_of
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
 from fastsiam.train.images import RunImages, run_images
-from fastsiam.views.batch import Batch, Loader
 from fastsiam.views.digest import batch_digest, hex_digest, sum_digests
 from fastsiam.views.draws import draw_views
 
@@ -103,18 +101,11 @@ def verify(run: Path, config: VerifyConfig) -> Iterator[str]:
             f"the log of {run} does not cover step {config.step:,}, only steps {steps}"
         )
     numbers = [number for line in lines for number in range(line.first, line.last + 1)]
-    with ExitStack() as ends:
-        if config.pipeline:
-            loader = ends.enter_context(closing(_loader(recorded, config)))
-            digests = _digests(loader, numbers)
-        else:
-            digests = map(_Steps(recorded).digest, numbers)
-        for line, digest in _compared(lines, digests):
-            require_same(line, digest, recorded)
-    how = f"reloaded with the {config.pipeline} pipeline" if config.pipeline else "recomputed"
+    for line, digest in _compared(lines, map(_Steps(recorded).digest, numbers)):
+        require_same(line, digest, recorded)
     yield (
         f"{'1 log line agrees' if len(lines) == 1 else f'{len(lines):,} log lines agree'}: "
-        f"images and augmentations of {_steps(lines)}, {how} from seed {recorded.order.seed}"
+        f"images and augmentations of {_steps(lines)}, recomputed from seed {recorded.order.seed}"
     )
     if config.step:
         yield from _images(recorded, config.step)
@@ -140,25 +131,7 @@ def read(run: Path, config: VerifyConfig) -> Recorded:
     # "auto", because the package of the run's pipeline may not be installed here.
     opened = replace(data, pipeline="auto") if data.loads_images else data
     images = run_images(replace(trained, data=opened), run)
-    here = replace(trained, data=replace(data, workers=config.workers))
-    return Recorded(folder=run, config=here, lines=lines, images=images)
-
-
-def with_pipeline(data: DataConfig, name: str) -> DataConfig:
-    """Return a run's data settings with another pipeline; "" and "run" mean the run's own.
-
-    Raises:
-        FastSiamError: one of the two pipelines generates noise, the other reads images.
-    """
-    if name in ("", "run"):
-        return data
-    other = replace(data, pipeline=cast("PipelineSetting", name))
-    if other.loads_images != data.loads_images:
-        raise FastSiamError(
-            f"the {name} pipeline cannot verify a run of the {data.pipeline} pipeline: one reads "
-            "images, the other generates noise"
-        )
-    return other
+    return Recorded(folder=run, config=replace(trained, data=data), lines=lines, images=images)
 
 
 def require_same(line: Line, digest: int, recorded: Recorded) -> None:
@@ -213,32 +186,6 @@ def _compared(lines: Sequence[Line], digests: Iterator[int]) -> Iterator[tuple[L
         for line in lines:
             yield line, sum_digests(*islice(digests, len(line)))
             done.add(len(line))
-
-
-def _digests(loader: Loader, numbers: Sequence[int]) -> Iterator[int]:
-    """Yield the digests of a loader's batches at the given steps, which must be ascending."""
-    batches: Iterator[Batch] = iter(())
-    following = 0
-    for number in numbers:
-        epoch, step = divmod(number - 1, loader.steps)
-        if number != following or not step:
-            batches = loader.epoch(epoch, skip=step)
-        following = number + 1
-        yield next(batches).seen
-
-
-def _loader(recorded: Recorded, config: VerifyConfig) -> Loader:
-    """Open the pipeline that loads the batches again."""
-    trained = recorded.config
-    return build_loader(
-        with_pipeline(trained.data, config.pipeline),
-        trained.augment,
-        batch=trained.optim.batch,
-        seed=trained.numerics.seed,
-        store=recorded.images.store,
-        bad=recorded.bad,
-        shuffle=recorded.images.shuffle,
-    )
 
 
 class _Steps:

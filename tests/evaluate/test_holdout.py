@@ -30,7 +30,7 @@ from fastsiam.interchange import load_pretrained
 from fastsiam.pipelines import open_split
 from fastsiam.run.records import read_records
 from fastsiam.train.command import train_here
-from fastsiam.train.remembered import names_of
+from fastsiam.train.image_list import names_of
 from tests.configs import with_settings
 from tests.conftest import write_images
 

@@ -37,7 +37,7 @@ from fastsiam.run.checkpoint import Checkpoint
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import read_records
 from fastsiam.study.record import read_record as read_study_record
-from fastsiam.train.remembered import DataFile, Remembered
+from fastsiam.train.image_list import DataFile, ImageList
 from tests import sources, tables
 from tests.conftest import ROOT, write_images
 from tests.fuzz import detection_files, encoded_images
@@ -205,9 +205,9 @@ def _metrics(folder: Path) -> list[bytes]:
     return ["".join(json.dumps(one) + "\n" for one in (line, knn, line)).encode()]
 
 
-def _remembered(folder: Path) -> list[bytes]:
+def _image_list(folder: Path) -> list[bytes]:
     names = tuple(f"c{i % 2}/{i}.jpg" for i in range(10))
-    return [Remembered(names, "", (DataFile("a.tar", 10, 20),)).to_bytes()]
+    return [ImageList(names, (DataFile("a.tar", 10, 20),)).to_bytes()]
 
 
 def _bad(folder: Path) -> list[bytes]:
@@ -357,7 +357,7 @@ TARGETS: dict[str, Target] = {
     "settings in YAML": Target(_yaml, "x.yaml", lambda folder: read_settings(folder / "x.yaml")),
     "settings of a run": Target(_config, "config.json", _run_settings),
     "metrics": Target(_metrics, "metrics.jsonl", read_metrics),
-    "images of a run": Target(_remembered, "images.npz", Remembered.load),
+    "images of a run": Target(_image_list, "images.npz", ImageList.load),
     "bad images of a run": Target(_bad, "bad_images.jsonl", read_bad_images),
     "evaluations": Target(_committed("*/eval/*.json"), "eval/x.json", read_records),
     "record of a study": Target(

@@ -12,7 +12,7 @@ from fastsiam.errors import DataError, NoSplitError
 from fastsiam.pipelines import open_split, open_store
 from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.pipelines.subsets import hold_out
-from fastsiam.train.remembered import names_of
+from fastsiam.train.image_list import names_of
 from tests.conftest import write_images
 from tests.sources import folder_members, tar
 

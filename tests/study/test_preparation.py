@@ -13,7 +13,7 @@ from fastsiam.methods import method_skeleton
 from fastsiam.pipelines import open_store
 from fastsiam.study.preparation import check
 from fastsiam.study.runs import Run
-from fastsiam.train.remembered import FILE, Remembered, names_of
+from fastsiam.train.image_list import FILE, ImageList, names_of
 from tests.study.tiny import tiny, tiny_runs
 
 
@@ -28,7 +28,7 @@ def runs(images: Path, tmp_path: Path) -> list[Run]:
 def begin(run: Run, names: list[str]) -> None:
     """Have a run that was begun on some images."""
     run.folder.mkdir(parents=True)
-    (run.folder / FILE).write_bytes(Remembered(tuple(names)).to_bytes())
+    (run.folder / FILE).write_bytes(ImageList(tuple(names)).to_bytes())
 
 
 def test_runs_of_other_images_are_refused(images: Path, runs: list[Run]) -> None:

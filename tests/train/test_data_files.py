@@ -14,7 +14,7 @@ from fastsiam.errors import CheckpointError, DataError, FastSiamError
 from fastsiam.pipelines import open_store
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.command import train_here
-from fastsiam.train.remembered import FILE, Remembered, files_of
+from fastsiam.train.image_list import FILE, ImageList, files_of
 from tests.configs import with_settings
 from tests.tiers import rest_slow
 from tests.train.runs import history
@@ -67,9 +67,9 @@ def longer(place: Path) -> None:
 
 
 def test_a_file_of_another_size_is_refused(
-    small: TrainConfig, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    small: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
-    """Though it names the same images; what is accepted once is so from there on."""
+    """Though it names the same images."""
     config, file = begun(small, archive(images), tmp_path)
     size = file.stat().st_size
     longer(file)
@@ -77,13 +77,8 @@ def test_a_file_of_another_size_is_refused(
         train_here(config, "imagenet")
     assert str(refused.value) == (
         f"{file} changed since the run was last started: it had {size:,} bytes and now has "
-        f"{size + 10240:,}; restore it, pass --data-changed accept to continue with its present "
-        "content, or choose another --out for a new run"
+        f"{size + 10240:,}; restore the data, or choose another --out for a new run"
     )
-    train_here(with_settings(config, max_steps=6, data_changed="accept"), "imagenet")
-    assert f"now has {size + 10240:,} (accepted)" in capfd.readouterr().err
-    goes_on(config, tmp_path)
-    assert "changed since" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
@@ -114,12 +109,12 @@ def test_a_run_of_a_version_that_kept_no_files(
     small: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
     config, file = begun(small, archive(images), tmp_path)
-    remembered = Remembered.load(tmp_path / "run")
-    assert remembered is not None and remembered.files == files_of(open_store(file, "train"))
-    (tmp_path / "run" / FILE).write_bytes(Remembered(remembered.names).to_bytes())
+    listed = ImageList.load(tmp_path / "run")
+    assert listed is not None and listed.files == files_of(open_store(file, "train"))
+    (tmp_path / "run" / FILE).write_bytes(ImageList(listed.names).to_bytes())
     longer(file)
     goes_on(config, tmp_path)
-    again = Remembered.load(tmp_path / "run")
+    again = ImageList.load(tmp_path / "run")
     assert again is not None and again.files == files_of(open_store(file, "train"))
 
 

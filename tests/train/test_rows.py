@@ -18,8 +18,6 @@ from tests.configs import flags, with_settings
 from tests.ranks import fastsiam_on_ranks
 from tests.train.runs import history, same_state
 
-LOST, NAME = 9, "class1/001.jpg"
-
 
 @pytest.fixture
 def averaging(small: TrainConfig) -> TrainConfig:
@@ -60,40 +58,6 @@ def test_two_ranks_go_on_on_one_and_one_on_two(averaging: TrainConfig, tmp_path:
 def test_they_are_not_sent_about(ranks: Callable[[str, int], list[Any]]) -> None:
     """What differs in a row that no step touches still does, where each rank has BN of its own."""
     assert [part["left"].unique().tolist() for part in ranks("rows_apart", 2)] == [[0.0], [1.0]]
-
-
-def test_an_image_that_is_shown_elsewhere_takes_its_row_along(
-    averaging: TrainConfig, images: Path, tmp_path: Path
-) -> None:
-    """Once, with the consent: before a step is taken, and no more when the run continues."""
-    config = with_settings(averaging, max_steps=5)
-    before = rows(train_here(config, "imagenet"))
-    (images / "train" / NAME).unlink()
-    run = train_here(with_settings(config, data_changed="accept"), "imagenet")
-    expected = before.clone()
-    expected[LOST] = before[LOST + 1]
-    assert torch.equal(rows(run), expected) and not torch.equal(before, expected)
-    state = checkpoints.load(run)
-    state.model["averages"][LOST] = 3.0
-    checkpoints.save(checkpoints.last(run), state)
-    train_here(config, "imagenet")
-    assert (rows(run)[LOST] == 3).all()
-    train_here(averaging, "imagenet")
-    assert checkpoints.load(run).step == 12 and not (rows(run)[LOST] == 3).any()
-
-
-def test_a_branch_has_the_rows_of_what_it_is_shown(
-    averaging: TrainConfig, images: Path, tmp_path: Path
-) -> None:
-    """The run that it comes from keeps its own."""
-    run = train_here(with_settings(averaging, max_steps=5), "imagenet")
-    before = rows(run)
-    (images / "train" / NAME).unlink()
-    branch = with_settings(
-        averaging, resume=str(run), out=str(tmp_path / "branch"), data_changed="accept", max_steps=5
-    )
-    after = rows(train_here(branch, "imagenet"))
-    assert torch.equal(after[LOST], before[LOST + 1]) and torch.equal(rows(run), before)
 
 
 def test_held_out_images_have_none(averaging: TrainConfig, images: Path) -> None:

@@ -14,7 +14,7 @@ from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.pipelines.store import base
 from fastsiam.run.log import read_metrics
 from fastsiam.train.command import train_here
-from fastsiam.train.remembered import Remembered
+from fastsiam.train.image_list import ImageList
 from fastsiam.train.verify import verify
 from tests.configs import flags, with_settings
 from tests.pipelines.cases import PIPELINES, readable
@@ -34,7 +34,7 @@ def digests(run: Path) -> list[Any]:
 
 
 def verified(run: Path, **settings: Any) -> str:
-    return "\n".join(verify(run, VerifyConfig(workers=0, **settings)))
+    return "\n".join(verify(run, VerifyConfig(**settings)))
 
 
 def test_a_run_says_how_good_its_shuffle_is(
@@ -45,7 +45,7 @@ def test_a_run_says_how_good_its_shuffle_is(
     assert "shuffle within a window of 7 images, of 6 blocks: beside a full shuffle" in said
     assert "the largest class of a batch has up to" in said
     full = with_settings(shuffled, max_steps=1, shuffle="full", out=str(tmp_path / "full"))
-    assert Remembered.load(train_here(full, "imagenet")).blocks is None  # type: ignore[union-attr]
+    assert ImageList.load(train_here(full, "imagenet")).blocks is None  # type: ignore[union-attr]
     assert "window" not in capfd.readouterr().err
 
 
@@ -62,7 +62,7 @@ def test_in_any_container_a_run_goes_on_in_the_order_that_it_began_with(
     run = train_here(shuffled, "imagenet")
     assert digests(run) == digests(whole)
     assert "12 log lines agree" in verified(run)
-    assert "12 log lines agree" in verified(run, data=str(other), pipeline="memory")
+    assert "12 log lines agree" in verified(run, data=str(other))
     turned = with_settings(shuffled, data=str(other), out=str(tmp_path / "turned"))
     assert digests(train_here(turned, "imagenet")) != digests(whole)
 
@@ -84,12 +84,3 @@ def test_a_run_keeps_its_shuffle(shuffled: TrainConfig) -> None:
     train_here(with_settings(shuffled, max_steps=2), "imagenet")
     with pytest.raises(CheckpointError, match=r"shuffle: window:7 -> full"):
         train_here(with_settings(shuffled, shuffle="full"), "imagenet")
-
-
-def test_an_image_that_is_lost_moves_no_other(shuffled: TrainConfig, images: Path) -> None:
-    train_here(with_settings(shuffled, max_steps=5), "imagenet")
-    (images / "train" / "class1" / "001.jpg").unlink()
-    run = train_here(with_settings(shuffled, data_changed="accept"), "imagenet")
-    found = Remembered.load(run)
-    assert found is not None and found.blocks is not None
-    assert found.blocks.tolist() == [i // 4 for i in range(24)]

@@ -104,8 +104,6 @@ def test_an_object_that_changed_since_the_run_began(
     upload(cloud, tmp_path / "up", "changes")
     with pytest.raises(CheckpointError, match="1 of 24 images missing"):
         train_here(with_settings(config, max_steps=3), "imagenet")
-    train_here(with_settings(config, max_steps=3, data_changed="accept"), "imagenet")
-    assert [line[0] for line in history(tmp_path / "run")] == [1, 2, 3]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from fastsiam.errors import DataError
 from fastsiam.pipelines import open_split
 from fastsiam.pipelines.convert import convert
 from fastsiam.pipelines.store import open_store
-from fastsiam.train.remembered import names_of
+from fastsiam.train.image_list import names_of
 from tests.conversions import Quiet, same_images
 from tests.forms import as_list, write_list
 
