@@ -8,12 +8,9 @@ import grp
 import json
 import os
 import pwd
-import re
 import secrets
 import shlex
-import shutil
 import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,8 +44,8 @@ def written_whole(path: Path, *, by_many: bool = False) -> Iterator[Path]:
     """Write a file atomically: yield a temporary path, which replaces ``path`` at the end.
 
     After an error the temporary file is deleted and the old file stays. The folder is created, and
-    the new file is synchronised to the disk. Links are followed; devices and pipes are written at
-    the end.
+    the new file is synchronised to the disk. Links are followed; devices and pipes are written
+    directly.
 
     Libraries report a full disk in other words, such as torch's "enforce fail". So after an error
     without a system error number, a test write determines the reason.
@@ -63,8 +60,7 @@ def written_whole(path: Path, *, by_many: bool = False) -> Iterator[Path]:
     """
     path = Path(os.path.realpath(path))  # replace the target, not the link
     if path.exists() and not path.is_file() and not path.is_dir():
-        with _copied(path) as temporary:
-            yield temporary
+        yield path
         return
     own = f".{secrets.token_hex(4)}" if by_many else ""
     temporary = path.with_name(f"{path.name}{own}.tmp")
@@ -91,16 +87,6 @@ def written_whole(path: Path, *, by_many: bool = False) -> Iterator[Path]:
             os.close(folder)
 
 
-@contextlib.contextmanager
-def _copied(device: Path) -> Iterator[Path]:
-    """Yield a temporary path, whose content is copied to a device or pipe at the end."""
-    with tempfile.TemporaryDirectory() as folder:
-        temporary = Path(folder) / device.name
-        yield temporary
-        with temporary.open("rb") as content, device.open("wb") as file:
-            shutil.copyfileobj(content, file)
-
-
 def _is_a_librarys(error: BaseException) -> bool:
     """Return whether an error may hide an error of the system."""
     if isinstance(error, OSError):
@@ -109,10 +95,7 @@ def _is_a_librarys(error: BaseException) -> bool:
 
 
 def _refusal(error: BaseException, path: Path) -> OSError | None:
-    """Return the system's error behind a library's error: parsed, or found by a test write."""
-    if named := re.search(r"\(os error (\d+)\)", str(error)):  # as Rust writes it
-        number = int(named[1])
-        return OSError(number, os.strerror(number))
+    """Return the system's error behind a library's error, which a test write finds."""
     try:
         with path.open("ab", buffering=0) as file:
             file.write(bytes(_PROBE))
@@ -127,23 +110,6 @@ def write_at(file: int, data: bytes | memoryview, offset: int) -> None:
     written = os.pwrite(file, data, offset)
     while written < len(data):
         written += os.pwrite(file, memoryview(data)[written:], offset + written)
-
-
-def lack_of_room(error: Exception, path: Path, needed: int) -> str:
-    """Return a message on the missing disk space if an error means that the disk is full, else "".
-
-    Args:
-        error: raised when the file was written.
-        path: the file.
-        needed: size of the file in bytes, in addition to the file that it replaces.
-    """
-    if getattr(error, "errno", None) != errno.ENOSPC:
-        return ""
-    try:
-        free = f"{shutil.disk_usage(path.parent).free / 1e6:,.1f} MB free"
-    except OSError:
-        free = "free space unknown"
-    return f"no space left on its disk: {needed / 1e6:,.1f} MB needed, {free}; free some space"
 
 
 @contextlib.contextmanager

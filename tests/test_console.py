@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import os
 import signal
 import sys
@@ -81,30 +80,6 @@ def test_quick_work_says_nothing_and_long_work_a_line_in_ten_seconds(
     assert done.done == 750 and capsys.readouterr().err == ""
 
 
-def test_work_whose_length_nobody_knows(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    screen = Screen(monkeypatch)
-    with Console().tally("listing /a [b], files") as done:
-        screen.now += 6
-        done.add(1200)
-    assert capsys.readouterr().err == "listing /a [b], files: 1,200, 200/s\n"
-
-
-def test_only_the_leader_shows_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As its messages: the command line of other ranks asks for warnings alone."""
-    for level, shown in ((logging.WARNING, False), (logging.INFO, True)):
-        monkeypatch.setattr(logging.getLogger("fastsiam"), "level", level)
-        logging.getLogger("fastsiam").manager._clear_cache()  # type: ignore[attr-defined]
-        screen = Screen(monkeypatch)
-        with tally("work") as done:
-            screen.now += 6
-            done.add()
-        assert bool(capsys.readouterr().err) == shown
-
-
 def test_a_terminal_has_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen(monkeypatch)
     threads = threading.active_count()
@@ -180,39 +155,6 @@ def test_a_status_is_a_line_in_a_log(capfd: pytest.CaptureFixture[str]) -> None:
     with Console().status("compiling, about a minute"):
         assert capfd.readouterr().err == "compiling, about a minute\n"
     assert capfd.readouterr().err == ""
-
-
-def test_a_status_is_a_spinner_in_a_terminal() -> None:
-    """It turns while this process is busy, and goes away with what was waited for."""
-    console, text = Console(), io.StringIO()
-    console._out = RichConsole(file=text, force_terminal=True, width=200)
-    with pytest.raises(KeyError), console.status("compiling [a]"):
-        until = time.monotonic() + 60
-        while len(set(text.getvalue().split("compiling [a]"))) < 5 and time.monotonic() < until:
-            pass
-        raise KeyError
-    drawn = text.getvalue()
-    assert len(set(drawn.split("compiling [a]"))) >= 5
-    assert drawn.endswith("\r\x1b[1A\x1b[2K")  # one line up, and erased
-
-
-def test_a_process_forked_after_a_status_can_print() -> None:
-    """The spinner's thread holds no lock then, though nobody waits for its end."""
-    done = Forked(_fork_after_a_status).wait(60)
-    assert done.returncode == 0 and done.stderr.count("printed by a child\n") == 50
-
-
-def _fork_after_a_status() -> None:
-    console = Console()
-    terminal = RichConsole(stderr=True, force_terminal=True, width=200)
-    for turn in range(50):
-        console._out = terminal
-        with console.status("compiling"):
-            time.sleep(0.004 * turn)  # until about the next time that the thread draws
-        if not (child := os.fork()):
-            console.say("printed by a child")
-            os._exit(0)
-        os.waitpid(child, 0)
 
 
 def test_one_is_said_in_the_singular() -> None:

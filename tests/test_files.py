@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,9 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from fastsiam.errors import CheckpointError, DataError
-from fastsiam.files import explained, reason, why, written_for_user, written_whole
+from fastsiam.files import explained, written_whole
 from tests.disks import small_disk
-from tests.processes import Forked
 
 
 def test_a_file_is_replaced_when_all_went_well(tmp_path: Path) -> None:
@@ -75,16 +73,6 @@ def test_advice_of_ones_own_comes_first() -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_other_errors_pass() -> None:
-    with pytest.raises(ValueError, match=r"^mine$"), explained(DataError, "x"):
-        raise ValueError("mine")
-
-
-def test_errors_that_say_little() -> None:
-    assert why(RuntimeError("first line\nsecond")) == "first line"
-    assert why(OSError()) == reason(OSError()) == "OSError"
-
-
 def test_a_full_disk_in_the_words_of_a_library(tmp_path: Path) -> None:
     """torch's and safetensors' errors have no number: the system's stands in their place."""
     content = {"weight": torch.zeros(10**6)}
@@ -100,18 +88,6 @@ def test_a_full_disk_in_the_words_of_a_library(tmp_path: Path) -> None:
             ):
                 save(content, temporary)
         assert [(path.name, path.read_text()) for path in disk.iterdir()] == [("file", "old")]
-
-
-def write_too_much(path: Path) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
-    with written_for_user(path) as temporary:
-        torch.save(torch.zeros(10**6), temporary)
-
-
-def test_a_file_that_may_not_be_that_large(tmp_path: Path) -> None:
-    done = Forked(write_too_much, tmp_path / "file").wait()
-    assert f"cannot write {tmp_path / 'file'}: File too large; allow larger files" in done.stderr
-    assert not list(tmp_path.iterdir())
 
 
 def test_an_error_that_is_not_the_disks_stays_what_it_is(tmp_path: Path) -> None:

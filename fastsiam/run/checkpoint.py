@@ -21,7 +21,7 @@ import fastsiam
 from fastsiam.config import TrainConfig
 from fastsiam.config.flags import changes_text, differences
 from fastsiam.errors import CheckpointError, DamagedError
-from fastsiam.files import explained, lack_of_room, quoted, reason, written_whole
+from fastsiam.files import explained, quoted, reason, written_whole
 
 FORMAT = 2
 """Version of the file format. 1 is that of fastsiam 0.1, with another layout of the settings, and
@@ -137,8 +137,7 @@ def save(path: Path, checkpoint: Checkpoint, *, keep: Path | None = None) -> Non
             if keep is not None:
                 _keep(path, keep)
     except (OSError, RuntimeError) as error:
-        short = lack_of_room(error, path, _size(state))
-        raise CheckpointError(f"cannot save {path}: {short or reason(error)}") from error
+        raise CheckpointError(f"cannot save {path}: {reason(error)}") from error
 
 
 def _keep(path: Path, other: Path) -> None:
@@ -184,14 +183,6 @@ def digest_of(state: Mapping[Any, Any]) -> str:
 
     add(state)
     return digest.hexdigest()
-
-
-def _size(state: Any) -> int:
-    """Return the size of all tensors in nested containers, in bytes."""
-    if isinstance(state, torch.Tensor):
-        return state.nbytes
-    parts = state.values() if isinstance(state, dict) else state
-    return sum(map(_size, parts)) if isinstance(state, dict | list | tuple) else 0
 
 
 def locate(path: Path) -> Path:

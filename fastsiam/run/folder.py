@@ -45,22 +45,6 @@ def created(path: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
-def wait_until_free(run: Path, *, patience: float = PATIENCE) -> str:
-    """Wait until no process uses a run's folder.
-
-    Args:
-        run: the folder.
-        patience: how long to wait, in seconds.
-
-    Returns:
-        The process that still uses it, or "" if the folder is free.
-    """
-    until = time.monotonic() + patience
-    while (who := user_of(run)) and time.monotonic() < until:
-        time.sleep(_POLL)
-    return who
-
-
 def user_of(run: Path) -> str:
     """Return which process uses a run's folder; "" if it is free or this is unknown."""
     if not (run / _FILE).exists():

@@ -284,20 +284,3 @@ def test_a_job_is_stopped_requeued_and_the_run_is_the_same(
     alone = flags(with_settings(config, nodes=1, rendezvous="", gpus=2))
     fastsiam_on_ranks(2, "train", *alone, "--out", str(tmp_path / "whole"))
     assert history(run) == history(tmp_path / "whole") and len(history(run)) == 30
-
-
-@pytest.mark.slow
-def test_a_seed_is_requeued_alone(small: TrainConfig, tmp_path: Path, here: Cluster) -> None:
-    """The last task of an array to begin has the array's number; the others are done by then."""
-    script = slurm_script("imagenet", small, SlurmConfig(seeds="0-2", cpus=1, partition="low"))
-    begun = f"{tmp_path}/begun-$SLURM_ARRAY_TASK_ID"
-    task = f"echo x >> {begun}; [[ $SLURM_ARRAY_TASK_ID != 2 ]] || (sleep 2; exit 75)"
-    script, count = re.subn("^srun .*$", lambda _: task, script, flags=re.M)
-    assert count == 1
-    (tmp_path / "job.sh").write_text(script)
-    number = here.call("sbatch", "--parsable", str(tmp_path / "job.sh"), folder=tmp_path).strip()
-    here.wait(lambda: "Restarts=1" in here.shows(f"{number}_2"))
-    states = dict(re.findall(r"ArrayTaskId=(\d) .*?JobState=(\w+)", here.shows(number)))
-    here.call("scancel", number)
-    assert states.pop("2") != "COMPLETED" and set(states.values()) <= {"COMPLETED"}, states
-    assert [len((tmp_path / f"begun-{x}").read_text().split()) for x in (0, 1)] == [1, 1]

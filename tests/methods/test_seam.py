@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ import torch
 from fastsiam.config import AugmentConfig, ModelConfig, TrainConfig, ViewConfig
 from fastsiam.config.flags import differences, from_flags, to_flags
 from fastsiam.errors import CheckpointError
-from fastsiam.interchange import exports_of, load_pretrained
-from fastsiam.interchange.export import refusals
+from fastsiam.interchange import load_pretrained
 from fastsiam.methods import Moment, SimSiam, build_method, image_rows, method_skeleton
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
@@ -25,7 +23,7 @@ from tests.configs import with_settings
 from tests.methods import everything
 from tests.methods.everything import Everything, EverythingConfig
 from tests.networks import short_resnet10
-from tests.tiers import rest_slow, slow
+from tests.tiers import slow
 from tests.train.runs import history, run_once, run_until, same_state
 
 Ranks = Callable[[str, int], list[Any]]
@@ -51,7 +49,7 @@ def config(small: TrainConfig) -> TrainConfig:
 
 @pytest.mark.parametrize(
     ("pipeline", "kills"),
-    [("memory", (4, 6)), slow(("memory", range(1, 12))), slow(("torchvision", (5,)))],
+    [("memory", (4, 6)), slow(("torchvision", (5,)))],
 )
 def test_it_is_killed_and_resumed_bit_for_bit(
     pipeline: str, kills: Sequence[int], config: TrainConfig, tmp_path: Path
@@ -113,31 +111,12 @@ def test_two_ranks_are_one(ranks: Ranks) -> None:
         torch.testing.assert_close(parts[0][name], whole[name], atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("network", rest_slow(["short", "whole"]))
-def test_compiled_steps_are_the_same_steps(network: str) -> None:
+def test_compiled_steps_are_the_same_steps() -> None:
     """Compiled, views of one size in one batch."""
-    with short_resnet10() if network == "short" else nullcontext():
+    with short_resnet10():
         torch._dynamo.reset()
         plain, compiled = rank_jobs.everything(0, 1), rank_jobs.compiled_everything(0, 1)
     torch.testing.assert_close(compiled, plain, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.slow  # tests/distributed has SimSiam's
-def test_compiled_steps_on_two_ranks_are_the_same_steps(ranks: Ranks) -> None:
-    parts = ranks("compiled_everything", 2)
-    torch.testing.assert_close(parts[0], parts[1], atol=0, rtol=0)
-    torch.testing.assert_close(parts[0], rank_jobs.everything(0, 1), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_a_compiled_run_is_resumed_bit_for_bit(config: TrainConfig, tmp_path: Path) -> None:
-    config = with_settings(config, compile="on")
-    whole = train_here(with_settings(config, out=str(tmp_path / "whole")), "imagenet")
-    halves = with_settings(config, out=str(tmp_path / "halves"))
-    train_here(with_settings(halves, max_steps=5), "imagenet")
-    states = [checkpoints.load(run) for run in (whole, train_here(halves, "imagenet"))]
-    assert states[0].step == states[1].step == 12
-    assert same_state(states[0].model, states[1].model)
 
 
 def test_hooks_know_the_step(
@@ -189,17 +168,6 @@ def test_import_and_init_ask_for_its_parts(
     simsiam = with_settings(small_simsiam(config), init=str(run), out=str(tmp_path / "simsiam"))
     train_here(simsiam, "imagenet")
     assert "new: projector, predictor" in capfd.readouterr().err
-
-
-def test_its_backbone_is_exported_without_a_line_of_its_own(config: TrainConfig) -> None:
-    """Formats that hold another method's heads refuse it, and a run does not name them."""
-    model = replace(config.model, backbone="resnet50", stem="imagenet", width=64)
-    found = refusals(model)
-    assert {name for name, why in found.items() if not why} == {
-        "plain", "torchvision", "timm", "detectron2",
-    }  # fmt: skip
-    assert found["simsiam"] == f"the heads of {EverythingConfig.title}"
-    assert exports_of(model) == "exports: plain, torchvision, timm, detectron2"
 
 
 def small_simsiam(config: TrainConfig) -> TrainConfig:

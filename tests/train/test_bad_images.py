@@ -17,11 +17,9 @@ from fastsiam.bad_image_list import FILE, read_bad_images
 from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import FeaturesConfig, KnnConfig, LinearConfig
 from fastsiam.distributed import Place
-from fastsiam.errors import CheckpointError, DataError, ImageError
+from fastsiam.errors import DataError, ImageError
 from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
 from fastsiam.evaluate.feature_files import write_features
-from fastsiam.evaluate.labelled import CachedFeatures, LabelledImages
-from fastsiam.evaluate.subject import open_subject
 from fastsiam.pipelines import build_loader
 from fastsiam.report.run import write_report
 from fastsiam.run import checkpoint as checkpoints
@@ -151,35 +149,6 @@ def test_stopped_by_one_it_goes_on_with_another_in_its_place(
     assert_same(outcome(config), whole)
 
 
-def test_where_nothing_can_be_saved_the_image_is_still_named(
-    config: TrainConfig, images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = with_settings(config, bad_images="stop")
-    damage(images)
-
-    def full(*_: object, **__: object) -> None:
-        raise CheckpointError("cannot save last.pt: the disk is full")
-
-    monkeypatch.setattr(checkpoints, "save", full)
-    with pytest.raises(ImageError) as error:
-        train_here(config, "imagenet")
-    (note,) = error.value.__notes__
-    assert re.fullmatch(
-        r"step \d+ could not be saved: cannot save last\.pt: the disk is full", note
-    )
-
-
-def test_what_is_in_the_list_stays_replaced_when_others_stop_the_run(
-    config: TrainConfig, images: Path
-) -> None:
-    damage(images)
-    train_here(with_settings(config, max_steps=4), "imagenet")
-    train_here(with_settings(config, max_steps=8, bad_images="stop"), "imagenet")
-    (images / "train" / "class2" / "001.jpg").write_bytes(b"")
-    with pytest.raises(ImageError, match=r"class2/001\.jpg: it is empty"):
-        train_here(with_settings(config, bad_images="stop"), "imagenet")
-
-
 def test_a_branch_takes_the_list_along_and_a_new_run_none(
     config: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
@@ -229,25 +198,6 @@ def test_evaluations_leave_them_out(
         evaluate_knn(damaged_run, KnnConfig(workers=0, bad_images="stop"), place)
 
 
-def test_cached_features_are_those_of_the_good_images(damaged_run: Path) -> None:
-    place = Place(0, 1, torch.device("cpu"))
-    config = LinearConfig(workers=0, cached=True, epochs=1, batch=8, lrs="0.1")
-    images = LabelledImages(open_subject(damaged_run, config, place), config)
-    source = CachedFeatures(images, torch.float32)
-    good = {
-        row.numpy().tobytes(): int(label)
-        for features, labels in images.subject.extract(images.train, "image")
-        for row, label in zip(features, labels, strict=True)
-    }
-    assert len(good) == 22
-    seen = [
-        (row.numpy().tobytes(), int(label))
-        for features, labels in source.epoch(0)
-        for row, label in zip(features, labels, strict=True)
-    ]
-    assert len(seen) == 24 and dict(seen) == good
-
-
 def test_features_have_no_row_of_them(damaged_run: Path, tmp_path: Path) -> None:
     place = Place(0, 1, torch.device("cpu"))
     paths = []
@@ -294,20 +244,6 @@ def test_two_ranks_save_together_before_they_stop(
     train_here(config, "imagenet")
     alone = train_here(with_settings(config, out=str(tmp_path / "alone")), "imagenet")
     assert read_bad_images(run) == read_bad_images(alone)
-
-
-@pytest.mark.slow
-def test_on_two_ranks_it_is_the_same_run(config: TrainConfig, images: Path, tmp_path: Path) -> None:
-    """Whichever rank meets an image, and whether it stops the run for a while."""
-    damage(images)
-    two = with_settings(config, gpus=2, save_every=2)
-    whole, run = tmp_path / "whole", Path(config.run.out)
-    fastsiam_on_ranks(2, "train", *flags(with_settings(two, out=str(whole))))
-    fastsiam_on_ranks(2, "train", *flags(with_settings(two, bad_images="stop")), code=1)
-    fastsiam_on_ranks(2, "train", *flags(two))
-    assert same_state(checkpoints.load(run).model, checkpoints.load(whole).model)
-    alone = train_here(with_settings(config, out=str(tmp_path / "alone")), "imagenet")
-    assert read_bad_images(run) == read_bad_images(whole) == read_bad_images(alone)
 
 
 def test_its_digests_are_found_again(config: TrainConfig, images: Path) -> None:

@@ -105,18 +105,6 @@ def test_the_command_of_a_branch_resumes_it_bit_for_bit(
     assert same_state(one.model, other.model) and same_state(one.optimizer, other.optimizer)
 
 
-def test_a_branch_with_the_same_settings_is_the_same_run(
-    begun: TrainConfig, branch: TrainConfig, tmp_path: Path
-) -> None:
-    run = train_here(branch, "imagenet")
-    train_here(begun, "imagenet")
-    assert history(run) == history(tmp_path / "run")[6:]
-    one, other = checkpoints.load(run), checkpoints.load(tmp_path / "run")
-    assert same_state(one.model, other.model) and same_state(one.optimizer, other.optimizer)
-    assert recorded(run)["step"] == 6 and recorded(run)["changed"] == {}
-    assert not recorded(tmp_path / "run")
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -155,15 +143,6 @@ def test_in_place_other_optimiser_settings_are_refused(
     assert checkpoints.load(tmp_path / "branch").step == 7
 
 
-def test_an_extended_branch_with_another_rate(branch: TrainConfig) -> None:
-    config = with_settings(branch, lr=0.1, extend=5)
-    run = train_here(with_settings(config, max_steps=8), "imagenet")
-    changed = {"epochs": {"from": 4, "to": 5}, "lr": {"from": 0.5, "to": 0.1}}
-    assert recorded(run)["changed"] == changed
-    train_here(config, "imagenet")
-    assert checkpoints.load(run).step == 15 and recorded(run)["changed"] == changed
-
-
 def test_branches_on_the_command_line(begun: TrainConfig, tmp_path: Path) -> None:
     """With or without the flags that it began with, the command continues with the branch."""
     run, branch = str(tmp_path / "run"), tmp_path / "branch"
@@ -179,14 +158,3 @@ def test_branches_on_the_command_line(begun: TrainConfig, tmp_path: Path) -> Non
     assert recorded(branch)["changed"].keys() == {"lr", "predictor_lr"}
     said = fastsiam(*command, "0", "--lr", "0.2", code=1).stderr
     assert f"lr: 0.1 -> 0.2); pass the same values, or branch off: --resume {run} with" in said
-
-
-def test_ranks_branch_off(begun: TrainConfig, tmp_path: Path) -> None:
-    command = ["train", "--resume", str(tmp_path / "run"), "--lr", "0.1", "--max-steps", "8"]
-    one = fastsiam(*command, "--out", str(tmp_path / "one"))
-    two = fastsiam_on_ranks(2, *command, "--out", str(tmp_path / "two"))
-    for said in (one.stderr, two[0].stderr):
-        assert "branches off" in said
-    first, second = (history(tmp_path / name) for name in ("one", "two"))
-    assert [line[5] for line in first] == [line[5] for line in second]
-    assert recorded(tmp_path / "one") == recorded(tmp_path / "two")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -17,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fastsiam.config import TrainConfig
 from fastsiam.evaluate.features import collected, feature_batches
@@ -26,7 +24,7 @@ from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.model.numerics import autocast_type
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.command import prepared_step, train_here
-from fastsiam.train.compile import cause_line, compiling
+from fastsiam.train.compile import cause_line
 from fastsiam.train.resolve import with_compilation
 from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch, EvalBatch
@@ -65,8 +63,6 @@ def test_a_compiled_step_is_the_same_step(network: None) -> None:
     [
         ({"activation_memory": 0.3}, "block"),
         slow(({"accumulate": 2}, "stem")),  # on ranks: tests/distributed
-        slow(({"activation_memory": 0.3}, "whole")),
-        slow(({"accumulate": 2}, "whole")),
     ],
     ids=str,
     indirect=["network"],
@@ -92,8 +88,6 @@ def losses(config: TrainConfig, steps: int) -> list[float]:
     [
         ("fp32", 1e-4, "block"),
         ("bf16", 0.1, "stem"),
-        slow(("fp32", 1e-4, "whole")),
-        slow(("bf16", 0.1, "whole")),
     ],
     indirect=["network"],
 )
@@ -133,31 +127,8 @@ def test_the_model_has_no_graph_break(backbone: Any, stem: Any) -> None:
     assert explained.graph_break_count == 0 and explained.graph_count == 1
 
 
-def test_compiled_bn_keeps_channels_last() -> None:
-    """No kernel of a convolution, BN, ReLU, convolution turns a layout round."""
-    from torch._inductor.utils import run_fw_bw_and_get_code
-
-    layers = nn.Sequential(
-        nn.Conv2d(16, 32, 3, padding=1, bias=False),
-        nn.BatchNorm2d(32),
-        nn.ReLU(),
-        nn.Conv2d(32, 32, 3, padding=1, bias=False),
-        nn.BatchNorm2d(32),
-    ).to(memory_format=torch.channels_last)
-    use_view_batch_norm(layers, images=8)
-    x = torch.randn(16, 16, 14, 14, dtype=torch.bfloat16)
-    x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
-    torch._dynamo.reset()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        _, code = run_fw_bw_and_get_code(lambda: torch.compile(layers, fullgraph=True)(x))
-    assert len(code) == 2 and all("cpp_fused" in part for part in code)
-    assert not any("transpose_mxn" in part for part in code)
-    assert x.grad is not None and x.grad.is_contiguous(memory_format=torch.channels_last)
-
-
-@pytest.mark.parametrize("channels_last", rest_slow([True, False]))
-def test_steps_compile_nothing_that_was_not_prepared(channels_last: bool) -> None:
-    config = with_settings(rank_jobs.CONFIG, compile="on", channels_last=channels_last)
+def test_steps_compile_nothing_that_was_not_prepared() -> None:
+    config = with_settings(rank_jobs.CONFIG, compile="on")
     step = TrainingStep(config, rank_jobs.make_method(), CPU, steps_per_epoch=2)
     assert "compiled in" in step.prepare()
     with torch._dynamo.config.patch(error_on_recompile=True):
@@ -296,22 +267,6 @@ def test_without_cuda_graphs_the_step_stays_compiled(
         TrainingStep(config, build_method(config.model), CPU, steps_per_epoch=3).prepare()
 
 
-def test_what_a_killed_compiler_left_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An empty library, unless it may be being written; inductor would never compile it again."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    folder = tmp_path / "zv"
-    folder.mkdir()
-    for name, data, age in (("left", b"", 100), ("new", b"", 0), ("whole", b"ELF", 100)):
-        library = folder / f"{name}.so"
-        library.write_bytes(data)
-        os.utime(library, (time.time() - age,) * 2)
-    with compiling(rank_jobs.CONFIG):
-        pass
-    assert {path.stem for path in folder.iterdir()} == {"new", "whole"}
-
-
 def test_a_missing_compiler_is_one_line(
     small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,9 +365,3 @@ def test_the_steps_of_this_run_decide(
         train_here(with_settings(config, max_steps=0), "imagenet")
     said = capfd.readouterr().err
     assert "this run is not compiled; --compile on may be faster for 2,996 steps\n" in said
-
-
-def test_it_is_said_before_it_is_done(small: TrainConfig) -> None:
-    done = train_short(with_settings(small, compile="on", knn_every=0, max_steps=1))
-    before, _, after = done.stderr.partition("compiled in")
-    assert after and "compiling, about a minute; --compile off skips it\n" in before, done.stderr

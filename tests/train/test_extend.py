@@ -102,22 +102,3 @@ def test_a_restart_from_a_rate_near_zero_is_refused(begun: TrainConfig, tmp_path
     checkpoints.save(checkpoints.last(tmp_path / "long"), replace(state, step=1199))
     with pytest.raises(CheckpointError, match="--extend-schedule restart: the learning rate is"):
         train_here(with_settings(long, extend=500, extend_schedule="restart"), "imagenet")
-
-
-def test_a_branch_can_be_longer(begun: TrainConfig, tmp_path: Path) -> None:
-    branch = with_settings(begun, out=str(tmp_path / "b"), resume=str(tmp_path / "run"), extend=5)
-    train_here(with_settings(branch, max_steps=8), "imagenet")
-    train_here(branch, "imagenet")
-    assert checkpoints.load(tmp_path / "b").step == 15
-    assert checkpoints.load(tmp_path / "run").config.optim.epochs == 4
-
-
-def test_extended_twice_at_one_step_is_extended_once(begun: TrainConfig, tmp_path: Path) -> None:
-    """A branch keeps its first extension at once, before a step."""
-    branch = with_settings(begun, out=str(tmp_path / "b"), resume=str(tmp_path / "run"))
-    restarted = with_settings(branch, extend=5, extend_schedule="restart", max_steps=6)
-    state = checkpoints.load(train_here(restarted, "imagenet"))
-    assert (state.step, state.config.optim.restarts) == (6, "4@6")
-    train_here(with_settings(restarted, extend=6, max_steps=0), "imagenet")
-    state = checkpoints.load(tmp_path / "b")
-    assert (state.step, state.config.optim.restarts) == (18, "4@6")

@@ -40,7 +40,7 @@ def of(method: str, small: TrainConfig, **settings: Any) -> TrainConfig:
     return replace(config, model=replace(config.model, method=own))
 
 
-@pytest.mark.parametrize("method", rest_slow(list(SIZES), fast=3))
+@pytest.mark.parametrize("method", rest_slow(list(SIZES), fast=2))
 def test_a_run_is_evaluated_exported_and_described(
     method: str, small: TrainConfig, tmp_path: Path
 ) -> None:

@@ -11,13 +11,10 @@ import torch
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import EvalConfig
-from fastsiam.config.recipes import RECIPES
 from fastsiam.distributed import Place
 from fastsiam.evaluate.subject import open_subject
-from fastsiam.pipelines.automatic import Choice
 from fastsiam.report.run import write_report
 from fastsiam.run import checkpoint as checkpoints
-from fastsiam.train import resolve as job
 from fastsiam.train.command import train_here
 from tests.configs import flags, with_settings
 from tests.pipelines.cases import readable
@@ -30,10 +27,6 @@ def settled(run: Path) -> tuple[str, str]:
     """Return the pipelines that config.json and the checkpoint name."""
     recorded = json.loads((run / "config.json").read_text())["config"]
     return recorded["data"]["pipeline"], checkpoints.load(run).config.data.pipeline
-
-
-def test_every_recipe_leaves_it_to_auto() -> None:
-    assert {make().data.pipeline for make in RECIPES.values()} == {"auto"}
 
 
 def test_settled_once_and_kept(small: TrainConfig, tmp_path: Path) -> None:
@@ -86,41 +79,3 @@ def test_the_leader_chooses_for_all_ranks(ranks: Any) -> None:
     (first, line, free), (second, none, _) = ranks("pipelines", 2)
     assert first == second == "ffcv" and (line, none) == ("pipeline ffcv: of rank 0", "")
     assert free == 1000
-
-
-def test_the_models_memory_is_left_free(
-    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: dict[str, Any] = {}
-
-    def note(*_: object, **told: Any) -> Choice:
-        asked.update(told)
-        return Choice("memory", "because")
-
-    monkeypatch.setattr(job, "choose_pipeline", note)
-    train_here(with_settings(small, pipeline="auto", max_steps=1, knn_every=0), "imagenet")
-    assert asked["free"] > asked["model"] > 0
-
-
-def test_evaluations_and_views_settle_it_too(small: TrainConfig, tmp_path: Path) -> None:
-    """Never memory, which would decode all images before the first."""
-    run = train_here(with_settings(small, max_steps=1, knn_every=0), "imagenet")
-    for asked in ("run", "auto"):
-        record = tmp_path / f"{asked}.json"
-        arguments = ("--pipeline", asked, "--device", "cpu", "--json", str(record))
-        fastsiam("eval", "knn", str(run), *arguments)
-        found = json.loads(record.read_text())["images"]["pipeline"]
-        assert (found == "memory") == (asked == "run") and found != "auto"
-    sheet = tmp_path / "views.png"
-    done = fastsiam("views", "--data", small.data.data, "--recipe", "demo", "--out", str(sheet))
-    assert "pipeline memory" not in done.stderr and "pipeline " in done.stderr
-    assert sheet.is_file()
-
-
-def test_ready_tensors_are_evaluated_by_what_reads_images(
-    small: TrainConfig, tmp_path: Path
-) -> None:
-    config = with_settings(small, pipeline="synthetic", max_steps=1, knn_every=0)
-    run, record = train_here(config, "imagenet"), tmp_path / "knn.json"
-    fastsiam("eval", "knn", str(run), "--device", "cpu", "--json", str(record))
-    assert json.loads(record.read_text())["images"]["pipeline"] not in ("synthetic", "auto")

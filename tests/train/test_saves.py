@@ -5,14 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
 from fastsiam.config import TrainConfig
-from fastsiam.distributed import Place, Signalled, StopSignals
 from fastsiam.errors import CheckpointError
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.command import train_here
@@ -120,17 +118,3 @@ def test_killed_inside_a_save_it_goes_on_bit_for_bit(
     assert same_state(checkpoints.load(run).model, checkpoints.load(whole).model)
     left = {path.name for path in (run / "checkpoints").iterdir()}
     assert left == {"last.pt", "previous.pt"}
-
-
-@pytest.mark.parametrize("ignored", [False, True], ids=["a terminal is closed", "under nohup"])
-def test_a_terminal_that_is_closed(ignored: bool) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
-    taken: list[int] = []
-    try:
-        with StopSignals(Place(0, 1, torch.device("cpu"))) as stop:
-            os.kill(os.getpid(), signal.SIGHUP)
-            with nullcontext() if ignored else pytest.raises(Signalled, match="SIGHUP"):
-                taken.extend(stop.over([1, 2]))
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    assert taken == ([1, 2] if ignored else [])
