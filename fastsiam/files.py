@@ -8,6 +8,7 @@ import grp
 import json
 import os
 import pwd
+import re
 import secrets
 import shlex
 import stat
@@ -95,7 +96,10 @@ def _is_a_librarys(error: BaseException) -> bool:
 
 
 def _refusal(error: BaseException, path: Path) -> OSError | None:
-    """Return the system's error behind a library's error, which a test write finds."""
+    """Return the system's error behind a library's error: parsed, or found by a test write."""
+    if named := re.search(r"\(os error (\d+)\)", str(error)):  # as safetensors writes it
+        number = int(named[1])
+        return OSError(number, os.strerror(number))
     try:
         with path.open("ab", buffering=0) as file:
             file.write(bytes(_PROBE))

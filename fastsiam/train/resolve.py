@@ -123,7 +123,7 @@ def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
     if start is not None:
         start.check_images(len(images))
     end = last_step(config, len(images) // config.optim.batch)
-    config, hint = with_compilation(config, start, end=end)
+    config = with_compilation(config, start, end=end)
     return ResolvedConfig(
         asked=asked,
         config=config,
@@ -132,7 +132,7 @@ def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
         began_in=beginning.folder,
         damaged=beginning.damaged,
         images=images,
-        notes=tuple(filter(None, (chosen, *beginning.notes, *images.notes, hint))),
+        notes=tuple(filter(None, (chosen, *beginning.notes, *images.notes))),
     )
 
 
@@ -178,32 +178,23 @@ def _pipeline_it_began_with(store: Store, start: Checkpoint | None) -> Choice | 
     return Choice(backend.name, "as when the run started")
 
 
-def with_compilation(
-    config: TrainConfig, start: Checkpoint | None, *, end: int
-) -> tuple[TrainConfig, str]:
+def with_compilation(config: TrainConfig, start: Checkpoint | None, *, end: int) -> TrainConfig:
     """Replace the compilation "auto": as in the resumed run, or by the length of the run.
 
     Args:
         config: of the run.
         start: checkpoint to resume from.
         end: the last step of this run.
-
-    Returns:
-        The settings, and a hint if compilation would make the run faster, else "".
     """
     began_with = "auto" if start is None else start.config.step.compile
-    left = end if start is None else end - start.step
-    if left <= 0 and start is not None:  # no step is left to compile
+    if start is not None and start.step >= end:  # no step is left to compile
         known = replace(config, step=replace(config.step, compile=began_with))
-        return (without_compilation(known) if began_with == "auto" else known), ""
+        return without_compilation(known) if began_with == "auto" else known
     if config.step.compile != "auto":
-        return config, ""
+        return config
     choice: Compile = "on" if end >= _WORTH_COMPILING else "off"
     if began_with != "auto":
         choice = began_with
     if config.step.cuda_graphs:
         choice = "on"
-    hint = ""
-    if began_with == "off" and left >= _WORTH_COMPILING:
-        hint = f"this run is not compiled; --compile on may be faster for {left:,} steps"
-    return replace(config, step=replace(config.step, compile=choice)), hint
+    return replace(config, step=replace(config.step, compile=choice))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from fastsiam import distributed
-from fastsiam.config import BackboneConfig, TrainConfig
+from fastsiam.config import TrainConfig
 from fastsiam.config.files import run_folder
 from fastsiam.config.flags import BRANCH_SETTINGS, changes_text, differences
 from fastsiam.console import rounded
@@ -61,7 +61,7 @@ def start_of(config: TrainConfig, run: Path, place: Place) -> tuple[TrainConfig,
     config, start, said = _extended(config, start)
     if start is None or found is None:
         return config, Start(checkpoint=None, folder=None, damaged=damaged, notes=(said,))
-    start.check_continues(config, advice=_advice(start.config, config, run, branches))
+    start.check_continues(config, advice=_advice(config, run))
     if branches:
         start, said = _branched(found, start, config)
     return config, Start(checkpoint=start, folder=folder, damaged=damaged, notes=(said,))
@@ -87,19 +87,14 @@ def _with_optimiser_of(config: TrainConfig, start: Checkpoint) -> Checkpoint:
     return replace(start, config=own)
 
 
-def _advice(old: TrainConfig, new: TrainConfig, run: Path, branches: bool) -> str:
+def _advice(config: TrainConfig, run: Path) -> str:
     """Return advice on how to use settings that a resumed run or branch cannot change."""
-    changed = differences(old, new).keys()
-    path = quoted(run if new.run.resume in ("auto", "never") else new.run.resume)
-    if changed & {f.name for f in fields(BackboneConfig)}:
-        new_run = "leave out --resume" if branches else "another --out"
-        return f"pass the same values, or {new_run} for a new run"
-    if not changed <= set(BRANCH_SETTINGS):
-        where = "instead of --resume" if branches else "with another --out"
-        return f"pass the same values, or start a new run from its weights: --init {path} {where}"
-    longer = new.optim.epochs > old.optim.epochs
-    more = f"; --extend {new.optim.epochs} makes this run longer" if longer else ""
-    return f"pass the same values, or branch off: --resume {path} with another --out{more}"
+    path = quoted(run if config.run.resume in ("auto", "never") else config.run.resume)
+    return (
+        f"pass the same values, branch off with other optimizer settings (--resume {path} --out "
+        f"OTHER), train longer (--extend EPOCHS), or start a new run from its weights (--init "
+        f"{path} --out OTHER)"
+    )
 
 
 def _branched(found: Checkpoint, start: Checkpoint, config: TrainConfig) -> tuple[Checkpoint, str]:

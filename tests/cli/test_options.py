@@ -215,7 +215,7 @@ def test_a_run_goes_on_by_its_folder_alone(begun: TrainConfig, tmp_path: Path) -
     said = fastsiam("train", "--resume", run, "--lr", "9", code=1).stderr
     assert "lr: 0.25 -> 9.0" in said
     said = fastsiam("train", "--resume", run, "--epochs", "7", code=1).stderr
-    assert "epochs: 5 -> 7" in said and "--extend 7 makes this run longer" in said
+    assert "epochs: 5 -> 7" in said and "train longer (--extend EPOCHS)" in said
 
 
 def test_an_extension_that_was_killed_before_it_saved_goes_on(

@@ -61,7 +61,7 @@ def test_a_finished_run_goes_on_and_says_what_becomes_of_the_rate(
 ) -> None:
     run = train_here(small, "imagenet")
     capfd.readouterr()
-    with pytest.raises(CheckpointError, match=r"epochs: 4 -> 6.*--extend 6 makes this run longer"):
+    with pytest.raises(CheckpointError, match=r"epochs: 4 -> 6.*train longer \(--extend EPOCHS\)"):
         train_here(with_settings(small, epochs=6), "imagenet")
     train_here(with_settings(small, extend=6), "imagenet")
     said = capfd.readouterr().err
