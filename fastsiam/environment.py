@@ -71,13 +71,7 @@ def commit() -> str:
 def _driver() -> str | None:
     """Return the version of NVIDIA's driver, or None."""
     version = Path("/sys/module/nvidia/version")
-    if version.exists():
-        return version.read_text().strip()
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    if not shutil.which(command[0]):
-        return None
-    lines = subprocess.run(command, capture_output=True, text=True).stdout.split()
-    return lines[0] if lines else None
+    return version.read_text().strip() if version.exists() else None
 
 
 def _version(package: str) -> str | None:

@@ -117,13 +117,12 @@ def write_at(file: int, data: bytes | memoryview, offset: int) -> None:
 
 
 @contextlib.contextmanager
-def explained(kind: type[FastSiamError], what: str, *, advice: str = "") -> Iterator[None]:
+def explained(kind: type[FastSiamError], what: str) -> Iterator[None]:
     """Convert an ``OSError`` in the block to an error with a one-line message and advice.
 
     Args:
         kind: class of the error to raise.
         what: what failed, such as "cannot read /data/list.txt".
-        advice: what the user can do; if empty, the usual advice for this error of the system.
 
     Raises:
         FastSiamError: of class ``kind``; the message has ``what``, the reason and the advice.
@@ -131,7 +130,7 @@ def explained(kind: type[FastSiamError], what: str, *, advice: str = "") -> Iter
     try:
         yield
     except OSError as error:
-        raise kind(f"{what}: {reason(error, advice)}") from error
+        raise kind(f"{what}: {reason(error)}") from error
 
 
 def quoted(path: object) -> str:
@@ -139,9 +138,9 @@ def quoted(path: object) -> str:
     return shlex.quote(str(path))
 
 
-def reason(error: Exception, advice: str = "") -> str:
-    """Return why a file operation failed, with advice: the given one, or the usual one."""
-    advice = advice or _ADVICE.get(getattr(error, "errno", None) or 0, "")
+def reason(error: Exception) -> str:
+    """Return why a file operation failed, with advice if there is any."""
+    advice = _ADVICE.get(getattr(error, "errno", None) or 0, "")
     return f"{why(error)}; {advice}" if advice else why(error)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fastsiam.errors import CheckpointError, DataError
+from fastsiam.errors import DataError
 from fastsiam.files import explained, written_whole
 from tests.disks import small_disk
 
@@ -63,14 +63,6 @@ def test_an_error_of_the_system_says_what_to_do(number: int, advice: str) -> Non
         raise OSError(number, os.strerror(number), "/some/path")
     assert str(caught.value) == f"cannot read it: {advice}"
     assert isinstance(caught.value.__cause__, OSError)
-
-
-def test_advice_of_ones_own_comes_first() -> None:
-    with (
-        pytest.raises(CheckpointError, match=r"^x: No space left on device; delete old runs$"),
-        explained(CheckpointError, "x", advice="delete old runs"),
-    ):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_full_disk_in_the_words_of_a_library(tmp_path: Path) -> None:

@@ -7,10 +7,9 @@ without the run's pipeline.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,62 +26,25 @@ from fastsiam.pipelines import BadImages, Order, Store
 from fastsiam.pipelines.mixture import shuffle_of
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
-from fastsiam.train.images import RunImages, run_images
+from fastsiam.train.images import run_images
 from fastsiam.views.digest import batch_digest, hex_digest, sum_digests
 from fastsiam.views.draws import draw_views
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The digest and loss of a log line, and the range of steps that it covers, counted from 1."""
+    """A range of steps, counted from 1, and the digest of it in the log."""
 
     first: int
     last: int
-    seen: str
+    seen: str = ""
     """Digest of the images and augmentations, 16 hexadecimal digits."""
-    loss: float
-
-    def covers(self, step: int) -> bool:
-        """Return whether the line covers a step."""
-        return self.first <= step <= self.last
-
-    def __len__(self) -> int:
-        """Return the number of steps."""
-        return self.last - self.first + 1
 
     def __str__(self) -> str:
         """Return the range of steps as text."""
-        steps = f"{self.first:,} to {self.last:,}"
-        return f"step {self.last:,}" if self.first == self.last else f"steps {steps}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """The settings, log lines and images of a run."""
-
-    folder: Path
-    config: TrainConfig
-    lines: Sequence[Line]
-    """Log lines that have a digest, in order."""
-    images: RunImages
-    """The training images, opened on this machine."""
-
-    @property
-    def bad(self) -> BadImages:
-        """The bad images that were replaced by others."""
-        return BadImages(len(self.images), read_bad_images(self.folder), takes_more=False)
-
-    @property
-    def order(self) -> Order:
-        """The order of the global batches, as a single rank would see it."""
-        config = self.config
-        return Order(
-            images=len(self.images),
-            batch=config.optim.batch,
-            seed=config.numerics.seed,
-            bad=self.bad,
-            shuffle=self.images.shuffle or shuffle_of(config.data, None, images=len(self.images)),
-        )
+        if self.first == self.last:
+            return f"step {self.last:,}"
+        return f"steps {self.first:,} to {self.last:,}"
 
 
 def verify(run: Path, config: VerifyConfig) -> Iterator[str]:
@@ -90,40 +52,12 @@ def verify(run: Path, config: VerifyConfig) -> Iterator[str]:
 
     Raises:
         CheckpointError: the data changed, or the weights are not those that were saved.
-        FastSiamError: a digest differs, or the run has none.
-    """
-    recorded = read(run, config)
-    yield from recorded.images.notes
-    lines = [line for line in recorded.lines if not config.step or line.covers(config.step)]
-    if not lines:
-        steps = f"{recorded.lines[0].first:,} to {recorded.lines[-1].last:,}"
-        raise FastSiamError(
-            f"the log of {run} does not cover step {config.step:,}, only steps {steps}"
-        )
-    numbers = [number for line in lines for number in range(line.first, line.last + 1)]
-    for line, digest in _compared(lines, map(_Steps(recorded).digest, numbers)):
-        require_same(line, digest, recorded)
-    yield (
-        f"{'1 log line agrees' if len(lines) == 1 else f'{len(lines):,} log lines agree'}: "
-        f"images and augmentations of {_steps(lines)}, recomputed from seed {recorded.order.seed}"
-    )
-    if config.step:
-        yield from _images(recorded, config.step)
-        return
-    yield from _missing(lines)
-    yield from _weights(run)
-
-
-def read(run: Path, config: VerifyConfig) -> Recorded:
-    """Read the settings and log lines of a run, and open its images.
-
-    Raises:
-        FastSiamError: the folder is not a run, its log has no digests, or its data cannot be read.
+        FastSiamError: a digest differs, the run has none, or its data cannot be read.
     """
     trained = RunSettings.read(run).config
     data = trained.data.at(config.data, ColumnNames(config.image_column, config.label_column))
-    lines = [_line(line, run) for line in read_metrics(run) if "seen" in line]
-    if not lines:
+    every = [_line(line, run) for line in read_metrics(run) if "seen" in line]
+    if not every:
         raise FastSiamError(
             f"cannot verify {run}: metrics.jsonl has no digests, because the run took no step or "
             "an older version of fastsiam wrote it"
@@ -131,30 +65,48 @@ def read(run: Path, config: VerifyConfig) -> Recorded:
     # "auto", because the package of the run's pipeline may not be installed here.
     opened = replace(data, pipeline="auto") if data.loads_images else data
     images = run_images(replace(trained, data=opened), run)
-    return Recorded(folder=run, config=replace(trained, data=data), lines=lines, images=images)
-
-
-def require_same(line: Line, digest: int, recorded: Recorded) -> None:
-    """Check the digest of a log line.
-
-    Raises:
-        FastSiamError: the digest differs.
-    """
-    if hex_digest(digest) != line.seen:
+    yield from images.notes
+    lines = [x for x in every if not config.step or x.first <= config.step <= x.last]
+    if not lines:
         raise FastSiamError(
-            f"{line} of {recorded.folder}: the log has digest {line.seen}, but seed, settings and "
-            f"data give {hex_digest(digest)}: the run used other images or augmentations, or "
-            "config.json, metrics.jsonl or the data have changed since"
+            f"the log of {run} does not cover step {config.step:,}, only "
+            f"{Line(every[0].first, every[-1].last)}"
         )
+    order = Order(
+        images=len(images),
+        batch=trained.optim.batch,
+        seed=trained.numerics.seed,
+        bad=BadImages(len(images), read_bad_images(run), takes_more=False),
+        shuffle=images.shuffle or shuffle_of(data, None, images=len(images)),
+    )
+    steps = _Steps(trained, images.store, order)
+    with tally("steps", sum(x.last + 1 - x.first for x in lines)) as done:
+        for line in lines:
+            numbers = range(line.first, line.last + 1)
+            digest = hex_digest(sum_digests(*map(steps.digest, numbers)))
+            if digest != line.seen:
+                raise FastSiamError(
+                    f"{line} of {run}: the log has digest {line.seen}, but seed, settings and data "
+                    f"give {digest}: the run used other images or augmentations, or config.json, "
+                    "metrics.jsonl or the data have changed since"
+                )
+            done.add(len(numbers))
+    yield (
+        f"{'1 log line agrees' if len(lines) == 1 else f'{len(lines):,} log lines agree'}: images "
+        f"and augmentations of {Line(lines[0].first, lines[-1].last)}, recomputed from seed "
+        f"{order.seed}"
+    )
+    if config.step:
+        yield from steps.images(config.step)
+        return
+    for before, after in pairwise([Line(0, 0), *lines]):
+        if after.first != before.last + 1:  # an older version of fastsiam took these steps
+            yield f"no digest for {Line(before.last + 1, after.first - 1)}"
+    yield from _weights(run)
 
 
 def _line(values: dict[str, Any], run: Path) -> Line:
-    line = Line(
-        values.get("since", -1) + 1,
-        values.get("step", 0),
-        values["seen"],
-        values.get("loss", math.nan),
-    )
+    line = Line(values.get("since", -1) + 1, values.get("step", 0), values["seen"])
     if not 1 <= line.first <= line.last:
         raise FastSiamError(
             f"{run / 'metrics.jsonl'} has an invalid line: since {values.get('since')}, step "
@@ -163,43 +115,18 @@ def _line(values: dict[str, Any], run: Path) -> Line:
     return line
 
 
-def _steps(lines: Sequence[Line]) -> str:
-    return str(Line(lines[0].first, lines[-1].last, "", math.nan))
-
-
-def _missing(lines: Sequence[Line]) -> Iterator[str]:
-    """Yield messages on steps without a digest: an older version of fastsiam took them."""
-    begin = Line(0, 0, "", math.nan)
-    for before, after in pairwise([begin, *lines]):
-        if after.first != before.last + 1:
-            yield f"no digest for {Line(before.last + 1, after.first - 1, '', math.nan)}"
-
-
-def _compared(lines: Sequence[Line], digests: Iterator[int]) -> Iterator[tuple[Line, int]]:
-    """Yield each log line with the recomputed digest of its steps.
-
-    Args:
-        lines: the log lines.
-        digests: digests of all their steps, in order.
-    """
-    with tally("steps", sum(map(len, lines))) as done:
-        for line in lines:
-            yield line, sum_digests(*islice(digests, len(line)))
-            done.add(len(line))
-
-
 class _Steps:
     """Images and digests that the steps of a run should have.
 
     Args:
-        recorded: the run.
+        config: the run's settings.
+        store: its images; None if it was trained on noise.
+        order: of the global batches, as a single rank would see it.
     """
 
-    def __init__(self, recorded: Recorded) -> None:
-        self._config, self._store, self._order = (
-            recorded.config, recorded.images.store, recorded.order,
-        )  # fmt: skip
-        self._sizes = None if self._store is None else _Sizes(self._store)
+    def __init__(self, config: TrainConfig, store: Store | None, order: Order) -> None:
+        self._config, self._store, self._order = config, store, order
+        self._sizes = None if store is None else _Sizes(store)
 
     def indices(self, number: int) -> NDArray[np.int64]:
         """Return the places of a step's images, in order, (N,) int64; steps are counted from 1."""
@@ -222,6 +149,16 @@ class _Steps:
         )
         return batch_digest(params, index, epoch=epoch, place=self._order.place(step))
 
+    def images(self, number: int) -> Iterator[str]:
+        """List the images of a step: place in the epoch, position in the data set, name."""
+        if self._store is None:
+            yield f"step {number:,} was trained on noise"
+            return
+        epoch, step = divmod(number - 1, self._order.steps)
+        yield f"step {number:,}, in epoch {epoch:,}: place in the epoch, position in the data, name"
+        for place, i in enumerate(self.indices(number).tolist(), self._order.place(step)):
+            yield f"{place} {i} {self._store.name(i)}"
+
 
 class _Sizes:
     """Heights and widths of a store's images, from its table or from the images' headers."""
@@ -236,19 +173,6 @@ class _Sizes:
             found = self._store.header(i, self._store.read(i))
             self._known[i] = self._store.rules.size(found)
         return self._known[index]
-
-
-def _images(recorded: Recorded, number: int) -> Iterator[str]:
-    """List the images of a step: place in the epoch, position in the data set, name."""
-    store, steps = recorded.images.store, _Steps(recorded)
-    epoch, step = divmod(number - 1, recorded.order.steps)
-    if store is None:
-        yield f"step {number:,} was trained on noise"
-        return
-    first = recorded.order.place(step)
-    yield f"step {number:,}, in epoch {epoch:,}: place in the epoch, position in the data, name"
-    for place, i in enumerate(steps.indices(number).tolist(), first):
-        yield f"{place} {i} {store.name(i)}"
 
 
 def _weights(run: Path) -> Iterator[str]:

@@ -238,16 +238,6 @@ def test_ranks_stop_at_a_step_that_all_of_them_know(
         points.close()
 
 
-def test_a_rank_that_neither_writes_nor_stops_finds_no_eigenvalues(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(monitor, "rank_of_gram", lambda gram: pytest.fail("for nobody"))
-    points = log_points(1, 2, "warn", monkeypatch)
-    points.log(50, torch.tensor(-0.9), torch.ones(64, 16))
-    points.settle()
-    points.close()
-
-
 def test_log_drops_what_a_lost_part_of_the_run_left(tmp_path: Path) -> None:
     log = MetricsLog(RunFolder(tmp_path), step=0, steps_per_epoch=2)
     for step in range(1, 6):
@@ -295,16 +285,3 @@ def test_lines_wait_for_room_on_a_full_disk(
         "metrics.jsonl: No space left on device; free some space and try again; training continues"
     )
     assert full in said
-
-
-def test_lines_that_never_found_room_are_counted(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with small_disk(tmp_path / "disk", 1) as disk:
-        log = MetricsLog(RunFolder(disk), step=0, steps_per_epoch=3)
-        fill(disk)
-        for step in range(200):
-            log.write("train", {"step": step})
-        lost = 200 - len(read_metrics(disk))
-        log.close()
-    assert f"warning: {lost} lines of " in capfd.readouterr().err

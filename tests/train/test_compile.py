@@ -224,19 +224,11 @@ def test_what_is_compiled_is_kept_beyond_tmp(
         "from tests.rank_jobs import CONFIG\n"
         "with compiling(CONFIG): print(cache_folder())"
     )
-
-    def folder() -> str:
-        command = [sys.executable, "-c", script]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-        return done.stdout.strip()
-
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    assert folder() == str(tmp_path / ".cache" / "fastsiam" / "torchinductor")
-    monkeypatch.setenv("HOME", "/proc")  # where nobody can write
-    assert "fastsiam" not in folder()
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "own"))
-    assert folder() == str(tmp_path / "own")
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == str(tmp_path / ".cache" / "fastsiam" / "torchinductor")
 
 
 def test_without_cuda_graphs_the_step_stays_compiled(

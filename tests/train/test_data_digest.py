@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.data_digest import DataDigest
 from fastsiam.views.digest import hex_digest
@@ -44,16 +42,3 @@ def test_a_checkpoint_goes_on_with_the_stretch() -> None:
     for digest in (whole, after):
         digest.share()
     assert after.line(start.step + 2) == whole.line(start.step + 2)
-
-
-def test_an_older_checkpoint_begins_a_stretch() -> None:
-    start = checkpoints.load(OLD)
-    assert start.seen == {} and start.weights == ""
-    assert DataDigest(start, world=1).line(9) == {"since": start.step, "seen": "0" * 16}
-
-
-def test_ranks_share_before_they_save() -> None:
-    digest = DataDigest(None, world=2)
-    digest.add(1)
-    with pytest.raises(AssertionError):
-        digest.state()

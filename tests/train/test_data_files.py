@@ -38,7 +38,7 @@ def goes_on(config: TrainConfig, tmp_path: Path) -> None:
     assert history(tmp_path / "run") == history(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("how", ["missing", "truncated", "empty"])
+@pytest.mark.parametrize("how", ["missing", "truncated"])
 @pytest.mark.parametrize("container", CONTAINERS)
 def test_a_file_that_is_not_whole_is_refused(
     how: str, container: Container, small: TrainConfig, images: Path, tmp_path: Path
@@ -116,10 +116,6 @@ def test_a_run_of_a_version_that_kept_no_files(
     goes_on(config, tmp_path)
     again = ImageList.load(tmp_path / "run")
     assert again is not None and again.files == files_of(open_store(file, "train"))
-
-
-def test_a_folder_has_no_such_files(images: Path) -> None:
-    assert files_of(open_store(images, "train")) == ()
 
 
 def test_a_file_of_a_folder_that_is_truncated_is_named(

@@ -20,7 +20,7 @@ from fastsiam.console import rounded
 from fastsiam.distributed import Place
 from fastsiam.environment import commit
 from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
-from fastsiam.interchange import FORMATS, load_pretrained
+from fastsiam.interchange import load_pretrained
 from fastsiam.methods import build_method
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.command import preflight
@@ -116,8 +116,3 @@ def test_a_foreign_backbone_is_trained_and_exported(small: TrainConfig, tmp_path
     with pytest.raises(ValueError, match="needs --compile on"):
         preflight(replace(config, step=less), world=1)
     preflight(replace(config, step=replace(less, compile="on")), world=1)
-
-
-def test_every_format_is_an_option() -> None:
-    text = fastsiam("export", "--help").stdout
-    assert all(name in text for name in FORMATS)

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from fastsiam import environment
 from fastsiam.config import TrainConfig
 from fastsiam.console import Console, size
 from fastsiam.report.run import write_report
@@ -40,11 +39,6 @@ def test_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gauges, "host_memory", lambda: (3 * 10**9, 64 * 10**9))
     (warning,) = warnings_of(tmp_path)
     assert warning.startswith("1 memory: the host has 3.0 GB of 64 GB memory left; ")
-
-
-def test_the_hosts_memory_is_read() -> None:
-    free, total = environment.host_memory()
-    assert 0 < free <= total
 
 
 def test_a_disk_without_room_for_checkpoints_is_in_the_log_on_the_screen_and_in_the_report(

@@ -100,18 +100,6 @@ def test_names_of_another_kind_are_taken_for_the_same_images_if_there_are_as_man
         batches(with_settings(config, data=str(shards)))
 
 
-def test_a_holdout_does_not_move_to_images_of_other_names(
-    photos: TrainConfig, images: Path, tmp_path: Path
-) -> None:
-    """By other names others would be held out, which the run has trained on."""
-    train_here(with_settings(photos, max_steps=2), "imagenet")
-    members = [(f"{name.rpartition('/')[0]}/x{i:05d}.jpg", data) for i, (name, data) in enumerate(
-        folder_members(images / "train"))]  # fmt: skip
-    shards = tar(tmp_path / "shards.tar", members)
-    with pytest.raises(CheckpointError, match="18 of 18 images missing"):
-        train_here(with_settings(photos, data=str(shards)), "imagenet")
-
-
 def test_a_run_from_before_there_were_lists(small: TrainConfig, images: Path) -> None:
     run = train_here(with_settings(small, max_steps=2), "imagenet")
     (run / "images.npz").unlink()
@@ -123,15 +111,6 @@ def test_a_run_from_before_there_were_lists(small: TrainConfig, images: Path) ->
     (images / "train" / NAME).write_bytes(kept)
     train_here(with_settings(small, max_steps=4), "imagenet")  # from here on it has one
     assert ImageList.load(run) == ImageList(tuple(names_of(open_store(images, "train"))))
-
-
-def test_a_new_run_in_an_old_folder_has_a_list_of_its_own(small: TrainConfig, images: Path) -> None:
-    run = train_here(with_settings(small, max_steps=1), "imagenet")
-    checkpoints.last(run).unlink()
-    (images / "train" / NAME).unlink()
-    train_here(with_settings(small, max_steps=1), "imagenet")
-    found = ImageList.load(run)
-    assert found and len(found.names) == 23
 
 
 @pytest.fixture

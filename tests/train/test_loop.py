@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastsiam.config import TrainConfig
-from fastsiam.errors import DataError, TrainingError
+from fastsiam.errors import TrainingError
 from fastsiam.methods import build_method
 from fastsiam.model.numerics import FiniteCheck
 from fastsiam.pipelines import build_loader
@@ -150,15 +150,6 @@ def test_data_without_validation_labels_trains_without_the_monitor(
     run = train_here(with_settings(small, epochs=1), "imagenet")
     assert {line["kind"] for line in read_metrics(run)} == {"initial", "train"}
     assert "no kNN monitor: the training and validation images" in capfd.readouterr().err
-
-
-def test_a_broken_image_before_the_first_step_has_left_nothing_to_accept(
-    small: TrainConfig, images: Path
-) -> None:
-    (images / "train" / "class1" / "003.jpg").write_bytes(b"none")
-    with pytest.raises(DataError, match=r"003\.jpg.* --skip-bad$") as error:
-        train_here(with_settings(small, pipeline="memory", knn_every=0), "imagenet")
-    assert not getattr(error.value, "__notes__", [])
 
 
 @pytest.mark.parametrize(("log_every", "save_every"), [(10, 4), (1, 4)])

@@ -68,17 +68,6 @@ def test_a_loader_without_memory(small: TrainConfig, tmp_path: Path) -> None:
         run_once(small, tmp_path / "run", before=fail)
 
 
-def test_other_errors_stay_what_they_are(small: TrainConfig, tmp_path: Path) -> None:
-    mistake = RuntimeError("The size of tensor a (2) must match the size of tensor b (3)")
-
-    def fail(step: int, batch: Batch) -> None:
-        raise mistake
-
-    with pytest.raises(RuntimeError) as caught:
-        run_once(small, tmp_path / "run", before=fail)
-    assert caught.value is mistake
-
-
 def test_a_clock_that_jumps_changes_no_figure(
     small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,9 +58,3 @@ def test_two_ranks_go_on_on_one_and_one_on_two(averaging: TrainConfig, tmp_path:
 def test_they_are_not_sent_about(ranks: Callable[[str, int], list[Any]]) -> None:
     """What differs in a row that no step touches still does, where each rank has BN of its own."""
     assert [part["left"].unique().tolist() for part in ranks("rows_apart", 2)] == [[0.0], [1.0]]
-
-
-def test_held_out_images_have_none(averaging: TrainConfig, images: Path) -> None:
-    config = with_settings(averaging, data=str(images / "train"), holdout="25%", batch=6)
-    found = rows(train_here(config, "imagenet"))
-    assert found.shape == (18, 16) and found.abs().sum(1).min() > 0

@@ -9,7 +9,6 @@ import pytest
 
 from fastsiam.config import ConvertConfig, TrainConfig
 from fastsiam.config.verify import VerifyConfig
-from fastsiam.errors import CheckpointError
 from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.pipelines.store import base
 from fastsiam.run.log import read_metrics
@@ -78,9 +77,3 @@ def test_two_ranks_show_it_together(small: TrainConfig) -> None:
     config = with_settings(small, shuffle="window:7", gpus=2, knn_every=0, max_steps=3)
     fastsiam_on_ranks(2, "train", *flags(config))
     assert "3 log lines agree" in verified(Path(config.run.out))
-
-
-def test_a_run_keeps_its_shuffle(shuffled: TrainConfig) -> None:
-    train_here(with_settings(shuffled, max_steps=2), "imagenet")
-    with pytest.raises(CheckpointError, match=r"shuffle: window:7 -> full"):
-        train_here(with_settings(shuffled, shuffle="full"), "imagenet")
