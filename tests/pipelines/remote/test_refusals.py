@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,19 +11,15 @@ from fastsiam.config.urls import place
 from fastsiam.errors import DataError, FastSiamError, FileLostError
 from fastsiam.pipelines import open_store
 from fastsiam.pipelines.remote import path, storage
-from fastsiam.pipelines.remote.file import joined
 from tests.clouds import (
     KEY,
     SECRET,
     broken_proxy,
-    free_port,
     read_all,
     reconnect,
     upload,
     web_server,
 )
-from tests.conftest import write_images
-from tests.processes import fastsiam
 from tests.sources import folder_members, parquet, tar
 
 
@@ -60,14 +55,6 @@ def test_addresses_that_are_refused(address: str, said: str) -> None:
     assert said in str(caught.value) and "PASSWORD" not in str(caught.value)
 
 
-def test_a_command_tells_no_secret_of_an_address(tmp_path: Path) -> None:
-    address = "https://user:PASSWORD@host/a.tar"
-    out = tmp_path / "run"
-    done = fastsiam("train", "--data", address, "--out", str(out), code=1)
-    assert "holds a password" in done.stderr and done.stderr.count("\n") == 1
-    assert "PASSWORD" not in done.stdout + done.stderr and not out.exists()
-
-
 @pytest.mark.parametrize(
     ("text", "names"),
     [
@@ -78,12 +65,6 @@ def test_a_command_tells_no_secret_of_an_address(tmp_path: Path) -> None:
 )
 def test_braces(text: str, names: list[str]) -> None:
     assert path.expanded(text) == names
-
-
-@pytest.mark.parametrize("text", ["{0..99999999}.tar", "{x}.tar", "{0..999}{0..999}"])
-def test_braces_that_are_refused(text: str) -> None:
-    with pytest.raises(DataError):
-        path.expanded(text)
 
 
 def test_what_is_not_there(cloud: str, data: str, web: Path) -> None:
@@ -103,13 +84,6 @@ def test_a_server_that_refuses(cloud: str, web: Path) -> None:
 def test_a_server_without_ranges(cloud: str, web: Path) -> None:
     with web_server(web, ranges=False) as address:
         assert "does not support range requests" in refusal(f"{address}/photos.tar")
-
-
-def test_a_server_that_is_not_there(cloud: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FASTSIAM_CLOUD_PATIENCE", "0.5")
-    reconnect()
-    said = refusal(f"http://127.0.0.1:{free_port()}/photos.tar")
-    assert "refuses connections, for 0.5 s ($FASTSIAM_CLOUD_PATIENCE)" in said
 
 
 @pytest.mark.parametrize(
@@ -185,20 +159,3 @@ def test_profiles_of_aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("AWS_PROFILE", "none")
     with pytest.raises(DataError, match=r"from profile none: .*none.* could not be found"):
         storage.aws_profile()
-
-
-def test_ranges_that_lie_near_to_each_other_are_one() -> None:
-    near, far = [(0, 100), (150, 200), (120, 130)], (10**6, 10**6 + 5)
-    assert joined([far, *near]) == [(0, 200, sorted(near)), (*far, [far])]
-    large = [(i * 2**22, (i + 1) * 2**22) for i in range(4)]
-    assert [block[:2] for block in joined(large)] == [(0, 2**23), (2**23, 2**24)]
-
-
-@pytest.mark.ffcv
-def test_ffcv_reads_from_disks_alone(cloud: str, tmp_path: Path) -> None:
-    images = write_images(tmp_path / "images", each=2)
-    fastsiam("convert", "folder", "--source", str(images), "--out", str(tmp_path / "made"))
-    shutil.rmtree(images)
-    data = upload(cloud, tmp_path / "made", "made")
-    done = fastsiam("train", "--data", data, "--pipeline", "ffcv", "--batch", "2", code=1)
-    assert f"--source {data} --out DIR" in done.stderr and "choose --pipeline native" in done.stderr
