@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -62,15 +61,7 @@ def hub(data: Any, root: Path) -> Path:
     return root
 
 
-def compressed(data: Any, root: Path) -> Path:
-    from pyarrow import parquet
-
-    root.mkdir()
-    parquet.write_table(data.with_format("arrow")[:], root / "train.parquet")
-    return root
-
-
-@pytest.mark.parametrize("write", [saved, hub, compressed])
+@pytest.mark.parametrize("write", [saved, hub])
 def test_columns_are_taken_by_name(write: Callable[[Any, Path], Path], tmp_path: Path) -> None:
     root = write(table(), tmp_path / "two")
     stores: list[Store] = []
@@ -87,11 +78,8 @@ def test_columns_are_taken_by_name(write: Callable[[Any, Path], Path], tmp_path:
     assert places.classes == ("site 0", "site 1") and places.labels.tolist() == [0, 1] * 3
 
 
-@pytest.mark.parametrize("write", [saved, hub])
-def test_one_of_several_columns_has_to_be_named(
-    write: Callable[[Any, Path], Path], tmp_path: Path
-) -> None:
-    root = write(table(), tmp_path / "two")
+def test_one_of_several_columns_has_to_be_named(tmp_path: Path) -> None:
+    root = saved(table(), tmp_path / "two")
     there = "the columns are photo, mask, species, genus, place, weight"
     for names, said in (
         (ColumnNames(), r"2 columns .* \(photo, mask\): .* such as --image-column photo"),
@@ -103,21 +91,6 @@ def test_one_of_several_columns_has_to_be_named(
         with pytest.raises(DataError, match=said) as caught:
             open_store(root, "train", columns=names)
         assert "\n" not in str(caught.value)
-
-
-def test_a_choice_among_columns_is_logged_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    root = saved(table("image"), tmp_path / "two")
-    for _ in range(2):
-        store = open_store(root, "train")
-    assert bytes(store.read(0)) == jpeg(0) and set(store.labels) == {-1}
-    images, labels = [record.message for record in caplog.records]
-    assert "images come from column 'image'; pass --image-column to take another (mask)" in images
-    assert "the images have no labels; pass --label-column to take one (sp" in labels
-    same = open_store(root, "train", columns=ColumnNames("image"))
-    assert same.stamp() == store.stamp() and len(caplog.records) == 2
 
 
 def test_data_without_columns_refuse_their_names(images: Path, tmp_path: Path) -> None:
