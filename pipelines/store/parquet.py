@@ -130,11 +130,10 @@ class ParquetStore(TableStore):
             "--data DIR"
         )
 
-    def read(self, index: int) -> Bytes:
-        """Return an image's bytes: a view into a mapped file, or of a row group read in order."""
+    def _read(self, index: int) -> Bytes:
         if self._reader is None:
-            return super().read(index)
-        return self._unpack(index, self._reader.read(self.position(index)))
+            return super()._read(index)
+        return self._reader.read(self.position(index))
 
     def _read_column(self, file: int, column: str, part: str = "") -> Any:
         leaf = f"{column}.{part}" if part else column
