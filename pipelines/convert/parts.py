@@ -86,9 +86,9 @@ def run_by_dask(config: ConvertConfig, words: Sequence[str]) -> dict[int, str]:
         stack.callback(client.cancel, list(numbers), force=True)
         for future in distributed.as_completed(numbers, loop=client.loop):
             number = numbers[future]
-            if error := _error_of(future, number):
-                failed[number] = error
-            state = f"cannot be made: {error}" if error else "is made"
+            if reason := _error_of(future, number):
+                failed[number] = reason
+            state = f"cannot be made: {reason}" if reason else "is made"
             print(f"part {number} of {config.parts} {state}", file=sys.stderr, flush=True)
     return failed
 

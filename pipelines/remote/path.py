@@ -102,6 +102,8 @@ class RemotePath(Url):
 
     def is_dir(self) -> bool:
         """Tell whether objects lie below it."""
+        if self.key and (level := self.found.levels.get(self.parent.key)) is not None:
+            return self.name in level.folders
         return any(self._level())
 
     def exists(self) -> bool:

@@ -183,7 +183,7 @@ def build_index(files: Sequence[File], source: str) -> Index:
 
 def _parts(number: int, file: File, read: Callable[[int, int], Bytes]) -> list[_Part]:
     """Find the tars within a tar; a tar that holds none is a part itself."""
-    if file.read(0, 2) == b"\x1f\x8b":
+    if bytes(file.read(0, 2)) == b"\x1f\x8b":  # gzip's mark
         raise DataError(
             f"{file.path} is compressed, and so cannot be read in place: "
             "gunzip it and name the .tar"

@@ -12,6 +12,7 @@ import io
 import logging
 import struct
 import zlib
+from dataclasses import asdict
 from functools import cache, cached_property
 from typing import Any
 
@@ -121,14 +122,14 @@ class BetonStore(PlacedStore):
 
     def set_rules(self, rules: ImageRules) -> None:
         """Warn where the rules are not those of the conversion, which decided for good."""
-        options = self.about.get("options", {})
-        converted = ImageRules(options.get("exif", "ignore"), options.get("alpha", "drop"))
-        if rules not in (ImageRules(), converted):
-            _warn_once(
-                f"--exif {rules.exif} --alpha {rules.alpha} have no effect on {self.root}, which "
-                f"was converted with --exif {converted.exif} --alpha {converted.alpha}: convert "
-                "the images again"
-            )
+        for option, default in asdict(ImageRules()).items():
+            wanted = getattr(rules, option)
+            converted = self.about.get("options", {}).get(option, default)
+            if wanted not in (default, converted):
+                _warn_once(
+                    f"--{option} {wanted} has no effect on {self.root}, which was converted with "
+                    f"--{option} {converted}: convert the images again with --{option} {wanted}"
+                )
 
     def raw_size(self, index: int) -> tuple[int, int] | None:
         """Return (height, width) of an image that is stored as pixels."""

@@ -53,7 +53,8 @@ class PlacedStore(Store):
     def read(self, index: int) -> Bytes:
         """Return an image's bytes: a view into a mapped file, or fetched ones."""
         start = int(self.start[index])
-        return self._files[self.file[index]].read(start, start + int(self.size[index]))
+        file: File = self._files[self.file[index]]
+        return file.read(start, start + int(self.size[index]))
 
     def locate(
         self, indices: NDArray[np.int64]

@@ -156,7 +156,7 @@ def _open_folder(root: Place, split: Split, columns: ColumnNames, sources: bool)
 
 
 def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order: bool) -> Store:
-    if (root / _KAGGLE / "train").is_dir():
+    if isinstance(root, Path) and (root / _KAGGLE / "train").is_dir():
         root = root / _KAGGLE
     entries: list[Place] = sorted(root.iterdir())
     folders = {path.name.lower(): path for path in entries if path.is_dir()}

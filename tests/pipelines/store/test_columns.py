@@ -12,7 +12,7 @@ import pytest
 from fastsiam.config import ColumnNames, ConvertConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import convert
-from fastsiam.pipelines.store import BetonStore, Store, columns, open_store
+from fastsiam.pipelines.store import BetonStore, Store, open_store
 from tests.conftest import write_images
 from tests.conversions import Quiet
 from tests.sources import jpeg
@@ -23,7 +23,6 @@ PHOTO, MASK = ColumnNames("photo", "species"), ColumnNames("mask", "genus")
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    columns._say_choice.cache_clear()
 
 
 def table(image: str = "photo", rows: int = 6) -> Any:
@@ -113,5 +112,5 @@ def test_a_conversion_of_named_columns(tmp_path: Path) -> None:
     assert [file.there for file in convert("folder", photo, Quiet())] == [True]
     store = BetonStore(made.path)
     assert bytes(store.read(1)) == jpeg(1) and store.classes == ("ash", "oak", "elm")
-    with pytest.raises(DataError, match="was made of other images"):
+    with pytest.raises(DataError, match="was made with other options, of other images"):
         convert("folder", replace(photo, image_column="mask"), Quiet())

@@ -52,5 +52,5 @@ def test_a_list_is_held_out_and_converted(images: Path, tmp_path: Path) -> None:
     assert names_of(converted) == names_of(open_store(root, "train"))
     assert [file.there for file in convert("folder", config, Quiet())] == [True]
     root.write_text("\n".join(root.read_text().splitlines()[:-1]))
-    with pytest.raises(DataError, match="was made of other images"):
+    with pytest.raises(DataError, match="was made with other options, of other images"):
         convert("folder", config, Quiet())

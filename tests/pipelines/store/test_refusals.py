@@ -24,7 +24,6 @@ from fastsiam.pipelines.store import (
     FolderStore,
     Store,
     listed,
-    open_parquet,
     open_store,
 )
 from fastsiam.pipelines.store.files import Mapped
@@ -32,7 +31,7 @@ from fastsiam.pipelines.store.index import ROW, file_facts, keep, pack_texts
 from tests.conftest import write_images
 from tests.conversions import failing, run, same_images
 from tests.forms import FORMS, as_compressed, as_converted, as_on_the_hub, as_saved, write_list
-from tests.sources import cifar, folder_members, jpeg, parquet, tar
+from tests.sources import cifar, folder_members, jpeg, tar
 from tests.sources import tar_bytes as tarred
 from tests.tables import dataset
 
@@ -349,16 +348,12 @@ def test_files_that_are_gone(tmp_path: Path) -> None:
     folder = images(tmp_path)
     packed = tar(tmp_path / "t.tar", folder_members(folder))
     converted = as_converted(folder, tmp_path / "out") / "train.beton"
-    parquet(tmp_path / "table" / "train-0.parquet", [(jpeg(0), "0", 0)], ["one"])
     stores = [ArchiveStore([packed]), BetonStore(converted)]
-    table = open_parquet(tmp_path / "table", "train")
-    for path in (packed, converted, tmp_path / "table" / "train-0.parquet"):
+    for path in (packed, converted):
         path.unlink()
     for store in stores:
         with pytest.raises(DataError, match=GONE):
             store.stamp()
-    with pytest.raises(DataError, match=r"^cannot read the files of .*No such file.*; check the"):
-        table.stamp()
     files = FolderStore(folder)
     files.path(0).unlink()
     files.path(1).unlink()
