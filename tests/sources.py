@@ -127,7 +127,12 @@ VAL_WNIDS = (WNIDS[2], WNIDS[0], WNIDS[1], WNIDS[2])
 
 
 def parquet(
-    path: Path, rows: Sequence[tuple[bytes | None, str, int]], names: list[str], *, group: int = 4
+    path: Path,
+    rows: Sequence[tuple[bytes | None, str, int]],
+    names: list[str],
+    *,
+    group: int = 4,
+    compression: str = "snappy",
 ) -> Path:
     """Write (bytes, path, label) rows as Hugging Face's datasets do."""
     import pyarrow as pa
@@ -141,7 +146,7 @@ def parquet(
             "label": pa.array([label for _, _, label in rows], pa.int64()),
         }
     ).replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
-    pq.write_table(table, path, row_group_size=group)
+    pq.write_table(table, path, row_group_size=group, compression=compression)
     return path
 
 

@@ -215,7 +215,7 @@ def _crops(folder: Path) -> None:
 def _parquet(folder: Path) -> list[bytes]:
     path = folder / "train.parquet"
     rows = [(sources.jpeg(i), f"{i}.jpg", i % 2) for i in range(3)]
-    sources.parquet(path, rows, ["a", "b"])
+    sources.parquet(path, rows, ["a", "b"], compression="none")
     return _bytes_of(path)
 
 
