@@ -21,8 +21,6 @@ from tests.conftest import ROOT, write_images
 from tests.conversions import Quiet, checked, run, same_images
 from tests.sources import (
     encoded,
-    folder_members,
-    imagenet_train_tar,
     jpeg,
     picture,
     rotated_jpeg,
@@ -65,19 +63,6 @@ def test_a_conversion_goes_beside_its_source(
     assert made.path == tmp_path / "my-beton" / "train.beton"
     with pytest.raises(DataError, match="nothing beside /: name a folder with --out"):
         beside(Path("/"))
-
-
-def test_the_same_file_from_a_folder_and_from_a_tar_of_tars(
-    real_images: Path, tmp_path: Path
-) -> None:
-    imagenet_train_tar(tmp_path / "ILSVRC2012_img_train.tar", folder_members(real_images))
-    (a,) = run("folder", real_images, tmp_path / "a")
-    (b,) = run("imagenet", tmp_path, tmp_path / "b")
-    one, two = BetonStore(a.path), BetonStore(b.path)
-    same_images(one, two)
-    assert [one.name(i) for i in range(len(one))] == [two.name(i) for i in range(len(two))]
-    assert a.about["stored"] == b.about["stored"] == {"unchanged": 500}
-    assert [block["crc32"] for block in a.about["blocks"]]
 
 
 def test_limit_keeps_the_balance_and_the_seed_chooses(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from tests.conftest import write_images
 from tests.conversions import Quiet, checked, go_on, run, same_images
 from tests.processes import Forked
 from tests.sources import jpeg
+from tests.tiers import rest_slow
 
 
 def start_slowly(source: Path, out: Path, *extra: str) -> Forked:
@@ -67,12 +68,12 @@ def wait_for_lock(out: Path) -> None:
                 return
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", rest_slow([signal.SIGKILL, signal.SIGTERM]))
 def test_killed_and_started_again_it_goes_on(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGKILL hits the parent alone; Ctrl-C and a scheduler's SIGTERM hit the workers too."""
-    write_images(tmp_path / "images", classes=3, each=150, side=60)
+    write_images(tmp_path / "images", classes=3, each=60, side=60)
     out = tmp_path / "out"
     process = start_slowly(tmp_path / "images", out, "--workers", "2")
     wait_for_blocks(out, 5)
@@ -94,7 +95,7 @@ def test_killed_and_started_again_it_goes_on(
     assert done.returncode == 0, errors
     assert "resuming train.beton: " in errors
     said = int(errors.split("resuming train.beton: ")[1].split(" ")[0])
-    assert 20 < said < 450
+    assert 20 < said < 180
     monkeypatch.setattr(layout, "BLOCK_BYTES", 20_000)
     (straight,) = run("folder", tmp_path / "images", tmp_path / "straight")
     assert (out / "train.beton").read_bytes() == straight.path.read_bytes()

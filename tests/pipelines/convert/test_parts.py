@@ -81,7 +81,7 @@ def test_dask_restarts_a_part_that_is_killed(
 
 
 def test_an_error_ends_a_part_alone(images: Path, tmp_path: Path) -> None:
-    """The others are made; the error is that of a conversion here, and the same command resumes."""
+    """The others are made; the error is that of a conversion here."""
     bad = images / "train" / "class0" / "004.jpg"
     bad.write_bytes(bad.read_bytes()[:300])
     out = tmp_path / "out"
@@ -91,8 +91,6 @@ def test_an_error_ends_a_part_alone(images: Path, tmp_path: Path) -> None:
     assert re.fullmatch(r"error: part 1 of 2: .* 1 of 2 parts are missing, and the same .*", last)
     assert re.search(r"^part 1: \S*class0/004\.jpg: ", done.stderr, re.M)
     assert [path.name for path in out.glob("train*.beton")] == ["train-00002-of-00002.beton"]
-    fastsiam(*asked, "--skip-bad")
-    assert len(open_store(out, "train")) == 23
 
 
 @pytest.mark.parametrize("number", rest_slow([signal.SIGINT, signal.SIGTERM]))

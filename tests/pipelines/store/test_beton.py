@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ import pytest
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import convert
-from fastsiam.pipelines.convert.layout import head, pack_annex
 from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
 from fastsiam.pipelines.store.beton import (
     FIELD,
@@ -26,7 +23,7 @@ from fastsiam.pipelines.store.beton import (
     VERSION,
 )
 from tests import read_with_ffcv
-from tests.conftest import ROOT, write_images
+from tests.conftest import write_images
 from tests.conversions import Quiet, checked, run
 from tests.processes import Forked
 from tests.sources import encoded, gray_jpeg, jpeg, picture
@@ -39,23 +36,6 @@ def converted(tmp_path: Path, **options: object) -> Path:
         picture(number, width=70, height=50).save(images / "class1" / f"big{number}.jpg")
     config = ConvertConfig(source=str(tmp_path / "images"), out=str(tmp_path / "out"), **options)  # type: ignore[arg-type]
     return convert("folder", config, Quiet())[0].path
-
-
-@pytest.mark.ffcv
-def test_types_are_those_of_the_installed_ffcv() -> None:
-    from ffcv import types
-    from ffcv.fields import IntField, RGBImageField
-
-    assert types.HeaderType.fields == HEADER.fields
-    assert types.CURRENT_VERSION == VERSION
-    theirs = types.get_metadata_type([RGBImageField(), IntField()])
-    assert theirs.itemsize == METADATA.itemsize
-    assert theirs.fields["f1"][1] == METADATA.fields["label"][1]  # type: ignore[index]
-    assert types.ALLOC_TABLE_TYPE == RECORD
-    assert {k: v[1] for k, v in types.FieldDescType.fields.items()} == {
-        k: v[1]
-        for k, v in FIELD.fields.items()  # type: ignore[union-attr]
-    }
 
 
 @pytest.mark.ffcv
@@ -169,22 +149,6 @@ def test_every_flipped_bit_outside_the_records_is_found(tmp_path: Path) -> None:
     assert all(whole[place] == 0 for place in missed) and len(missed) < 8
 
 
-def test_every_flipped_bit_of_a_record_is_found(tmp_path: Path) -> None:
-    path = converted(tmp_path)
-    store = BetonStore(path)
-    generator = np.random.default_rng(1)
-    whole = path.read_bytes()
-    for _ in range(30):
-        index = int(generator.integers(0, len(store)))
-        place = int(store.start[index] + generator.integers(0, store.size[index]))
-        data = bytearray(whole)
-        data[place] ^= 1 << int(generator.integers(0, 8))
-        path.write_bytes(data)
-        now = BetonStore(path)
-        bad = [i for i in range(len(now)) if not now.is_intact(i, now.read(i))]
-        assert bad == [index]
-
-
 def test_random_damage_never_crashes(tmp_path: Path) -> None:
     """Cuts and flips of a fastsiam file and of one without checksums: refused, or read safely."""
     path = converted(tmp_path)
@@ -212,59 +176,6 @@ def test_random_damage_never_crashes(tmp_path: Path) -> None:
             read += len(bytes(store.read(i)))
             store.where(i)
     assert read
-
-
-@pytest.mark.alone
-def test_a_file_of_imagenets_size(tmp_path: Path) -> None:
-    """1,281,167 records of a sparse file: opened with little more memory than the metadata."""
-    count, record = 1_281_167, encoded(picture(0, width=20, height=15), quality=30)
-    start = 2**25
-    metadata = np.zeros(count, METADATA)
-    metadata["image"]["width"], metadata["image"]["height"] = 20, 15
-    metadata["image"]["data_ptr"] = start + np.arange(count, dtype=np.uint64) * 110_000
-    metadata["label"] = np.arange(count) // 1282
-    table = np.zeros(count, RECORD)
-    table["sample_id"], table["size"] = np.arange(count), len(record)
-    table["ptr"] = metadata["image"]["data_ptr"]
-    import zlib
-
-    about = {"tables_crc32": zlib.crc32(table.tobytes(), zlib.crc32(metadata.tobytes()))}
-    names = b"\0".join(b"n%08d/image_%07d.JPEG" % (i // 1282, i) for i in range(count))
-    classes = tuple(f"n{i:08d}" for i in range(1000))
-    crc = np.full(count, zlib.crc32(record), np.uint32)
-    annex = pack_annex(about, classes, crc, names)
-    end = start + count * 110_000
-    table_start = end + len(annex) + -len(annex) % 8
-    path = tmp_path / "train.beton"
-    with path.open("wb") as file:
-        file.write(
-            head(images=count, page_size=2**23, table=table_start, annex=annex, annex_start=end)
-        )
-        file.write(metadata.tobytes())
-        for i in (0, count - 1):
-            file.seek(start + i * 110_000)
-            file.write(record)
-        file.seek(end)
-        file.write(annex)
-        file.seek(table_start)
-        file.write(table.tobytes())
-    assert path.stat().st_size > 140e9
-    script = (
-        "from pathlib import Path\n"
-        "from fastsiam.pipelines.store import BetonStore\n"
-        "def peak():\n"
-        "    lines = open('/proc/self/status').read().splitlines()\n"
-        "    return next(int(line.split()[1]) for line in lines if line.startswith('VmHWM'))\n"
-        "before = peak()\n"
-        f"store = BetonStore(Path({str(path)!r}))\n"
-        "print(peak() - before)\n"
-        "assert len(store) == 1_281_167 and store.decode(1_281_166).size == (20, 15)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    kilobytes = int(done.stdout)
-    assert kilobytes * 1024 < 6 * (metadata.nbytes + table.nbytes)
 
 
 def test_open_store_prefers_what_was_converted(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from fastsiam.config import ColumnNames, ConvertConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import convert
-from fastsiam.pipelines.store import BetonStore, Store, open_store
+from fastsiam.pipelines.store import Store, open_store
 from tests.conftest import write_images
 from tests.conversions import Quiet
 from tests.sources import jpeg
@@ -101,16 +100,3 @@ def test_data_without_columns_refuse_their_names(images: Path, tmp_path: Path) -
             open_store(root, "train", columns=ColumnNames("photo"))
     with pytest.raises(DataError, match="leave out --image-column and --label-column"):
         open_store(write_images(tmp_path / "flat"), "train", columns=PHOTO)
-
-
-def test_a_conversion_of_named_columns(tmp_path: Path) -> None:
-    root, out = hub(table(), tmp_path / "two"), tmp_path / "out"
-    photo = ConvertConfig(
-        source=str(root), out=str(out), image_column="photo", label_column="species"
-    )
-    (made,) = convert("parquet", photo, Quiet())
-    assert [file.there for file in convert("folder", photo, Quiet())] == [True]
-    store = BetonStore(made.path)
-    assert bytes(store.read(1)) == jpeg(1) and store.classes == ("ash", "oak", "elm")
-    with pytest.raises(DataError, match="was made with other options, of other images"):
-        convert("folder", replace(photo, image_column="mask"), Quiet())

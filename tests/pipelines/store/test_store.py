@@ -172,11 +172,6 @@ def test_cifars_pixels_are_picked_too(tmp_path: Path) -> None:
     ]
 
 
-def test_a_checksum_belongs_to_its_image(images: Path, tmp_path: Path) -> None:
-    store = open_store(FORMS["converted"](images / "train", tmp_path / "out"), "train")
-    assert not picked(store, np.array([5, 3])).is_intact(0, store.read(3))
-
-
 def test_blocks_are_neighbours_in_one_file(real_images: Path, tmp_path: Path) -> None:
     file = np.repeat([1, 0], [100, 10])
     offset = np.concatenate([np.arange(100)[::-1], np.arange(10)])
