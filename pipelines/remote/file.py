@@ -22,8 +22,8 @@ MOST_AHEAD = 2**29
 """Bytes that a process fetches ahead at most; beyond it, the oldest are dropped."""
 _BLOCK = 2**23
 """Most bytes that are fetched by one request, of a range that is not fetched ahead."""
-_STRETCH = 4 * _BLOCK
-"""Bytes that ``Onward`` fetches at once, by as many requests as they have blocks."""
+_FIRST_STRETCH, _STRETCH = 2**15, 4 * _BLOCK
+"""Bytes that ``Onward`` fetches at once: at first, and at most, by several requests."""
 
 
 class RemoteFile:
@@ -168,20 +168,22 @@ def _end(name: str, _: Future[None]) -> None:
 
 
 class Onward:
-    """Reads a file by small ranges, one after the other, out of stretches of 32 MiB.
+    """Reads a file by small ranges, one after the other, out of ever longer stretches.
 
     Args:
         file: the file.
     """
 
     def __init__(self, file: RemoteFile) -> None:
-        self._file = file
+        self._file, self._stretch = file, _FIRST_STRETCH
         self._start, self._data = 0, memoryview(b"")
 
     def read(self, start: int, stop: int) -> memoryview:
         """Return the bytes of a range."""
-        stop = min(stop, len(self._file))
-        if start < self._start or stop > self._start + len(self._data):
+        stop, end = min(stop, len(self._file)), self._start + len(self._data)
+        if start < self._start or stop > end:
+            has_jumped = start > end  # over a tar within the tar
+            self._stretch = _FIRST_STRETCH if has_jumped else min(2 * self._stretch, _STRETCH)
             self._start = start
-            self._data = self._file.read(start, max(stop, start + _STRETCH))
+            self._data = self._file.read(start, max(stop, start + self._stretch))
         return self._data[start - self._start : max(start, stop) - self._start]
