@@ -53,15 +53,15 @@ def server_context(preload: str) -> BaseContext:
 
 @contextlib.contextmanager
 def forked(
-    workers: int, begin: Callable[..., None], *arguments: Any, forks: bool = True
-) -> Iterator[Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]]:
-    """Yield run(function, tasks), which yields results as they are ready, in any order.
+    workers: int, work: Callable[[Any], Any], *, forks: bool = True
+) -> Iterator[Callable[[Iterable[Any]], Iterator[Any]]]:
+    """Yield run(tasks), which yields the results of a function as they are ready, in any order.
 
     Args:
         workers: processes; -1 is one for each core. They take the tasks in order.
-        begin: called first in each process.
-        arguments: of ``begin``.
-        forks: whether this process may be forked, so that nothing is copied; if not, see
+        work: the function, which forked processes inherit, so it may be a closure. Tasks and
+            results are pickled.
+        forks: whether this process may be forked; if not, ``work`` is pickled too, see
             ``server_context``.
 
     Raises:
@@ -70,20 +70,19 @@ def forked(
     workers = workers if workers > 0 else cores()
     pool = ProcessPoolExecutor(
         workers,
-        get_context("fork") if forks else server_context(begin.__module__),
+        get_context("fork") if forks else server_context(__name__),
         initializer=_enter,
-        initargs=(os.getpid() if forks else 0, dict(os.environ), begin, arguments),
+        initargs=(os.getpid() if forks else 0, dict(os.environ), work),
     )
-
     processes: dict[int, Any] = {}
 
-    def run(function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
+    def run(tasks: Iterable[Any]) -> Iterator[Any]:
         waiting: set[Future[Any]] = set()
         rest = iter(tasks)
         while True:
             for task in rest:
                 with signals_held():  # a pool of which half was started cannot be ended
-                    waiting.add(pool.submit(_checked, function, task))
+                    waiting.add(pool.submit(_checked, task))
                 processes.update(pool._processes)
                 if len(waiting) >= 2 * workers + 2:
                     break
@@ -195,29 +194,25 @@ def _end_soon(*_: object) -> None:
     signal.alarm(_GRACE_SECONDS)
 
 
-def _checked(function: Callable[[Any], Any], task: Any) -> Any:
-    result = function(task)
-    mappings.check_others(_known_lost)
-    return result
-
-
+_work: Callable[[Any], Any]
+"""In a process of a pool: its function."""
 _known_lost: frozenset[int] = frozenset()
 """Mappings that were lost before this process was forked: the parent reports them."""
 
 
-def _enter(
-    parent: int,
-    environment: dict[str, str],
-    begin: Callable[..., None],
-    arguments: tuple[Any, ...],
-) -> None:
+def _checked(task: Any) -> Any:
+    result = _work(task)
+    mappings.check_others(_known_lost)
+    return result
+
+
+def _enter(parent: int, environment: dict[str, str], work: Callable[[Any], Any]) -> None:
     """Set up a process.
 
     Args:
         parent: number of the process that forked it; 0: a server did.
         environment: the parent's; a server has the one that it was started with.
-        begin: the task's own setup.
-        arguments: of ``begin``.
+        work: its function.
     """
     leave_signals_to_the_parent()
     if not parent:
@@ -225,7 +220,6 @@ def _enter(
     else:
         ending_with(parent, signal.SIGKILL)()
     os.environ.update(environment)
-    global _known_lost
-    _known_lost = mappings.lost_places()
+    global _known_lost, _work
+    _known_lost, _work = mappings.lost_places(), work
     gc.disable()  # nothing here makes cycles
-    begin(*arguments)

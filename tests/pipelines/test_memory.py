@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import threading
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from fastsiam.pipelines.automatic import choose_pipeline
 from fastsiam.pipelines.headers import Headers
 from fastsiam.pipelines.loaders import CropLoader
 from fastsiam.pipelines.memory_backend import Pixels
-from fastsiam.pipelines.store.probe import without_warnings
 from tests.pipelines.cases import WITH_IMAGES, build, readable
 from tests.processes import Forked
 from tests.sources import folder_members, tar
@@ -231,24 +229,3 @@ def test_ctrl_c_while_images_are_decoded(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (count,) = re.findall(r"^interrupted (\d+)$", done.stdout, re.M)
     assert int(count) < 20
-
-
-def test_warnings_are_ignored_until_the_last_thread_is_done(recwarn: Any) -> None:
-    before = list(warnings.filters)
-    entered, may_leave = threading.Event(), threading.Event()
-
-    def decode() -> None:
-        with without_warnings:
-            entered.set()
-            may_leave.wait(60)
-
-    thread = threading.Thread(target=decode)
-    with without_warnings:
-        thread.start()
-        entered.wait(60)
-    warnings.warn("of the thread's", stacklevel=1)
-    may_leave.set()
-    thread.join()
-    assert not len(recwarn) and list(warnings.filters) == before
-    warnings.warn("of others", stacklevel=1)
-    assert [str(one.message) for one in recwarn] == ["of others"]

@@ -85,10 +85,6 @@ def test_a_child_is_deaf_to_what_its_parent_is_deaf_to() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
 
 
-def _begin() -> None:
-    pass
-
-
 def _twice(number: int) -> int:
     return 2 * number
 
@@ -109,15 +105,15 @@ def test_a_signal_while_processes_are_forked_ends_them_all(
 
     monkeypatch.setattr(ProcessPoolExecutor, "_spawn_process", spawn)
     ended = pytest.raises(Interrupted)
-    with ended, as_if(signal.SIG_DFL), stoppable("on"), forked(3, _begin) as run:
-        list(run(_twice, range(20)))
+    with ended, as_if(signal.SIG_DFL), stoppable("on"), forked(3, _twice) as run:
+        list(run(range(20)))
     assert len(begun) == 3 and not multiprocessing.active_children()
 
 
 def test_results_come_whatever_their_number() -> None:
-    with forked(2, _begin) as run:
-        assert sorted(run(_twice, range(50))) == [2 * number for number in range(50)]
-        assert list(run(_twice, ())) == []
+    with forked(2, _twice) as run:
+        assert sorted(run(range(50))) == [2 * number for number in range(50)]
+        assert list(run(())) == []
 
 
 def _slow_to_leave(folder: Path) -> None:
