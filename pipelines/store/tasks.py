@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any, TypeVar
 
 from fastsiam.console import tally
@@ -29,8 +28,8 @@ def in_processes(
     Raises:
         WorkerError: a process was killed.
     """
-    with forked(workers, _begin, work, forks=forks) as run:
-        yield partial(run, _work)
+    with forked(workers, work, forks=forks) as run:
+        yield run
 
 
 def numbered(work: Callable[[int], R], tasks: int, what: str) -> list[R]:
@@ -41,16 +40,3 @@ def numbered(work: Callable[[int], R], tasks: int, what: str) -> list[R]:
             results[task] = result
             done.add()
     return [results[task] for task in range(tasks)]
-
-
-_function: Callable[[Any], Any]
-"""In a worker: what it was started with."""
-
-
-def _begin(work: Callable[[Any], Any]) -> None:
-    global _function
-    _function = work
-
-
-def _work(task: Any) -> Any:
-    return _function(task)

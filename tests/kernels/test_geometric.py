@@ -205,16 +205,6 @@ def crop_by_all_taps() -> None:
         compare(noise(height, width, seed=height), whole(height, width, 7), 7)
 
 
-def test_usual_sides() -> None:
-    on_every_kind(crop_to_usual_sides)
-
-
-def crop_to_usual_sides() -> None:
-    for side in (32, 96, 224, 384):
-        for height, width in [(side, side), (375, 500), (333, 250), (100, 90), (1100, 900)]:
-            compare(noise(height, width, seed=side), whole(height, width, side), side)
-
-
 @pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 13, reason="resizes in another order")
 def test_the_definition_is_pils() -> None:
     for seed in range(100):

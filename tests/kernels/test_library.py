@@ -182,18 +182,6 @@ def test_without_a_static_libjpeg_the_systems_is_linked(
     assert library.decoder_name().startswith("the system's libjpeg-turbo, ")
 
 
-def test_without_sources_what_is_there_is_current(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """As in a wheel whose sources were removed: nothing could be compiled."""
-    monkeypatch.setattr(build, "SOURCE", tmp_path / "source")
-    assert not build.is_current(tmp_path)
-    (tmp_path / build.STAMP).write_text("of sources that are not here")
-    assert build.is_current(tmp_path)
-    build.SOURCE.mkdir()
-    assert not build.is_current(tmp_path)
-
-
 def test_libraries_that_cannot_be_loaded(
     nothing_loaded: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -211,28 +199,6 @@ def test_libraries_that_cannot_be_loaded(
         library.kernels()
 
 
-def test_info_says_what_is_not_compiled_and_leaves_it(
-    nothing_loaded: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(build, "is_current", lambda folder: False)
-    monkeypatch.setattr(build, "build", lambda folder: pytest.fail("it is compiled"))
-    assert library.decoder_name().startswith("not compiled yet; run `fastsiam info --warm`")
-
-
-def test_who_has_no_home_needs_none_for_what_is_in_the_package(
-    nothing_loaded: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv(build.FOLDER, raising=False)
-    monkeypatch.setattr(build, "cache_folder", no_home)
-    monkeypatch.setattr(library, "_is_ready", lambda folder: True)
-    assert library._folder() == Path(library.__file__).parent
-    monkeypatch.setattr(library, "_is_ready", lambda folder: False)
-    assert library.decoder_name() == "not compiled: Could not determine home directory."
-
-
 def test_another_folder_is_named(
     nothing_loaded: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -242,30 +208,6 @@ def test_another_folder_is_named(
     monkeypatch.setattr(build, "is_current", lambda folder: False)
     monkeypatch.setattr(build, "build", made.append)
     assert library._folder() == tmp_path and made == [tmp_path]
-
-
-def test_a_cache_that_cannot_be_written_is_one_line(
-    nothing_loaded: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("CXX", "true")  # looked for, it would not be found: that asks os.access
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(build, "is_current", lambda folder: False)
-    monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.raises(BackendError, match=r"cannot compile fastsiam.s kernels: .*Not a directory"):
-        library.jpeg()
-
-
-@pytest.mark.slow
-def test_what_was_compiled_is_current_until_the_sources_change(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(build, "KINDS", {"x86-64-v2": ()})
-    made = build.build(tmp_path)
-    assert build.library("x86-64-v2") in [path.name for path in made]
-    assert build.is_current(tmp_path)
-    monkeypatch.setattr(build, "stamp", lambda: "other sources")
-    assert not build.is_current(tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_has_the_cache_in_its_place(
@@ -286,18 +228,6 @@ def test_a_folder_that_cannot_be_written_has_the_cache_in_its_place(
     assert folders[0].is_relative_to(tmp_path)
 
 
-def test_libraries_of_another_kind_of_processor(
-    nothing_loaded: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """As in a folder that two machines share: this one's are compiled too."""
-    made: list[Path] = []
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(build, "is_current", lambda folder: True)
-    monkeypatch.setattr(build, "library", lambda kind: f"kernels-of-another-than-{kind}.so")
-    monkeypatch.setattr(build, "build", made.append)
-    assert library._folder() == made[0]
-
-
 def test_where_nothing_can_be_written(
     nothing_loaded: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -307,8 +237,3 @@ def test_where_nothing_can_be_written(
     monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.raises(BackendError, match="cannot compile fastsiam"):
         library._folder()
-
-
-def test_the_libjpeg_at_hand_is_one_that_this_was_compiled_for() -> None:
-    jpeg = library.jpeg()
-    assert jpeg is None or jpeg.fastsiam_jpeg_fits() == 1
