@@ -113,7 +113,7 @@ class DaliLoader(CropLoader):
             params = self._draw(epoch, step, size)
             return cut_views(params, self._augment), params
 
-        return Task(f"step {step} of epoch {epoch}", self._order.indices(epoch, step), cut)
+        return Task(self._order.indices(epoch, step), cut)
 
 
 def central_crops(
@@ -152,7 +152,7 @@ def central_crops(
         hw_decoder_load=hw_decoder_load,
         dali_resizes=True,
     )
-    tasks = (Task(f"images {index[0]} to {index[-1]}", index, cut) for index in batches)
+    tasks = (Task(index, cut) for index in batches)
     with contextlib.closing(cropper), contextlib.closing(cropper.run(tasks)) as made:
         for _, _, (crops,) in made:
             yield crops[0]

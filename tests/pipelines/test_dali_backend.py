@@ -6,7 +6,6 @@ import json
 import logging
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +14,10 @@ from PIL import Image
 
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
-from fastsiam.pipelines import Order, dali_cropper, open_store, workers
+from fastsiam.pipelines import Order, open_store
 from tests.conftest import write_images
 from tests.pipelines.cases import build, equal, give_back_at_once, growth, resident
-from tests.pipelines.dali_cases import KINDS, Loaders, gaps, load, noisy, pil_crops, trust
+from tests.pipelines.dali_cases import KINDS, Loaders, gaps, load, pil_crops, trust
 from tests.processes import Forked
 from tests.sources import encoded
 from tests.views.cases import UNEQUAL
@@ -26,7 +25,7 @@ from tests.views.cases import UNEQUAL
 pytestmark = pytest.mark.dali
 
 
-@pytest.mark.parametrize(("prefetch", "workers"), [(1, 0), (3, 2), (5, 3)])
+@pytest.mark.parametrize(("prefetch", "workers"), [(1, 0), (3, 2)])
 def test_epochs_can_be_abandoned(
     prefetch: int, workers: int, images: Path, loaders: Loaders
 ) -> None:
@@ -44,7 +43,7 @@ def test_epochs_can_be_abandoned(
             list(left)
 
 
-@pytest.mark.parametrize("call", range(2, 12))
+@pytest.mark.parametrize("call", [2, 5, 11])
 def test_ctrl_c_mixes_nothing_up(
     call: int, images: Path, loaders: Loaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,34 +60,6 @@ def test_ctrl_c_mixes_nothing_up(
     monkeypatch.setattr(loader._cropper._dali, "feed_input", interrupted)
     with pytest.raises(KeyboardInterrupt):
         list(loader.epoch(0))
-    assert all(equal(a, b) for a, b in zip(loader.epoch(0), expected, strict=True))
-
-
-def test_ctrl_c_at_the_end_of_an_epoch_mixes_nothing_up(
-    images: Path, loaders: Loaders, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What DALI still works on then belongs to no later epoch."""
-
-    class Interrupted:
-        def __init__(self, batches: Any) -> None:
-            self.batches = batches
-
-        def __next__(self) -> Any:
-            return next(self.batches)
-
-        def close(self) -> None:
-            self.batches.close()
-            raise KeyboardInterrupt
-
-    loader = loaders(images / "train", batch=4)
-    expected = list(loader.epoch(0))
-    with monkeypatch.context() as patch:
-        ahead = workers.made_ahead
-        patch.setattr(dali_cropper, "made_ahead", lambda *a, **k: Interrupted(ahead(*a, **k)))
-        abandoned: Any = loader.epoch(5)
-        next(abandoned)
-        with pytest.raises(KeyboardInterrupt):
-            abandoned.close()
     assert all(equal(a, b) for a, b in zip(loader.epoch(0), expected, strict=True))
 
 
@@ -142,7 +113,7 @@ def test_what_only_dali_refuses_is_decoded_by_pil(
         assert found == [order.indices(epoch, step).tolist() for step in range(6)]
     assert gaps(loader, store, 16).mean() < 1
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "DALI cannot decode an image of step" in caplog.text
+    assert "DALI cannot decode an image" in caplog.text
 
 
 @pytest.mark.usefixtures("trusting")
@@ -223,11 +194,3 @@ def test_every_kind_of_image_is_cropped_as_pil_does(
     gap = gaps(loaders(store, augment=AugmentConfig.alike(crop=48)), store, 48, epochs=3)
     assert gap[:, :, 4:-4, 4:-4].max() <= 1
     assert gap.mean() < 0.25 and gap.mean((2, 3, 4)).max() < 0.35
-
-
-def test_what_is_enlarged_is_pils_to_one_level(tmp_path: Path, loaders: Loaders) -> None:
-    for i in range(8):
-        (tmp_path / f"{i}.png").write_bytes(encoded(noisy(i, 40, 30), "PNG"))
-    store = open_store(tmp_path, "train")
-    gap = gaps(loaders(store, augment=AugmentConfig.alike(crop=48)), store, 48, epochs=3)
-    assert gap.max() == 1 and gap.mean() < 0.25
