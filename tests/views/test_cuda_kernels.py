@@ -138,12 +138,6 @@ def test_every_order_of_the_jitter(interpreted: Run, photographs: list[Image.Ima
     assert_equal_reference(interpreted, crops_of(photographs, 19, 12), params, config)
 
 
-@pytest.mark.parametrize("config", [OFF, OFF.changed(gray_p=1)], ids=["nothing", "gray"])
-def test_no_jitter(config: AugmentConfig, interpreted: Run, photographs: list[Image.Image]) -> None:
-    config = config.changed(crop=17)
-    assert_equal_reference(interpreted, crops_of(photographs, 17, 4), draw(config, 4), config)
-
-
 @pytest.mark.parametrize("side", rest_slow([19, 1, 5, 40]))
 def test_blur(side: int, interpreted: Run, photographs: list[Image.Image]) -> None:
     """Sigmas from a box of less than three pixels to one that is wider than the view.
@@ -231,13 +225,6 @@ def test_the_whole_stage(
     assert torch.equal(crops, before)
 
 
-def test_without_hue_there_is_no_trip_through_hsv(
-    interpreted: Run, photographs: list[Image.Image]
-) -> None:
-    config = AugmentConfig.alike(crop=16, hue=0, jitter_p=1)
-    assert_equal_reference(interpreted, crops_of(photographs, 16, 2), draw(config, 2), config)
-
-
 def test_crops_of_different_sides(interpreted: Run) -> None:
     """By the kernels of each side; the CPU's crops are the measure."""
     random = np.random.default_rng(0)
@@ -302,11 +289,6 @@ def test_crops_of_any_size(side: int, interpreted: Run) -> None:
     vertical_first = (excess[..., 0] > 0) & (excess[..., 0] > 2 * excess[..., 1])
     assert vertical_first.any() and not vertical_first.all()
     assert params.flip.any() and not params.flip.all()
-
-
-def test_crops_of_photographs(interpreted: Run, photographs: list[Image.Image]) -> None:
-    small = [photo.resize((photo.width // 6, photo.height // 6)) for photo in photographs[:3]]
-    assert_equal_pil(interpreted, small, 32)
 
 
 def compile_for_hopper() -> dict[str, Any]:
