@@ -22,7 +22,7 @@ from fastsiam.views.draws import ViewParams
 
 from .engine import Engine
 from .headers import Headers
-from .job import Images, crop_views
+from .job import Images, crop_views, cut_views, stages_of, views_of
 from .loaders import Augmented, CropLoader
 from .order import Order
 from .store import Store
@@ -62,10 +62,12 @@ class MemoryLoader(CropLoader):
         if self._engine is None or self.crop_transform is not None:
             yield from super()._views(epoch, skip)
             return
+        augment, sides = self._augment, list(self._augment.by_side)
         for index, params, pixels, start, shape in self._drawn(epoch, skip):
             images = Images.of_pixels(pixels.data_ptr() + start, shape, pixels)
-            views = self._engine.make_views(index, images, params, self._augment, self._dtype)
-            yield index, params, views
+            cuts, stages = cut_views(params, augment), stages_of(params, augment, self._dtype)
+            self._engine.submit(index, images, cuts, sides, stages=stages).result()
+            yield index, params, views_of(stages, augment)
 
     def _crops(self, epoch: int, skip: int) -> Generator[Augmented]:
         for index, params, pixels, start, shape in self._drawn(epoch, skip):

@@ -96,18 +96,6 @@ def test_a_compiler_that_fails_is_quoted(
     assert not list(tmp_path.glob("*.so"))
 
 
-@pytest.mark.parametrize(("code", "found"), [(0, ["g++"]), (1, ["clang++"])])
-def test_a_compiler_that_is_too_old_is_passed_over(
-    code: int, found: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name, own in (("g++", code), ("clang++", 0)):
-        (tmp_path / name).write_text(f"#!/bin/sh\nexit {own}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert build.compiler() == found
-
-
 PRETENDS = """
 import os, sys
 log, *options = sys.argv[1:]
@@ -226,14 +214,3 @@ def test_a_folder_that_cannot_be_written_has_the_cache_in_its_place(
     assert library.jpeg() is None
     assert folders == [build.cache_folder()]
     assert folders[0].is_relative_to(tmp_path)
-
-
-def test_where_nothing_can_be_written(
-    nothing_loaded: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(build, "is_current", lambda folder: False)
-    monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.raises(BackendError, match="cannot compile fastsiam"):
-        library._folder()

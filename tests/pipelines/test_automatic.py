@@ -133,16 +133,6 @@ def test_a_sample_of_pieces_that_are_read_as_a_whole(
             },
             1_500_000,
         ),
-        ({"sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "7\n"}, 4096_000),
-        (
-            {
-                "proc/self/cgroup": "0::/job/step\n",
-                "sys/fs/cgroup/job/memory.max": "900000\n",
-                "sys/fs/cgroup/job/memory.current": "100000\n",
-                "sys/fs/cgroup/job/memory.stat": "inactive_file 0\n",
-            },
-            800_000,
-        ),
         (
             {
                 "proc/self/cgroup": "9:memory:/docker\n",

@@ -156,17 +156,6 @@ def test_others_are_shown_in_the_place_of_bad_ones(
         assert_alike(load(name, good, skip=1, bad=known), batches[1:])
 
 
-def test_a_substitute_that_is_bad_too(folder: Path) -> None:
-    order = shown(load("torchvision", folder, [0]))
-    bad = [order[2], order[14], order[15]]  # the second is shown half an epoch after the first
-    damage(folder, bad)
-    assert order[16] in in_place(order, bad)[:3]
-    for name in ("torchvision", "memory"):
-        assert shown(load(name, folder, [0])) == in_place(order, bad)
-        later = shown(load(name, folder, [0], skip=1))  # meets them in another order
-        assert later == in_place(order, bad)[BATCH:]
-
-
 @pytest.mark.parametrize("name", ["torchvision", "memory"])
 def test_an_image_that_goes_bad_later_was_good_before(name: str, folder: Path) -> None:
     """The list says since when: epochs before show what they showed."""
@@ -224,14 +213,6 @@ def test_the_list_in_a_folder(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("{")
     with pytest.raises(CheckpointError, match="cannot read the list of the run's bad images"):
         read_bad_images(tmp_path)
-
-
-def test_an_image_known_to_be_bad_is_no_endless_loop() -> None:
-    bad = BadImages(1000)
-    error = ImageError("m", index=7, name="a", reason="b")
-    bad.note(error, epoch=0, step=4)
-    with pytest.raises(ImageError):
-        bad.note(error, epoch=0, step=5)
 
 
 @pytest.mark.parametrize("name", WITH_IMAGES)

@@ -64,7 +64,7 @@ def test_ctrl_c_mixes_nothing_up(
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(("refused", "most"), [(False, 8), (True, 16)])
+@pytest.mark.parametrize(("refused", "most"), [(True, 16)])
 def test_memory_does_not_grow(refused: bool, most: int, tmp_path: Path) -> None:
     """Over 24 epochs and as many abandoned ones, and where DALI fails in each of them."""
     root = write_images(tmp_path, each=16, side=160)
@@ -147,16 +147,6 @@ def print_the_error(data: str) -> None:
     except DataError as error:
         print(error)
     loader.close()
-
-
-def test_photographs_are_cropped_as_pil_does(real_images: Path, loaders: Loaders) -> None:
-    """Within one level; where a box is shrunk, DALI repeats its edge and PIL does without."""
-    store = open_store(real_images, "train")
-    loader = loaders(store, batch=100, augment=AugmentConfig.alike(crop=224))
-    gap = gaps(loader, store, 224, skip=3)
-    assert gap.mean() < 0.2 and gap.mean((2, 3, 4)).max() < 0.3
-    assert gap[:, :, 4:-4, 4:-4].max() == 1
-    assert (gap > 2).mean() < 0.001
 
 
 def test_views_of_different_sides(real_images: Path, loaders: Loaders) -> None:

@@ -7,35 +7,14 @@ from typing import Any
 
 import pytest
 
-from fastsiam.config import AugmentConfig
 from fastsiam.kernels import library
-from fastsiam.pipelines import Store, headers
+from fastsiam.pipelines import headers
 from tests.pipelines.cases import (
-    SMALL,
     build,
     readable,
 )
 from tests.processes import Forked
 from tests.views.cases import UNEQUAL
-
-
-@pytest.mark.parametrize("augment", [SMALL, UNEQUAL], ids=["two views", "five views"])
-def test_pil_decodes_an_image_once(
-    augment: AugmentConfig, images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many views are cut out of it."""
-    decoded: list[int] = []
-    decode = Store.decode
-
-    def counted(store: Store, index: int) -> Any:
-        decoded.append(index)
-        return decode(store, index)
-
-    monkeypatch.setattr(Store, "decode", counted)
-    loader = build("torchvision", images / "train", augment=augment)
-    assert len(list(loader.epoch(0))) == 3
-    assert len(decoded) == 24
-    loader.close()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +18,9 @@ from PIL import Image
 
 from fastsiam.config import DataConfig
 from fastsiam.errors import ImageError
-from fastsiam.pipelines import build_loader, engine, headers, open_store
-from fastsiam.pipelines.engine import Engine, requested_ahead
-from fastsiam.pipelines.job import JPEG, Cuts, Images
+from fastsiam.pipelines import build_loader, headers
+from fastsiam.pipelines.engine import Engine
+from fastsiam.pipelines.job import Cuts
 from fastsiam.pipelines.loaders import CropLoader
 from fastsiam.pipelines.store import Store
 from fastsiam.views.batch import Batch
@@ -257,58 +256,3 @@ def test_batches_are_made_without_libjpeg(
     expected = epochs("native", odd)
     monkeypatch.setattr(headers, "decoder", lambda: 0)
     assert all(equal(a, b) for a, b in zip(epochs("native", odd), expected, strict=True))
-
-
-def test_images_are_read_into_memory_that_is_used_again(
-    odd: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = open_store(odd, "train")
-    index = np.arange(len(store))
-    wanted = [store.read(row) for row in index.tolist()]
-    monkeypatch.setattr(engine, "_CHUNK", 3 * max(map(len, wanted[:4])))  # of a few small images
-    made = Engine(store, workers=1)
-
-    def check(batch: Images) -> None:
-        for row in np.flatnonzero(batch.form == JPEG).tolist():
-            address, size = int(batch.address[row]), int(batch.bytes[row])
-            assert ctypes.string_at(address, size) == wanted[row]
-
-    first, second = made.read(index), made.read(index)
-    check(first)
-    check(second)
-    assert not set(first.address[first.address > 0]) & set(second.address)
-    del first, second
-    chunks = sum(map(len, made._chunks._free.values()))
-    assert chunks > 2
-    for _ in range(3):
-        check(made.read(index))
-    assert sum(map(len, made._chunks._free.values())) == chunks
-    made.close()
-
-
-class Asked:
-    """A store on another machine: what it is asked for ahead."""
-
-    is_remote = True
-
-    def __init__(self) -> None:
-        self.images: list[list[int]] = []
-
-    def sizes(self) -> NDArray[np.int64]:
-        return np.full(100, 2**25)
-
-    def ahead(self, indices: list[int]) -> None:
-        self.images.append(indices)
-
-
-def test_coming_batches_of_remote_data_are_fetched_ahead() -> None:
-    """128 MiB of them, each asked for once."""
-    store = Asked()
-    batches = [[2 * step, 2 * step + 1] for step in range(3, 7)]
-    asked, read = [], []
-    for index in requested_ahead(store, map(np.array, batches)):  # type: ignore[arg-type]
-        asked.append(len(store.images))
-        read.append(index.tolist())
-    assert asked == [2, 3, 4, 4] and read == store.images == batches
-    store.is_remote = False
-    assert len([*requested_ahead(store, map(np.array, batches))]) == len(store.images)  # type: ignore[arg-type]

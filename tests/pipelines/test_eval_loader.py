@@ -139,12 +139,6 @@ def photographs(real_images: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return out
 
 
-@pytest.mark.parametrize(("resize", "side"), [(256, 224), (72, 96)])
-def test_photographs_equal_pils(resize: int, side: int, photographs: Path) -> None:
-    ours = shown(build("native", photographs, resize=resize, side=side, batch=32))
-    assert torch.equal(ours, expected(open_store(photographs, "train"), resize, side))
-
-
 @pytest.mark.dali
 @pytest.mark.parametrize(("resize", "side"), [(256, 224), (400, 224), (96, 96)])
 def test_what_dali_resizes_is_near_pils(resize: int, side: int, photographs: Path) -> None:
@@ -251,11 +245,6 @@ def test_ranks_take_batches_in_turn(images: Path) -> None:
     assert [found[i] for i in range(6)] == [
         list(range(3 + 4 * i, min(24, 7 + 4 * i))) for i in range(6)
     ]
-
-
-def test_a_rank_without_images(images: Path) -> None:
-    loader = build("native", images / "train", rank=3, world=4, chosen=np.array([4, 6]))
-    assert list(loader) == [] and list(loader.rows()) == [] and loader.images == 2
 
 
 @pytest.mark.gpu

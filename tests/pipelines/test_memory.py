@@ -23,7 +23,7 @@ from fastsiam.pipelines.headers import Headers
 from fastsiam.pipelines.loaders import CropLoader
 from fastsiam.pipelines.memory_backend import Pixels
 from fastsiam.pipelines.store.probe import without_warnings
-from tests.pipelines.cases import WITH_IMAGES, build, readable
+from tests.pipelines.cases import build
 from tests.processes import Forked
 from tests.sources import folder_members, tar
 
@@ -89,32 +89,8 @@ def growth(work: Callable[..., object], *arguments: Any) -> int:
     return int(done.stdout)
 
 
-def one_epoch(name: str, root: str) -> None:
-    """Two batches of five, by two workers."""
-    loader = build(name, Path(root), batch=5, workers=WORKERS)
-    assert len(list(loader.epoch(0))) == 2
-    loader.close()
-
-
-PIXELS = 6_000 * 4_500
-BOUND = {
-    "torchvision": WORKERS * 4 * 8 * PIXELS,
-    "native": WORKERS * 3 * PIXELS,
-    "ffcv": WORKERS * 3 * PIXELS,
-    "dali": 3 * 5 * 3 * PIXELS,
-    "memory": (10 + 2 * WORKERS) * 3 * PIXELS,
-}
 """Bytes that docs/pipelines.md states."""
-_SLACK = 2**29
 """Modules that are imported, encoded images, thread stacks, and memory that malloc keeps."""
-
-
-@pytest.mark.slow
-@pytest.mark.alone
-@pytest.mark.parametrize("name", WITH_IMAGES)
-def test_memory_for_huge_images_is_bounded(name: str, tmp_path: Path) -> None:
-    root = readable(name, photographs(tmp_path / "huge", 10, width=6_000, height=4_500))
-    assert growth(one_epoch, name, str(root)) <= BOUND[name] + _SLACK
 
 
 def one_epoch_of_crops(root: str) -> None:

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 
 from fastsiam.config import AugmentConfig, DataConfig
-from fastsiam.errors import DataError
 from fastsiam.pipelines import Order, build_eval_loader, build_loader, open_split
 from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.pipelines.loaders import CropLoader
@@ -192,13 +189,6 @@ def test_a_subset_is_shown_as_the_whole_would(name: str, folder: Path) -> None:
         assert len(set(shown)) == 8 and set(shown) <= set(chosen.tolist())
 
 
-def test_too_few_chosen_images(folder: Path) -> None:
-    with pytest.raises(DataError, match=r"chosen part of .* holds 5 images, fewer than one batch"):
-        opened("native", folder, chosen=np.arange(5))
-    with pytest.raises(ValueError, match="ascending positions among 24 images"):
-        opened("native", folder, chosen=np.arange(20, 40))
-
-
 @pytest.mark.parametrize("name", READERS)
 def test_a_replaced_image_changes_nothing_else(
     name: str, folder: Path, whole: Callable[..., list[Batch]]
@@ -270,60 +260,6 @@ def test_one_epoch_of_a_loader_at_a_time(name: str, folder: Path) -> None:
         loader.close()
     with pytest.raises(RuntimeError, match="closed"):
         next(one.epoch(0))
-
-
-# A loader that shows something else than the order says is noticed by the digests.
-
-Draw = Callable[..., draws.ViewParams]
-
-
-def another_image(draw: Draw, *args: Any, index: NDArray[np.int64], **how: Any) -> Any:
-    """Draw as for the next image: its index was taken wrongly."""
-    return draw(*args, index=np.asarray(index) + (np.asarray(index) == 5), **how)
-
-
-def another_epoch(draw: Draw, *args: Any, epoch: int, **how: Any) -> Any:
-    return draw(*args, epoch=epoch + 1, **how)
-
-
-def a_flip(draw: Draw, *args: Any, **how: Any) -> Any:
-    """One draw of one view of one image is another in each batch."""
-    params = draw(*args, **how)
-    params.flip[1, -1] ^= True
-    return params
-
-
-def turned(right: Any, order: Order, epoch: int, step: int) -> NDArray[np.int64]:
-    return np.asarray(right(order, epoch, step)[::-1].copy())
-
-
-def twice(right: Any, order: Order, epoch: int, step: int) -> NDArray[np.int64]:
-    index = np.asarray(right(order, epoch, step).copy())
-    index[1] = index[0]
-    return index
-
-
-def swapped(right: Any, order: Order, epoch: int, step: int) -> NDArray[np.int64]:
-    return np.asarray(right(order, epoch, {0: 1, 1: 0}.get(step, step)))
-
-
-MISTAKES: list[Callable[..., Any]] = [another_image, another_epoch, a_flip, turned, twice, swapped]
-
-
-@pytest.mark.parametrize("name", WITH_IMAGES)
-def test_mistakes_are_noticed(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = digests(folder)
-    for mistake in MISTAKES:
-        with monkeypatch.context() as patch:
-            if mistake in (turned, twice, swapped):
-                right = Order.indices
-                patch.setattr(Order, "indices", lambda *own, m=mistake, r=right: m(r, *own))
-            else:
-                for module in ("torchvision_backend", "loaders"):
-                    wrong = partial(mistake, draws.draw_views)
-                    patch.setattr(f"fastsiam.pipelines.{module}.draw_views", wrong)
-            found = [batch.seen for batch in batches(name, folder)]
-        assert found != expected and sum_digests(*found) != sum_digests(*expected), mistake.__name__
 
 
 def test_worker_count(monkeypatch: pytest.MonkeyPatch) -> None:

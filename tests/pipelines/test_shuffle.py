@@ -34,14 +34,6 @@ def test_a_block_is_read_within_a_shuffle_of_places() -> None:
         assert images - gaps.max() <= window + BLOCK_IMAGES + window // 10  # as crowded as it gets
 
 
-def test_a_shuffle_of_all_images_is_a_full_shuffle() -> None:
-    """Mean places, and how often neighbours stay so, are those of ``test_order``."""
-    window = Window(50, np.arange(50) // 5)
-    place = np.array([np.argsort(window.epoch(0, epoch)) for epoch in range(400)])
-    assert np.abs(place.mean(0) - 24.5).max() < 4 * 14.4 / np.sqrt(400)
-    assert abs((np.diff(place, axis=1) == 1).mean() - 1 / 50) < 0.005
-
-
 def test_any_image_may_come_at_any_time() -> None:
     """Over many epochs an image's place has the mean and spread of a full shuffle's."""
     images, epochs = 2048, 300

@@ -63,15 +63,6 @@ def test_in_any_container_the_same_are_held_out(photos: Path, tmp_path: Path) ->
         assert parts(path) == expected, path
 
 
-def test_who_is_held_out_does_not_move_with_the_places(photos: Path) -> None:
-    left, held = parts(photos)
-    (photos / left[0]).unlink()  # the first of all: every place moves
-    assert parts(photos) == (left[1:], held)
-    (photos / held[0]).unlink()
-    again = parts(photos)[1]
-    assert len(again) == 6 and set(held[1:]) < set(again)
-
-
 def test_a_class_of_one_image_keeps_it(tmp_path: Path) -> None:
     write_images(tmp_path / "few", classes=2, each=1)
     assert len(hold_out(open_store(tmp_path / "few", "train"), percent=50)) == 0

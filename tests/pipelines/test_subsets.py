@@ -34,13 +34,6 @@ def test_the_seed_decides_and_nothing_else() -> None:
     ]  # fmt: skip
 
 
-def test_every_image_has_the_same_chance() -> None:
-    labels = np.repeat([0, 1], 20)
-    drawn = np.concatenate([choose(labels, percent=25, seed=seed) for seed in range(800)])
-    count = np.bincount(drawn, minlength=40)
-    assert count.sum() == 800 * 10 and np.abs(count - 200).max() < 5 * np.sqrt(200 * 0.75)
-
-
 def test_no_labels() -> None:
     with pytest.raises(DataError, match="2 of 3 images have none"):
         choose(np.array([-1, 0, -1]), percent=1, seed=0)

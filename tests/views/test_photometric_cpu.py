@@ -100,29 +100,10 @@ def test_views_of_different_sides(photographs: Tensor) -> None:
         assert float(((one - other).abs() * scale).max()) < 1e-3
 
 
-def test_a_view_is_what_it_is_alone(photographs: Tensor) -> None:
-    """Whatever is made beside it: two views of the five, to the last bit."""
-    crops = unequal_crops(photographs)
-    params = draw_views(UNEQUAL, seed=1, epoch=2, index=np.arange(24), size=[(300, 300)] * 24)
-    whole = cpu.photometric(crops, params, UNEQUAL)
-    some = replace(UNEQUAL, views=UNEQUAL.views[:2])
-    two = cpu.photometric(tuple(own[:1] for own in crops), params.views((0, 1)), some)
-    assert all(torch.equal(one, other) for one, other in zip(two, whole, strict=False))
-
-
 @pytest.mark.parametrize("hue", [0.1, 0.0])
 def test_the_chain(hue: float, photographs: Tensor) -> None:
     config = AugmentConfig.alike(hue=hue, gray_p=0.3)
     assert difference(photographs, parameters(photographs, config), config) < 1e-3
-
-
-@pytest.mark.parametrize("side", [1, 2, 5, 17, 33])
-def test_small_and_odd_sides(side: int) -> None:
-    """The blur reaches beyond the picture, and rows are no multiple of a vector's length."""
-    generator = torch.Generator().manual_seed(side)
-    crops = torch.randint(0, 256, (2, 40, side, side, 3), dtype=torch.uint8, generator=generator)
-    config = AugmentConfig.alike(blur_sigma_max=6.0)
-    assert difference(crops, parameters(crops, config), config) < 1e-3
 
 
 def test_bfloat16_is_rounded_to_the_nearest(photographs: Tensor) -> None:
