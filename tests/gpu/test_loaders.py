@@ -17,7 +17,6 @@ from fastsiam.config.recipes import RECIPES
 from fastsiam.distributed import Place
 from fastsiam.methods import build_method
 from fastsiam.pipelines import Order, build_loader, open_store
-from fastsiam.pipelines.dali_backend import DaliLoader
 from fastsiam.train.step import TrainingStep
 from tests.configs import with_settings
 from tests.conftest import ROOT, write_images
@@ -159,6 +158,8 @@ def test_whatever_decodes_the_crops_are_pils(kinds: list[str], load: float, tmp_
         (tmp_path / f"{number}.jpg").write_bytes(KINDS[kinds[number % len(kinds)]](number))
     store = open_store(tmp_path, "train")
     order, augment = Order(images=32, batch=16, seed=0), AugmentConfig.alike(crop=48)
+    from fastsiam.pipelines.dali_backend import DaliLoader
+
     loader = DaliLoader(
         store, order, augment, workers=2, device=torch.device("cuda", 0), dtype=torch.float32,
         hw_decoder_load=load,

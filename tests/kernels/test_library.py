@@ -150,26 +150,6 @@ def test_libjpeg_turbo_is_inside_and_hidden() -> None:
     assert re.match(r"built-in libjpeg-turbo [23]\.\d+\.\d+, ", library.decoder_name())
 
 
-@pytest.mark.skipif(library.jpeg() is None, reason="no libjpeg-turbo")
-def test_without_a_static_libjpeg_the_systems_is_linked(
-    nothing_loaded: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("CXX", shlex.join(build.compiler() or []))
-    monkeypatch.setattr(build, "KINDS", {})  # only what decodes JPEGs
-    monkeypatch.setattr(build, "_STATIC", ["-l:no-such-library.a"])
-    (tmp_path / build.JPEG_LICENCE).touch()  # of a library that was linked statically
-    assert tmp_path / build.JPEG in build.build(tmp_path)
-    assert (
-        "libjpeg.so"
-        in subprocess.run(
-            ["ldd", tmp_path / build.JPEG], capture_output=True, text=True, check=True
-        ).stdout
-    )
-    assert not (tmp_path / build.JPEG_LICENCE).exists()
-    monkeypatch.setattr(library, "_folder", lambda: tmp_path)
-    assert library.decoder_name().startswith("the system's libjpeg-turbo, ")
-
-
 def test_libraries_that_cannot_be_loaded(
     nothing_loaded: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -185,17 +165,6 @@ def test_libraries_that_cannot_be_loaded(
     assert library.decoder_name().startswith("Pillow")
     with pytest.raises(BackendError, match=rf"cannot load .* `rm {tmp_path}/kernels.stamp"):
         library.kernels()
-
-
-def test_another_folder_is_named(
-    nothing_loaded: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """By FASTSIAM_KERNELS; they are compiled into it too."""
-    made: list[Path] = []
-    monkeypatch.setenv("FASTSIAM_KERNELS", str(tmp_path))
-    monkeypatch.setattr(build, "is_current", lambda folder: False)
-    monkeypatch.setattr(build, "build", made.append)
-    assert library._folder() == tmp_path and made == [tmp_path]
 
 
 def test_a_folder_that_cannot_be_written_has_the_cache_in_its_place(

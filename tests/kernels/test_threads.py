@@ -39,11 +39,6 @@ def test_all_is_done_once(count: int, threads: int) -> None:
     assert count <= taken[0] <= count + threads
 
 
-def test_it_is_done_at_the_same_time(threads: int) -> None:
-    together = threading.Barrier(threads)
-    in_threads(lambda: together.wait(timeout=60), threads)
-
-
 def test_errors_come_out(threads: int) -> None:
     def work() -> None:
         raise KeyError("5")

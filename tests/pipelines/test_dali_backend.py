@@ -6,6 +6,7 @@ import json
 import logging
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +16,12 @@ from PIL import Image
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines import Order, open_store
+from fastsiam.views.batch import crop_shapes
 from tests.conftest import write_images
-from tests.pipelines.cases import build, equal, give_back_at_once, growth, resident
+from tests.pipelines.cases import SMALL, build, equal, give_back_at_once, growth, resident
 from tests.pipelines.dali_cases import KINDS, Loaders, gaps, load, pil_crops, trust
 from tests.processes import Forked
-from tests.sources import encoded
+from tests.sources import encoded, jpeg, picture
 from tests.views.cases import UNEQUAL
 
 pytestmark = pytest.mark.dali
@@ -184,3 +186,73 @@ def test_every_kind_of_image_is_cropped_as_pil_does(
     gap = gaps(loaders(store, augment=AugmentConfig.alike(crop=48)), store, 48, epochs=3)
     assert gap[:, :, 4:-4, 4:-4].max() <= 1
     assert gap.mean() < 0.25 and gap.mean((2, 3, 4)).max() < 0.35
+
+
+def fed(graph: Any, *images: bytes) -> None:
+    """Have the graph decode images."""
+    graph.feed_input("encoded", [np.frombuffer(image, np.uint8) for image in images])
+    graph.schedule_run()
+    graph.outputs()
+
+
+def of_kind(sof: bytes) -> bytes:
+    return jpeg(1).replace(b"\xff\xc0", b"\xff" + sof, 1)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        jpeg(1)[:-20],
+        jpeg(1)[:200],
+        np.random.default_rng(0).bytes(500),
+        b"",
+        encoded(picture(1), "GIF"),
+        of_kind(b"\xc7"),
+    ],
+    ids=["truncated", "header alone", "noise", "empty", "GIF", "lossless"],
+)
+def test_what_the_decoder_refuses_is_told_from_the_rest(image: bytes) -> None:
+    """By the text of DALI that is installed here, of its CPU decoder."""
+    from fastsiam.pipelines.dali_graph import build_graph, refuses_an_image
+
+    graph = build_graph(
+        crop_shapes(SMALL, 2),
+        threads=1,
+        device=None,
+        hw_decoder_load=0.9,
+        resizes=False,
+    )
+    fed(graph, jpeg(1), jpeg(2))
+    with pytest.raises(RuntimeError) as caught:
+        fed(graph, jpeg(1), image)
+    assert refuses_an_image(caught.value)
+
+
+@pytest.mark.parametrize("call", ["outputs", "schedule_run", "feed_input"])
+def test_another_error_comes_out_and_the_loader_can_be_used_again(
+    call: str, images: Path, loaders: Loaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = loaders(images / "train", batch=4)
+    expected, calls = list(loader.epoch(0)), iter(range(100))
+    function = getattr(loader._cropper._dali, call)
+
+    def fail(*arguments: Any, **named: Any) -> Any:
+        if next(calls) == 1:
+            raise RuntimeError("CUDA runtime API error cudaErrorIllegalAddress (700)")
+        return function(*arguments, **named)
+
+    monkeypatch.setattr(loader._cropper._dali, call, fail)
+    with pytest.raises(RuntimeError, match="cudaErrorIllegalAddress"):
+        list(loader.epoch(0))
+    assert all(equal(a, b) for a, b in zip(loader.epoch(0), expected, strict=True))
+
+
+def test_an_image_that_pil_takes_for_a_bomb_is_named(images: Path, loaders: Loaders) -> None:
+    """DALI would ask for all the memory of its 12 GB of pixels."""
+    loader = loaders(images / "train", batch=4)
+    path = images / "train" / "class1" / "003.jpg"
+    data = path.read_bytes()
+    size = data.index(b"\xff\xc0") + 5
+    path.write_bytes(data[:size] + b"\xff\xff\xff\xff" + data[size + 4 :])
+    with pytest.raises(DataError, match=r"cannot decode .*class1/003\.jpg"):
+        list(loader.epoch(0))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines import build_loader
-from fastsiam.pipelines.job import Job
 from fastsiam.pipelines.store.beton import JPEG, RAW, BetonStore
 from tests.conftest import write_images
 from tests.pipelines.cases import (
@@ -64,36 +62,6 @@ def test_a_file_of_ffcvs_writer_equals_torchvision(own_file: Path, os_cache: boo
             assert (a.view1 - b.view1).abs().max() < 1e-5
             assert (a.view2 - b.view2).abs().max() < 1e-5
     ours.close()
-
-
-@pytest.mark.parametrize("os_cache", [True, False])
-def test_threads_go_on_with_the_next_batch(
-    images: Path, monkeypatch: pytest.MonkeyPatch, os_cache: bool
-) -> None:
-    """While one still works on the first; but not where FFCV reads pages into memory of that."""
-    loader = loader_of(readable("ffcv", images / "train"), os_cache=os_cache)
-    jobs: list[Job] = []
-    events: list[tuple[str, int]] = []
-    lock, second_began, run = threading.Lock(), threading.Event(), Job.run
-
-    def noted(job: Job) -> None:
-        with lock:
-            if job not in jobs:
-                jobs.append(job)
-            number, first = jobs.index(job), not events
-            events.append(("begin", number))
-        if number == 1:
-            second_began.set()
-        if first:
-            second_began.wait(timeout=30 if os_cache else 0.5)
-        run(job)
-        events.append(("end", number))
-
-    monkeypatch.setattr(Job, "run", noted)
-    assert len(list(loader.epoch(0))) == 3
-    loader.close()
-    ended = len(events) - events[::-1].index(("end", 0))
-    assert (events.index(("begin", 1)) < ended) == os_cache
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

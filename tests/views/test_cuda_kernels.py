@@ -111,26 +111,6 @@ def test_one_jitter_operation(op: int, interpreted: Run, photographs: list[Image
     assert all((a - b).abs().mean() > 0.1 for a, b in zip(changed, same, strict=True))
 
 
-@pytest.mark.parametrize(("apart", "side"), rest_slow([(17, 16), (1, 256)]))
-def test_every_hue(apart: int, side: int, interpreted: Run) -> None:
-    """Every middle and lowest level below 255, in every order of the channels, turned four ways.
-
-    Or, of these levels, those that lie ``apart``.
-    """
-    low, middle = apart * np.stack(np.triu_indices(256 // apart + (apart > 1)))
-    assert middle.max() == 255
-    levels = np.stack([np.full_like(low, 255), middle, low]).astype(np.uint8)
-    colours = np.concatenate([levels[list(order)].T for order in permutations(range(3))])
-    pixels = np.zeros((4 * side * side, 3), np.uint8)
-    pixels[: len(colours)] = colours
-    crops = torch.from_numpy(pixels).view(2, 2, side, side, 3)
-    config = OFF.changed(crop=side)
-    order, factor = np.full((2, 2, 4), -1, np.int8), np.zeros((2, 2, 4), np.float32)
-    order[..., 1], factor[..., HUE] = HUE, [[-0.3, 0.0], [0.11, 0.5]]
-    params = draw(config, 2, order=order, factor=factor, jitter=np.ones((2, 2), np.bool_))
-    assert_equal_reference(interpreted, crops, params, config)
-
-
 def test_every_order_of_the_jitter(interpreted: Run, photographs: list[Image.Image]) -> None:
     config = AugmentConfig.alike(crop=19, jitter_p=1, gray_p=0, blur_p=0)
     order = np.array(list(permutations(range(4))), np.int8).reshape(2, 12, 4)
