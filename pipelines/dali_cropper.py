@@ -116,28 +116,37 @@ class Cropper:
         self._is_idle = False
         shapes = self._shapes if make is None else ()
         crops = [torch.empty(shape, dtype=torch.uint8, device=self._device) for shape in shapes]
-        flight, failed = deque[_Batch[Plan]](), None
+        flight, failed = deque[_Batch[Plan]](), list[DataError]()
         ahead = self._prefetch + 1
         batches = made_ahead(self._read, tasks, count=ahead, threads=ahead)
+
+        def fill() -> None:
+            """Have ``prefetch`` batches in flight; keep the error of one that cannot be read."""
+            while len(flight) < self._prefetch and not failed:
+                try:
+                    read = next(batches, None)
+                except DataError as error:
+                    failed.append(error)
+                    return
+                if read is None:
+                    return
+                self._send(read)
+                flight.append(read)
+
         with contextlib.closing(batches):
-            while True:
-                while len(flight) < self._prefetch and failed is None:
-                    try:
-                        read = next(batches, None)
-                    except DataError as error:  # raised after the batches before it were yielded
-                        failed = error
-                        break
-                    if read is None:
-                        break
-                    self._send(read)
-                    flight.append(read)
-                if not flight:
-                    break
+            fill()
+            while flight:
                 found = self._outputs(flight)
                 batch = flight.popleft()
-                yield batch.task.index, batch.plan, self._crops(batch, found, crops, make)
+                made = self._crops(batch, found, crops, make)
+                fill()
+                try:
+                    yield batch.task.index, batch.plan, made
+                except GeneratorExit:
+                    self._drop(len(flight))
+                    raise
         if failed:
-            raise failed
+            raise failed[0]
         self._is_idle = True
 
     def close(self) -> None:
@@ -147,7 +156,7 @@ class Cropper:
         backend.ReleaseUnusedMemory()  # type: ignore[attr-defined]
 
     def _build(self) -> None:
-        """Build DALI's graph; again if a run was abandoned, which may have left batches in it."""
+        """Build DALI's graph; again after an error, which may have left batches in it."""
         self._dali = build_graph(
             self._shapes,
             threads=self._threads,
@@ -156,6 +165,13 @@ class Cropper:
             resizes=self._dali_resizes,
         )
         self._is_idle = True
+
+    def _drop(self, batches: int) -> None:
+        """Wait for the batches that an abandoned run left in flight, so that the graph stays."""
+        with contextlib.suppress(RuntimeError):
+            for _ in range(batches):
+                self._dali.outputs()
+            self._is_idle = True
 
     def _read(self, task: Task[Plan], *, by_pil: bool = False) -> _Batch[Plan]:
         """Read the images of a batch and compute its cuts."""
