@@ -197,7 +197,7 @@ class TorchvisionLoader(StoreLoader):
             WorkerError: one of them was killed.
         """
         try:
-            before = signal.getsignal(signal.SIGCHLD)
+            before = signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL  # None: set by C code
             items = iter(self._loader)
             if threading.current_thread() is threading.main_thread():
                 # Torch's handler would raise anywhere, such as in an optimizer step.
