@@ -113,7 +113,7 @@ def test_commands_over_a_bad_line(
 def test_a_loader_process_of_remote_data_is_killed(
     data: str, small: TrainConfig, tmp_path: Path
 ) -> None:
-    """A server forked it: it is named with its signal all the same, and the run resumes."""
+    """A server forked it: it is one line all the same, and the run resumes."""
     config = with_settings(small, pipeline="torchvision", workers=2, knn_every=0, data=data)
 
     def kill(step: int, batch: Batch) -> None:
@@ -121,7 +121,7 @@ def test_a_loader_process_of_remote_data_is_killed(
             kill_a_worker()
 
     error = ends_and_goes_on(config, tmp_path, kill)
-    assert "of 2 (process" in str(error) and "was killed by SIGKILL" in str(error)
+    assert str(error).startswith("a worker process died (")
 
 
 @pytest.mark.parametrize("number", rest_slow([signal.SIGKILL, signal.SIGINT]))

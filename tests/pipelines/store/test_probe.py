@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastsiam.kernels import markers
+from fastsiam.kernels import library
 from fastsiam.pipelines.store.probe import Flags, ends, is_all_code, probe
 from tests.sources import encoded, jpeg, picture, rotated_jpeg
 
@@ -100,7 +100,7 @@ def test_what_stands_in_the_midst_of_the_code(
 ) -> None:
     """An end, restarts, further scans of a progressive image are as they shall be; no other is."""
     if not compiled:
-        monkeypatch.setattr(markers, "_compiled", lambda: None)
+        monkeypatch.setattr(library, "kernels_if_any", lambda: None)
     data = jpeg(1, progressive=progressive, restart_marker_blocks=1)
     head = probe(data)
     assert b"\xff\xd3" in data[head.scan :]
