@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from fastsiam.config.detect import DetectConfig
 
-from .dataset import Task
+from .datasets import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

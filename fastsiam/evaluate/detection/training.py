@@ -10,28 +10,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 
 from fastsiam.config import NumericsConfig
-from fastsiam.distributed import (
-    Place,
-    bn_group,
-    data_parallel,
-    mean_across_ranks,
-)
+from fastsiam.distributed import Place, bn_group, data_parallel, mean_across_ranks
 from fastsiam.errors import FastSiamError
 from fastsiam.methods.optim import with_momenta
-from fastsiam.model.numerics import autocast
 
-from .dataset import DetectionSet
-from .images import Sample, as_tensor, open_image, resize
-from .masks import from_pixels
-from .model import detect
+from .datasets import DetectionSet, coco_tools
+from .images import Sample, resized
+from .model import Detector
 from .protocol import Schedule
 from .scores import Detections
 
 MOMENTUM = 0.9
-_LARGEST_SEED = 2**63
 
 
 class DetectorTraining:
@@ -45,24 +36,21 @@ class DetectorTraining:
         lr: base rate.
         weight_decay: of all parameters but BN's.
         seed: of what is drawn.
-        dtype: autocast type.
         place: this rank; every rank takes part. On GPUs BN statistics are those of all
             ranks; torch's ``SyncBatchNorm`` does not work on CPUs, where each rank has its own.
     """
 
     def __init__(
         self,
-        model: GeneralizedRCNN,
+        model: Detector,
         *,
         schedule: Schedule,
         lr: float,
         weight_decay: float,
         seed: int,
-        dtype: torch.dtype,
         place: Place,
     ) -> None:
-        self._schedule, self._lr, self._seed = schedule, lr, seed
-        self._dtype, self._place = dtype, place
+        self._schedule, self._lr, self._seed, self._place = schedule, lr, seed, place
         # Not channels-last: with it, backward passes of detectors on a CPU corrupted memory with
         # torch 2.15's oneDNN; not without oneDNN, and not in this layout.
         model.to(place.device)
@@ -73,7 +61,7 @@ class DetectorTraining:
         self._together = data_parallel(model, place, same_buffers=True)
         sgd = torch.optim.SGD(_groups(model, weight_decay), lr=0.0, momentum=MOMENTUM)
         self._optimizer = with_momenta(sgd)
-        self._scaler = torch.amp.GradScaler(place.device.type, enabled=dtype == torch.float16)
+        self._scaler = torch.amp.GradScaler(place.device.type, enabled=model.dtype == torch.float16)
 
     def step(self, number: int, batch: Sequence[Sample]) -> Tensor:
         """Train on this rank's share of a batch; return the losses' sum, on the device.
@@ -169,21 +157,20 @@ class DetectorTraining:
     def _detections_of(
         self, dataset: DetectionSet, index: int, side: int, longest: int
     ) -> Detections:
-        picture = dataset.picture(index)
-        image = as_tensor(resize(open_image(dataset, index), side, longest))
-        size = (picture.height, picture.width)
-        with torch.no_grad(), autocast(self._place.device, self._dtype):
-            (found,) = detect(self.model, [image.to(self._place.device)], [size])
-        masks = None
+        picture = dataset.pictures[index]
+        image = resized(dataset.image(index), side, longest).to(self._place.device)
+        with torch.no_grad():
+            (found,) = self.model([image], sizes=[(picture.height, picture.width)])
+        masks: list[dict[str, Any]] = []
         if "masks" in found:
-            covered = (found["masks"][:, 0] > 0.5).cpu().numpy()
-            masks = tuple(from_pixels(mask) for mask in covered)
+            covered = (found["masks"][:, 0] > 0.5).permute(1, 2, 0).cpu().numpy()
+            masks = coco_tools("mask").encode(np.asfortranarray(covered, np.uint8))
         return Detections(
             picture.image_id,
-            found["boxes"].float().cpu().numpy(),
-            found["scores"].float().cpu().numpy(),
+            found["boxes"].cpu().numpy(),
+            found["scores"].cpu().numpy(),
             found["labels"].cpu().numpy() - 1,
-            masks,
+            tuple(masks),
         )
 
     def _loss(self, model: nn.Module, batch: Sequence[Sample]) -> Tensor:
@@ -193,15 +180,13 @@ class DetectorTraining:
             {name: value.to(device, non_blocking=True) for name, value in target.items()}
             for _, target in batch
         ]
-        with autocast(device, self._dtype):
-            losses = model(images, targets)
-        total: Tensor = torch.stack([loss.float() for loss in losses.values()]).sum()
+        total: Tensor = torch.stack([*model(images, targets).values()]).sum()
         return total
 
     def _sow(self, what: int, number: int) -> None:
         """Seed torch's draws, which boxes are sampled by."""
         words = np.random.SeedSequence([self._seed, 2 + what, number, self._place.rank])
-        torch.manual_seed(int(words.generate_state(1, np.uint64)[0]) % _LARGEST_SEED)
+        torch.manual_seed(int(words.generate_state(1, np.uint64)[0]) % 2**63)
 
 
 def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
