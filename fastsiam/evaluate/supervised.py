@@ -260,23 +260,6 @@ def fine_tuning(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """Results after all epochs."""
-
-    results: list[HeadResult]
-    """Of each head."""
-    seconds: float
-    """Time that the epochs took, validations included."""
-    epochs: int
-    """Epochs that were trained in this time: fewer than all after a resume."""
-
-    @property
-    def best(self) -> HeadResult:
-        """The result with the highest top-1."""
-        return best_of(self.results)
-
-
 def best_of(results: list[HeadResult]) -> HeadResult:
     """Return the result with the highest top-1."""
     return max(results, key=lambda result: result.top1)
@@ -290,7 +273,7 @@ def train_epochs(
     images: LabelledImages,
     epochs: int,
     files: RecordFiles,
-) -> Trained:
+) -> tuple[list[HeadResult], dict[str, float]]:
     """Train epoch by epoch, from where an earlier try was interrupted; validate now and then.
 
     Args:
@@ -300,6 +283,9 @@ def train_epochs(
         images: what the batches are made of.
         epochs: how many.
         files: where the state is saved now and then, and found again.
+
+    Returns:
+        The result of each head, and for a record the seconds and epochs of this try.
     """
     console, config = images.subject.console, images.config
     first = 0
@@ -319,14 +305,13 @@ def train_epochs(
                 loss = losses[results.index(best)].item()
                 console.say(f"epoch {done} of {epochs}: loss {loss:.3f}, {best}")
             files.save_state(done, training.state, last=done == epochs)
-    trained = Trained(
-        results or training.evaluate(validation()), time.monotonic() - began, epochs - first
-    )
+    results = results or training.evaluate(validation())
+    seconds = time.monotonic() - began
     console.say(
-        f"trained in {duration(trained.seconds)}; {trained.best.images:,} validation images, "
-        "each counted once"
+        f"trained in {duration(seconds)}; {results[0].images:,} validation images, each counted "
+        "once"
     )
-    return trained
+    return results, {"seconds": seconds, "epochs": epochs - first}
 
 
 def _with_progress(

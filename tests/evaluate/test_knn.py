@@ -15,7 +15,7 @@ import torch
 
 import fastsiam.evaluate.knn
 from fastsiam.bench.images import Silent
-from fastsiam.config import ConvertConfig, ModelConfig, TrainConfig
+from fastsiam.config import ConvertConfig, ModelConfig
 from fastsiam.config.evaluate import KnnConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import DataError
@@ -26,10 +26,8 @@ from fastsiam.methods import build_method
 from fastsiam.pipelines.convert import convert
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import Record
-from fastsiam.train.command import train_here
 from fastsiam.views.batch import EvalBatch
 from tests import rank_jobs
-from tests.configs import with_settings
 from tests.conftest import write_images
 from tests.rank_jobs import knn_problem
 
@@ -88,10 +86,9 @@ def test_queries_are_compared_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None
     assert classify(VOTES) == whole
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_ranks_do_not_matter(world: int, ranks: Callable[[str, int], list[Any]]) -> None:
+def test_ranks_do_not_matter(ranks: Callable[[str, int], list[Any]]) -> None:
     alone = [result.record() for result in classify(rank_jobs.VOTES)]
-    assert ranks("knn", world) == [alone] * world
+    assert ranks("knn", 3) == [alone] * 3
 
 
 def test_more_neighbours_than_the_bank_holds() -> None:
@@ -176,8 +173,7 @@ def test_pixel_features_are_the_pixels() -> None:
     assert torch.equal(features, batch.image.reshape(4, -1))
 
 
-def test_evaluation_of_a_run_with_baselines(small: TrainConfig) -> None:
-    run = train_here(with_settings(small, epochs=1), "imagenet")
+def test_evaluation_of_a_run_with_baselines(run: Path) -> None:
     config = KnnConfig(baselines=True, workers=0, device="cpu", k="5,3", temperature="0.2,0.07")
     record = evaluate_knn(run, config, HERE)
     assert [(r["features"], r["k"], r["temperature"]) for r in record.results] == [
@@ -186,7 +182,7 @@ def test_evaluation_of_a_run_with_baselines(small: TrainConfig) -> None:
         for k in (5, 3)
         for t in (0.2, 0.07)
     ]
-    counts = {"root": small.data.data, "train": 24, "val": 12, "classes": 3}
+    counts = {"train": 24, "val": 12, "classes": 3}
     assert counts.items() <= asdict(record.data).items()
     knn = [line["top1"] for line in read_metrics(run) if line["kind"] == "knn"]
     assert record.first_with("untrained")["top1"] == knn[0]
@@ -209,10 +205,9 @@ def test_evaluation_of_a_run_with_baselines(small: TrainConfig) -> None:
     [pytest.param("ffcv", marks=pytest.mark.ffcv), pytest.param("dali", marks=pytest.mark.dali)],
 )
 def test_every_pipeline_gives_the_same_record(
-    pipeline: Any, small: TrainConfig, tmp_path: Path
+    pipeline: Any, run: Path, images: Path, tmp_path: Path
 ) -> None:
-    run = train_here(with_settings(small, max_steps=1), "imagenet")
-    convert("folder", ConvertConfig(source=small.data.data, out=str(tmp_path / "made")), Silent())
+    convert("folder", ConvertConfig(source=str(images), out=str(tmp_path / "made")), Silent())
     config = KnnConfig(data=str(tmp_path / "made"), workers=1, k="1,5")
     expected, record = (
         evaluate_knn(run, replace(config, pipeline=name), HERE)
@@ -222,8 +217,7 @@ def test_every_pipeline_gives_the_same_record(
     assert record.images.pipeline == pipeline
 
 
-def test_unlabelled_and_mismatched_data_are_refused(small: TrainConfig, tmp_path: Path) -> None:
-    run = train_here(with_settings(small, max_steps=1), "imagenet")
+def test_unlabelled_and_mismatched_data_are_refused(run: Path, tmp_path: Path) -> None:
     write_images(tmp_path / "other" / "train", classes=3)
     write_images(tmp_path / "other" / "val", classes=2)
     with pytest.raises(DataError, match="different class folders"):
