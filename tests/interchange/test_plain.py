@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import EvalConfig
@@ -49,12 +48,6 @@ def test_it_is_evaluated_trained_on_and_exported(
     assert all(torch.equal(value, again.state[key]) for key, value in first.items())
 
 
-def test_another_network_than_the_user_names_is_refused(tmp_path: Path) -> None:
-    export_weights(untrained(TINY), format="plain", out=tmp_path / "w.pt")
-    with pytest.raises(CheckpointError, match="holds resnet10, not resnet18"):
-        load_pretrained(tmp_path / "w.pt", backbone="resnet18")
-
-
 def changed(content: dict[str, Any], *path: str, to: Any) -> dict[str, Any]:
     content = copy.deepcopy(content)
     entry = content
@@ -68,12 +61,10 @@ def changed(content: dict[str, Any], *path: str, to: Any) -> dict[str, Any]:
     "path, to",
     [
         (("fastsiam", "backbone"), {"backbone": "resnet10"}),
-        (("fastsiam", "backbone", "backbone"), 5),
         (("fastsiam", "backbone", "backbone"), "resnet18"),
         (("fastsiam", "backbone", "width"), 5),
         (("fastsiam", "backbone", "stem"), "none"),
         (("fastsiam", "epoch"), "many"),
-        (("fastsiam", "input"), {"crop": 0, "resize": 1, "mean": (0, 0, 0), "std": (1, 1, 1)}),
         (("fastsiam", "input"), {"crop": 1, "resize": 1, "mean": (0, 0), "std": (1, 1, 1)}),
         (("fastsiam",), {}),
         (("state_dict",), {"conv1.weight": 3}),
@@ -90,16 +81,6 @@ def test_a_damaged_file_is_refused_in_a_line(
     with pytest.raises(CheckpointError) as caught:
         load_pretrained(out)
     assert str(out) in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_damaged_metadata_are_refused_in_a_line(tmp_path: Path) -> None:
-    out = tmp_path / "w.safetensors"
-    export_weights(untrained(TINY), format="plain", out=out)
-    for text in ("{", "{}"):
-        save_file(load_file(out), out, metadata={"format": "pt", "fastsiam": text})
-        with pytest.raises(CheckpointError, match="damaged") as caught:
-            load_pretrained(out)
-        assert "\n" not in str(caught.value)
 
 
 def test_exported_files_have_the_rights_of_any_file(tmp_path: Path) -> None:

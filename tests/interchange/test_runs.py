@@ -17,12 +17,8 @@ from tests.configs import changed_model
 from tests.interchange.networks import TINY, X, same, saved_run
 
 VARIANTS = {
-    "head without BN": changed_model(TINY, head_bn="none"),
-    "BN on hidden layers": changed_model(TINY, head_bn="hidden"),
     "BN on all layers": changed_model(TINY, head_bn="all"),
-    "affine": changed_model(TINY, output_affine=True),
     "no predictor": changed_model(TINY, predictor="none"),
-    "fixed predictor": changed_model(TINY, predictor="fixed"),
     "frozen encoder": changed_model(TINY, alternate_every=10),
     "averages": changed_model(TINY, predictor="none", target_average=0.8),
     "fastsiam": replace(TINY, method=FastSiamConfig(projector_layers=2, dim=16, predictor_dim=4)),

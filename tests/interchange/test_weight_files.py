@@ -84,18 +84,6 @@ def test_real_files_logs_and_settings_are_skipped(zipped: bool, tmp_path: Path) 
     assert torch.equal(read.state["backbone.layer1.0.conv1.weight"], expected)
 
 
-def test_a_file_that_cannot_be_opened_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def denied(*args: Any, **kwargs: Any) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    (tmp_path / "w.pth").touch()
-    monkeypatch.setattr(torch, "load", denied)
-    with pytest.raises(CheckpointError, match=r"cannot read .*w\.pth: Permission denied$"):
-        load_pretrained(tmp_path / "w.pth")
-
-
 @pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
 def test_a_torchscript_archive_is_named(tmp_path: Path) -> None:
     torch.jit.save(torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2)), tmp_path / "w.pt")
@@ -117,16 +105,6 @@ def test_foreign_objects_stay_inert(tmp_path: Path) -> None:
     )
     rewrite(tmp_path / "plain.pth", tmp_path / "w.pth", lambda data: data.replace(text, other))
     assert load_pretrained(tmp_path / "w.pth").model.backbone == "resnet10"
-
-
-def test_names_without_end_are_refused(tmp_path: Path) -> None:
-    """Each costs an attempt."""
-    torch.save({"x": "PLACE"}, tmp_path / "plain.pth")
-    text = b"X\x05\x00\x00\x00PLACE"
-    names = b"](" + b"".join(b"cnumpy.made_up\nname%d\n" % i for i in range(201)) + b"e"
-    rewrite(tmp_path / "plain.pth", tmp_path / "w.pth", lambda data: data.replace(text, names))
-    with pytest.raises(CheckpointError, match=r"asks for numpy\.made_up\.name200"):
-        load_pretrained(tmp_path / "w.pth")
 
 
 def rewrite(source: Path, target: Path, change: Callable[[bytes], bytes]) -> None:
@@ -153,7 +131,7 @@ def whole_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("ending", [".pth", ".safetensors"])
-@pytest.mark.parametrize("keep", [0, 100, 0.5, 0.99])
+@pytest.mark.parametrize("keep", [0, 0.99])
 def test_damaged_files_are_refused(
     ending: str, keep: float, whole_files: dict[str, bytes], tmp_path: Path
 ) -> None:
