@@ -161,7 +161,7 @@ def evaluate_linear(
     images = LabelledImages(subject, config)
     why = config.why_settled(images.train.images)
     config = replace(config.settled(images.train.images), batch=images.batch)
-    is_lars, batch = config.optimizer == "lars", images.batch
+    is_lars = config.optimizer == "lars"
     protocol = {
         "optimizer": config.optimizer,
         "lars_trust": config.lars_trust if is_lars else None,
@@ -171,21 +171,7 @@ def evaluate_linear(
         "storage": config.storage if config.cached else None,
         "scale_min": None if config.cached else config.scale_min,
     }
-    name = f"LARS (trust {config.lars_trust:g}, no clip, biases too)" if is_lars else "SGD"
-    rates = ", ".join(f"{lr:g} ({lr * batch / 256:g})" for lr in config.rates)
-    crops = f"trained on random crops ({config.scale_min:g} to 1 of the area) and flips"
-    if config.cached:
-        crops = (
-            "trained on CACHED features of one central crop of each image, kept in "
-            f"{config.storage}: no augmentation"
-        )
-    subject.introduce(
-        f"linear evaluation on {images}: {name}, batch {batch:,}, {config.epochs} epochs, cosine "
-        f"per step, momentum {config.momentum:g}, weight decay {config.weight_decay:g}",
-        f"base rates, and times {batch:,} / 256: {rates}",
-        crops,
-        why,
-    )
+    subject.introduce(*_linear_lines(config, images), why)
     details = "" if is_lars else "sgd", "cached" if config.cached else ""
     labelled = _Labelled("linear", images, config, protocol, *details)
     held = list(subject.extract(images.val, "validation: images"))
@@ -196,26 +182,52 @@ def evaluate_linear(
         steps_per_epoch=images.steps,
         place=place,
     )
-
-    def summary(results: list[HeadResult]) -> list[str]:
-        way = "cached features of central crops" if config.cached else "random crops and flips"
-        how = f"{config.optimizer}, batch {batch:,}, {config.epochs} epochs, {way}{images.on_part}"
-        start = "untrained network, linear" if subject.untrained else "linear"
-        lines = [f"{start} {r} (base rate {r.lr:g}, {how})" for r in results]
-        if len(results) > 1:
-            best = best_of(results)
-            lines.append(
-                f"best of {len(results)} rates, chosen on these very validation images: "
-                f"{best.top1:.2f}% with base rate {best.lr:g}"
-            )
-        return lines
-
+    summary = partial(_linear_summary, config, images)
     if config.cached:
         batches = cached_features(images, _STORAGE[config.storage])
         return labelled.trained(training, batches, lambda: held, summary, show)
-    with closing(images.augmented(batch // feature_parts(images))) as loader:
+    with closing(images.augmented(images.batch // feature_parts(images))) as loader:
         batches = partial(augmented_features, images, loader)
         return labelled.trained(training, batches, lambda: held, summary, show)
+
+
+def _linear_lines(config: LinearConfig, images: LabelledImages) -> list[str]:
+    """Say how the classifiers are trained."""
+    name, batch = "SGD", images.batch
+    if config.optimizer == "lars":
+        name = f"LARS (trust {config.lars_trust:g}, no clip, biases too)"
+    rates = ", ".join(f"{lr:g} ({lr * batch / 256:g})" for lr in config.rates)
+    crops = f"trained on random crops ({config.scale_min:g} to 1 of the area) and flips"
+    if config.cached:
+        crops = (
+            "trained on CACHED features of one central crop of each image, kept in "
+            f"{config.storage}: no augmentation"
+        )
+    return [
+        f"linear evaluation on {images}: {name}, batch {batch:,}, {config.epochs} epochs, cosine "
+        f"per step, momentum {config.momentum:g}, weight decay {config.weight_decay:g}",
+        f"base rates, and times {batch:,} / 256: {rates}",
+        crops,
+    ]
+
+
+def _linear_summary(
+    config: LinearConfig, images: LabelledImages, results: list[HeadResult]
+) -> list[str]:
+    """Say the accuracy of each rate's classifier, and which is best."""
+    way = "cached features of central crops" if config.cached else "random crops and flips"
+    how = (
+        f"{config.optimizer}, batch {images.batch:,}, {config.epochs} epochs, {way}{images.on_part}"
+    )
+    start = "untrained network, linear" if images.subject.untrained else "linear"
+    lines = [f"{start} {r} (base rate {r.lr:g}, {how})" for r in results]
+    if len(results) > 1:
+        best = best_of(results)
+        lines.append(
+            f"best of {len(results)} rates, chosen on these very validation images: "
+            f"{best.top1:.2f}% with base rate {best.lr:g}"
+        )
+    return lines
 
 
 def evaluate_finetuned(

@@ -182,7 +182,5 @@ def test_the_command_line(run: Path, tmp_path: Path) -> None:
     picture = tmp_path / "n.png"
     fastsiam("neighbours", str(run), "--out", str(picture), "--images", "2", *flags)
     assert Image.open(picture).size == (9 * 116 + 16, 2 * 134)
-    bad = fastsiam("features", str(run), "--out", "features.txt", code=2).stderr
-    assert "out must end in .npy or .parquet" in bad
     bad = fastsiam("neighbours", str(run), "--out", str(tmp_path / "n.xyz"), *flags, code=2).stderr
     assert "has no ending of a picture format" in bad

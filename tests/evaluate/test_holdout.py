@@ -19,12 +19,11 @@ from fastsiam.config.evaluate import (
     FinetuneConfig,
     KnnConfig,
     LinearConfig,
-    NeighboursConfig,
 )
 from fastsiam.distributed import Place
 from fastsiam.errors import DataError, NoSplitError
 from fastsiam.evaluate.command import evaluate_finetuned, evaluate_knn, evaluate_linear
-from fastsiam.evaluate.feature_files import draw_neighbours, write_features
+from fastsiam.evaluate.feature_files import write_features
 from fastsiam.evaluate.subject import open_subject
 from fastsiam.interchange import load_pretrained
 from fastsiam.pipelines import open_split
@@ -151,19 +150,6 @@ def rows(run: Path, out: Path, **settings: Any) -> list[dict[str, str]]:
     return table
 
 
-def test_features_and_neighbours_take_the_same_images(
-    run: Path, images: Path, tmp_path: Path
-) -> None:
-    left, held = names(images / "train")
-    for split, expected in (("train", left), ("val", held)):
-        table = rows(run, tmp_path / "f.npy", split=split)
-        assert [row["name"] for row in table] == expected
-        assert {row["split"] for row in table} == {split}
-    picture = draw_neighbours(run, NeighboursConfig(images=20, k=2, workers=0), HERE)
-    many = draw_neighbours(run, NeighboursConfig(images=6, k=2, workers=0), HERE)
-    assert picture.size == many.size  # six queries are held out, and no more
-
-
 def test_features_are_of_every_image(run: Path, images: Path, tmp_path: Path) -> None:
     """Of the run's data with the split of each; of other data, which no holdout applies to."""
     left, held = names(images / "train")
@@ -173,7 +159,9 @@ def test_features_are_of_every_image(run: Path, images: Path, tmp_path: Path) ->
     assert [row["class"] for row in table] == [row["name"].split("/")[0] for row in table]
     of_val = {row["row"] for row in table if row["split"] == "val"}
     every = np.load(tmp_path / "f.npy")
-    rows(run, tmp_path / "v.npy", split="val")
+    assert [row["name"] for row in rows(run, tmp_path / "t.npy", split="train")] == left
+    held_out = rows(run, tmp_path / "v.npy", split="val")
+    assert [row["name"] for row in held_out] == held and held_out[0]["split"] == "val"
     np.testing.assert_allclose(
         np.load(tmp_path / "v.npy"), every[sorted(map(int, of_val))], rtol=1e-5, atol=1e-6
     )

@@ -20,7 +20,7 @@ from fastsiam.config.evaluate import KnnConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import DataError
 from fastsiam.evaluate.command import evaluate_knn
-from fastsiam.evaluate.features import collected, feature_batches, pixel_batches
+from fastsiam.evaluate.features import collected, feature_batches
 from fastsiam.evaluate.knn import Nearest, knn_accuracy, normalized
 from fastsiam.methods import build_method
 from fastsiam.pipelines.convert import convert
@@ -75,25 +75,25 @@ def test_several_protocols_in_one_pass_equal_brute_force_in_float64() -> None:
     assert classify([(1, 0.2)])[0].top5 == classify([(1, 0.2)])[0].top1  # one class has votes
 
 
-@pytest.mark.parametrize(("block", "part"), [(1, 403), (7, 1), (64, 50), (100, 403), (1000, 11)])
-def test_blocks_and_parts_of_the_bank_do_not_matter(block: int, part: int) -> None:
-    assert classify(VOTES, block=block, part=part) == classify(VOTES)
-
-
-def test_queries_are_compared_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_parts_and_scales_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = classify(VOTES)
+    for block, part in ((1, 403), (7, 1), (100, 403), (1000, 11)):
+        assert classify(VOTES, block=block, part=part) == whole
+    bank, bank_labels, queries, labels = knn_problem()
+    scaled = knn_accuracy([(bank * 300, bank_labels)], queries / 70, labels, votes=VOTES, classes=7)
+    assert scaled == whole
     monkeypatch.setattr(fastsiam.evaluate.knn, "_CHUNK_BYTES", 4 * 403 * 10)
-    assert classify(VOTES) == whole
+    monkeypatch.setattr(fastsiam.evaluate.knn, "_BLOCK_BYTES", 4 * 24 * 10)
+    assert classify(VOTES, part=4) == whole  # few at a time: raw pixels are wide
+    assert Nearest(torch.zeros(1, 24), most=1)._block == 10
+    sharp, nearest, every = classify([(20, 0.001), (1, 0.2), (10_000, 0.2)])
+    assert sharp.top1 == nearest.top1  # the nearest has all the weight
+    assert every.k == 403 and "k 403, T 0.2, bank 403" in str(every)
 
 
 def test_ranks_do_not_matter(ranks: Callable[[str, int], list[Any]]) -> None:
     alone = [result.record() for result in classify(rank_jobs.VOTES)]
     assert ranks("knn", 3) == [alone] * 3
-
-
-def test_more_neighbours_than_the_bank_holds() -> None:
-    (result,) = classify([(10_000, 0.2)])
-    assert result.k == 403 and "k 403, T 0.2, bank 403" in str(result)
 
 
 def test_memory_does_not_grow_with_the_bank() -> None:
@@ -103,15 +103,6 @@ def test_memory_does_not_grow_with_the_bank() -> None:
         nearest.add(torch.randn(50, 4), torch.arange(start, start + 50))
         assert nearest.similarity.shape[1] <= 3 and len(nearest._waiting) <= 1
     assert nearest.finish().seen == 1000 and nearest.tag.shape == (10, 3)
-
-
-def test_the_scale_of_features_and_a_small_temperature() -> None:
-    bank, bank_labels, queries, labels = knn_problem()
-    scaled = [(bank * 300, bank_labels)]
-    args = {"votes": [(20, 0.2), (20, 0.001)], "classes": 7}
-    results = knn_accuracy(scaled, queries / 70, labels, **args)  # type: ignore[arg-type]
-    assert results == classify(args["votes"])  # type: ignore[arg-type]
-    assert results[1].top1 == classify([(1, 0.2)])[0].top1  # the nearest has all the weight
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2**-10), (torch.bfloat16, 2**-7)])
@@ -132,13 +123,6 @@ def test_features_stored_in_half_precision_rank_within_the_tolerance(
     assert (cosines >= exact.values[:, 19:20] - 2 * tolerance).all()
     assert (nearest.similarity - cosines).abs().max() < tolerance
     assert (nearest.tag != exact.indices[:, :20]).any()  # it is not exact: the test can tell
-
-
-def test_wide_rows_are_compared_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raw pixels of large images: the bank that waits is bounded by bytes, not by rows."""
-    monkeypatch.setattr(fastsiam.evaluate.knn, "_BLOCK_BYTES", 4 * 24 * 10)
-    assert classify(VOTES, part=4) == classify(VOTES)
-    assert Nearest(torch.zeros(1, 24), most=1)._block == 10
 
 
 def test_float32_ranks_exactly() -> None:
@@ -165,12 +149,6 @@ def test_evaluation_leaves_the_backbone_as_it_was() -> None:
     assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())
     one_by_one = torch.cat([collected(feature_batches(backbone, [b]))[0] for b in batches])
     assert torch.equal(one_by_one, collected(feature_batches(backbone, batches))[0])
-
-
-def test_pixel_features_are_the_pixels() -> None:
-    batch = EvalBatch(torch.randn(4, 3, 8, 8), torch.arange(4), torch.arange(4))
-    ((features, _),) = pixel_batches([batch])
-    assert torch.equal(features, batch.image.reshape(4, -1))
 
 
 def test_evaluation_of_a_run_with_baselines(run: Path) -> None:

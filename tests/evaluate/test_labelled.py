@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastsiam import cli
 from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import FinetuneConfig, LinearConfig
-from fastsiam.config.nodes import NodesConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate import record_files
@@ -214,23 +211,6 @@ def test_two_ranks(run: Path, cached: bool) -> None:
     alone = evaluate_linear(run, config, HERE)
     assert alone.results == both.results and both.images_validated == 12
     assert (alone.images.ranks, both.images.ranks) == (1, 2)
-
-
-def test_ranks_are_started_with_the_same_command_line(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[int, Sequence[str]]] = []
-
-    def launch(arguments: Sequence[str], nodes: NodesConfig, *, gpus: int) -> int:
-        asked.append((gpus, arguments))
-        return 7
-
-    monkeypatch.setattr("fastsiam.distributed.launch.launch", launch)
-    arguments = ["eval", "linear", str(run), *TWO_RANKS]
-    monkeypatch.setattr("sys.argv", ["fastsiam", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 7 and asked == [(2, arguments)]
 
 
 def test_fine_tuning_is_longer_on_one_percent(run: Path, tmp_path: Path) -> None:

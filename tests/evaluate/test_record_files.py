@@ -64,14 +64,6 @@ def test_a_run_that_cannot_be_written_in_the_end_is_a_warning(
         assert list((tmp_path / "run" / "moved").glob("*.partial"))
 
 
-def test_the_users_file_must_be_written(tmp_path: Path) -> None:
-    own = files(tmp_path / "run", tmp_path / "mine" / "x.json")
-    block(tmp_path / "mine")
-    with pytest.raises(FastSiamError, match=r"^cannot write .*mine/x\.json: .+$"):
-        own.keep(RECORD)
-    assert read_records(tmp_path / "run") == [RECORD]
-
-
 def test_a_run_that_cannot_be_written_is_evaluated(
     run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,6 +53,8 @@ def test_the_page_is_whole_and_alone(small: TrainConfig, tmp_path: Path) -> None
     assert "50.00 at epoch 7.17 (k 20" in page and "All runs have the same settings." in page
     (run / "eval").mkdir()
     (run / "eval" / "knn.json").write_text("{}")
+    with pytest.raises(DataError, match="is not a run folder"):
+        write_report([tmp_path], out)
     with pytest.raises(DataError, match=r"knn\.json is not a record of an evaluation"):
         write_report([run], out)
 
@@ -77,11 +79,6 @@ def test_runs_of_a_sweep_are_compared(small: TrainConfig, tmp_path: Path) -> Non
     top1 = record.first_with("trained")["top1"]
     assert second[-1] == f"evaluated: {top1:.2f} at epoch 0.67 (k 3, T 0.2, bank 24)"
     assert first[-2].endswith(" (not compiled)") and "compiled" not in second[-2]
-
-
-def test_a_folder_without_metrics_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is not a run folder"):
-        write_report([tmp_path], tmp_path / "report.html")
 
 
 def test_points_on_the_edge_are_drawn_whole(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from fastsiam.run.records import DataFacts, Evaluation, ImageFacts, Record, chec
 
 from .datasets import DetectionSet, open_detection
 from .images import TrainingImages
-from .model import NAMES, build_detector
-from .protocol import FIGURES, differences, papers_rows, schedule_of
+from .model import build_detector
+from .protocol import FIGURES, NAMES, differences, papers_rows, protocol_of, schedule_of
 from .scores import coco_scores, voc_scores
 from .training import DetectorTraining
 
@@ -118,8 +118,8 @@ class _Trials:
         torch.backends.cudnn.benchmark = False  # every batch has another shape
 
     def _evaluation(self) -> Evaluation:
-        config, pretrained, schedule = self.config, self.pretrained, self.schedule
-        precision, sides = short_name(self.dtype), schedule.sides
+        config, pretrained = self.config, self.pretrained
+        precision = short_name(self.dtype)
         alone = self.place.world > 1 and self.place.device.type == "cpu"
         return Evaluation(
             kind="detect",
@@ -133,30 +133,20 @@ class _Trials:
             ),
             images=ImageFacts(
                 crop=0,
-                resize=sides[-1],
+                resize=self.schedule.sides[-1],
                 mean=tuple(self.mean),
                 std=tuple(self.std),
                 pipeline="detection",
                 precision=precision,
                 ranks=self.place.world,
             ),
-            protocol={
-                "task": config.task,
-                "detector": NAMES[config.detector],
-                "steps": schedule.steps,
-                "drops": list(schedule.drops),
-                "warmup": schedule.warmup,
-                "batch": config.batch_size,
-                "lr": config.lr,
-                "weight_decay": config.weight_decay,
-                "sides": [sides[0], sides[-1]],
-                "long_side": config.long_side,
-                "rois": config.rois,
-                "precise_bn": config.precise_bn,
-                "seed": config.seed,
-                "trials": config.trials,
+            protocol=protocol_of(config)
+            | {
                 "differences": differences(
-                    config, pretrained.model.backbone, precision, "a rank" if alone else "all ranks"
+                    config,
+                    pretrained.model.backbone,
+                    precision,
+                    "of a rank" if alone else "of all ranks",
                 ),
             },
         )

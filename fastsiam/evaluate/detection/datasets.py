@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 from xml.etree import ElementTree  # nosec B405
 
@@ -198,10 +197,15 @@ def _open_coco(data: Path, split: str) -> DetectionSet:
                 f"{data} holds no {split}: looked for {needed}; unpack COCO's zips with `unzip` "
                 "first"
             )
-    tools = coco_tools("coco")
+    try:
+        from pycocotools.coco import COCO
+    except ImportError as error:
+        raise BackendError(
+            f"COCO needs pycocotools ({error}): pip install 'fastsiam[detection]'"
+        ) from error
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            coco = tools.COCO(str(path))
+            coco = COCO(str(path))
         categories = sorted(coco.cats)  # COCO's ids have gaps
         labels = {category: label for label, category in enumerate(categories)}
         pictures = [_coco_picture(coco, row, labels, data / split) for row in coco.imgs.values()]
@@ -245,19 +249,3 @@ def _checked(box: list[float], height: int, width: int) -> list[float]:
     if not (x0 < x1 and y0 < y1 and x0 < width and y0 < height and x1 > 0 and y1 > 0):
         raise ValueError(f"the box {box} is empty or outside its image of {width} x {height}")
     return box
-
-
-def coco_tools(name: Literal["coco", "cocoeval", "mask"]) -> ModuleType:
-    """Import a module of pycocotools.
-
-    Raises:
-        BackendError: the package is missing.
-    """
-    try:
-        import importlib
-
-        return importlib.import_module(f"pycocotools.{name}")
-    except ImportError as error:
-        raise BackendError(
-            f"COCO needs pycocotools ({error}): pip install 'fastsiam[detection]'"
-        ) from error

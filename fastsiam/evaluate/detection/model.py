@@ -28,8 +28,6 @@ from fastsiam.model.backbones import ResNet
 from fastsiam.model.numerics import autocast
 
 Kind = Literal["c4", "fpn"]
-NAMES: dict[str, str] = {"c4": "C4 of torchvision's parts", "fpn": "FPN of torchvision"}
-"""What outputs call them."""
 
 _SIZES, _RATIOS = (32, 64, 128, 256, 512), (0.5, 1.0, 2.0)
 """Of the anchors: side in pixels, and height by width."""

@@ -21,7 +21,7 @@ from torchvision.ops import box_iou
 
 from fastsiam.errors import DataError
 
-from .datasets import DetectionSet, Picture, coco_tools
+from .datasets import DetectionSet, Picture
 
 Rule = Literal["11 points", "area"]
 """How VOC makes one figure of precision and recall: the mean of the precisions at recalls 0, 0.1,
@@ -98,6 +98,9 @@ def coco_scores(
         detections: of its images.
         kind: "bbox" compares boxes, "segm" masks.
     """
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
     categories = sorted(dataset.coco.cats)
     rows = [
         {
@@ -110,8 +113,8 @@ def coco_scores(
         for i in range(len(one.scores))
     ]
     with contextlib.redirect_stdout(io.StringIO()):
-        found = dataset.coco.loadRes(rows) if rows else coco_tools("coco").COCO()
-        evaluation = coco_tools("cocoeval").COCOeval(dataset.coco, found, kind)
+        found = dataset.coco.loadRes(rows) if rows else COCO()
+        evaluation = COCOeval(dataset.coco, found, kind)
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()

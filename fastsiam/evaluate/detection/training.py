@@ -16,7 +16,7 @@ from fastsiam.distributed import Place, bn_group, data_parallel, mean_across_ran
 from fastsiam.errors import FastSiamError
 from fastsiam.methods.optim import with_momenta
 
-from .datasets import DetectionSet, coco_tools
+from .datasets import DetectionSet
 from .images import Sample, resized
 from .model import Detector
 from .protocol import Schedule
@@ -163,8 +163,10 @@ class DetectorTraining:
             (found,) = self.model([image], sizes=[(picture.height, picture.width)])
         masks: list[dict[str, Any]] = []
         if "masks" in found:
+            from pycocotools.mask import encode
+
             covered = (found["masks"][:, 0] > 0.5).permute(1, 2, 0).cpu().numpy()
-            masks = coco_tools("mask").encode(np.asfortranarray(covered, np.uint8))
+            masks = encode(np.asfortranarray(covered, np.uint8))
         return Detections(
             picture.image_id,
             found["boxes"].cpu().numpy(),

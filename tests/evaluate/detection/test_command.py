@@ -59,7 +59,8 @@ def test_detection_of_a_run(run: Path, made: Path, capsys: pytest.CaptureFixture
     record = evaluate_detection(run, config, HERE)
     said = capsys.readouterr().err
     assert "C4 of torchvision's parts, Faster R-CNN: 3 steps of 2" in said
-    assert "not the protocol's: backbone resnet10 (not resnet50); steps 3 (not 24,000)" in said
+    assert "not the protocol's: steps 3 (not 24,000); warmup 1 (not 100); batch 2 (not 16)" in said
+    assert "backbone resnet10 (not resnet50)" in said
     assert [line["seed"] for line in record.results] == [0, 1]
     assert set(record.results[0]) == {"trial", "seed", "AP50", "AP", "AP75"}
     means, spread = record.over_trials

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastsiam.errors import DataError, NoSplitError
+from fastsiam.errors import BackendError, DataError, NoSplitError
 from fastsiam.evaluate.detection import Detections, Task, coco_scores, open_detection, voc_scores
 from fastsiam.evaluate.detection.datasets import VOC_CLASSES
 from tests.evaluate.detection.made import CLASSES
@@ -178,7 +179,9 @@ def test_one_line_names_the_file_of_voc(case: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_one_line_names_the_file_of_coco(tmp_path: Path, coco: None) -> None:
+def test_one_line_names_the_file_of_coco(
+    tmp_path: Path, coco: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = coco_set(tmp_path) / "annotations/instances_val2017.json"
     whole = path.read_text()
     for text in ("{", "[]", whole.replace('"height": 40, ', "")):
@@ -197,3 +200,6 @@ def test_one_line_names_the_file_of_coco(tmp_path: Path, coco: None) -> None:
         open_detection("coco", tmp_path, "train")
     with pytest.raises(DataError, match="no data at"):
         open_detection("coco", tmp_path / "nowhere", "train")
+    monkeypatch.setitem(sys.modules, "pycocotools.coco", None)
+    with pytest.raises(BackendError, match=r"fastsiam\[detection\]"):
+        open_detection("coco", tmp_path, "val")

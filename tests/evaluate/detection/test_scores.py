@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from fractions import Fraction
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fastsiam.errors import BackendError, DataError
+from fastsiam.errors import DataError
 from fastsiam.evaluate.detection import Detections, DetectionSet, Picture, coco_scores, voc_scores
 from fastsiam.evaluate.detection.scores import Rule
 from tests.evaluate.detection.tiny import picture
@@ -121,14 +120,6 @@ def test_coco_ignores_what_is_found_in_a_crowd() -> None:
     assert coco_scores(truth, found)["AP"] == pytest.approx(100)
     outside = [detections(1, [(40, 5, 60, 25), BOX], [0.9, 0.6])]
     assert coco_scores(truth, outside)["AP"] == pytest.approx(50)
-
-
-def test_without_pycocotools_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    truth = coco_truth(BOX)
-    for name in ("pycocotools", "pycocotools.coco"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(BackendError, match=r"fastsiam\[detection\]"):
-        coco_scores(truth, [])
 
 
 def random_case(seed: int) -> tuple[DetectionSet, list[Detections]]:
