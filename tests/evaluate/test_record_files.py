@@ -1,4 +1,4 @@
-"""Results are shown, then written: into the run, the user's file, or one of them with a warning."""
+"""Results are shown, then written: into the run and the user's file."""
 
 from __future__ import annotations
 
@@ -16,52 +16,15 @@ from fastsiam.config.evaluate import (
     LinearConfig,
     NeighboursConfig,
 )
-from fastsiam.console import Console
 from fastsiam.errors import FastSiamError
 from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
 from fastsiam.evaluate.feature_files import write_features, write_neighbours
-from fastsiam.evaluate.record_files import RecordFiles
 from fastsiam.files import write_json
 from fastsiam.report.run import write_report
 from fastsiam.run.records import Record, read_records
-from tests.conftest import ROOT
 from tests.disks import fill, read_only, small_disk
 from tests.processes import fastsiam
 from tests.train.runs import CPU
-
-RECORD = read_records(ROOT / "bench" / "results" / "cifar10-evaluation")[0]
-
-
-def files(run: Path | None, asked: Path | str = "") -> RecordFiles:
-    return RecordFiles(run, RECORD, asked=str(asked), place=CPU, console=Console())
-
-
-def block(folder: Path) -> None:
-    """Have a file stand where a folder was."""
-    folder.rename(folder.with_name("moved"))
-    folder.write_text("")
-
-
-@pytest.mark.parametrize("asked", [False, True])
-def test_a_run_that_cannot_be_written_in_the_end_is_a_warning(
-    asked: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The state stays, unless the record is in the user's file."""
-    own = files(tmp_path / "run", tmp_path / "mine" / "x.json" if asked else "")
-    own.save_state(1, lambda: {}, last=True)
-    assert own.load_state()
-    block(tmp_path / "run" / "eval")
-    shown: list[Record] = []
-    own.keep(RECORD, shown.append)
-    said = capfd.readouterr().err
-    assert "the result is not kept with its run" in said and shown == [RECORD]
-    assert ("--json FILE keeps it" in said) != asked
-    if asked:
-        assert f", but goes to {tmp_path / 'mine' / 'x.json'}" in said
-        (tmp_path / "mine").rename(tmp_path / "eval")
-        assert read_records(tmp_path) == [RECORD]
-    else:
-        assert list((tmp_path / "run" / "moved").glob("*.partial"))
 
 
 def test_a_run_that_cannot_be_written_is_evaluated(
@@ -71,12 +34,12 @@ def test_a_run_that_cannot_be_written_is_evaluated(
     with read_only(run):
         done = fastsiam("eval", "knn", str(run), "--device", "cpu", "--k", "5")
         assert "kNN top-1" in done.stdout and "eval/knn-epoch" in done.stderr
-        assert "will not be kept with its run: --json FILE" in done.stderr
+        assert "the result is only shown: --json FILE keeps it" in done.stderr
         asked = tmp_path / "new" / "x.json"
         config = LinearConfig(workers=0, cached=True, epochs=1, json=str(asked))
         record = evaluate_linear(run, config, CPU)
         assert Record.from_dict(json.loads(asked.read_text())) == record
-        assert f"but goes to {asked}" in capfd.readouterr().err
+        assert f"the result goes to {asked}" in capfd.readouterr().err
         assert [path.name for path in asked.parent.iterdir()] == ["x.json"]
         write_report([run], tmp_path / "page.html")
         with pytest.raises(FastSiamError, match=r"^cannot write .*report\.html: "):
@@ -112,12 +75,12 @@ def test_a_disk_that_is_full_from_the_start(
         assert all(path.stat().st_size for path in disk.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("asked", [False, True])
 def test_a_disk_that_fills_up_meanwhile(
-    asked: bool, run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The record is shown before it is found that it cannot be written."""
+    """The record is shown before it is found that it cannot be written; the state is kept."""
     shown: list[Record] = []
+    config = LinearConfig(workers=0, cached=True, epochs=2, optimizer="sgd", lrs="1")
     with small_disk(tmp_path / "disk", 8) as disk:
         shutil.copytree(run, disk / "run")
 
@@ -125,29 +88,10 @@ def test_a_disk_that_fills_up_meanwhile(
             shown.append(record)
             fill(disk)
 
-        config = KnnConfig(workers=0, k="5", json=str(disk / "x.json") if asked else "")
-        if asked:
-            with pytest.raises(FastSiamError, match=r"^cannot write .*x\.json: No space left"):
-                evaluate_knn(disk / "run", config, CPU, show=show)
-        else:
-            evaluate_knn(disk / "run", config, CPU, show=show)
+        with pytest.raises(FastSiamError, match=r"^cannot write .*json: No space left"):
+            evaluate_linear(disk / "run", config, CPU, show=show)
         assert len(shown) == 1 and not read_records(disk / "run")
-    assert "the result is not kept with its run" in capfd.readouterr().err
-
-
-def test_what_was_trained_is_not_trained_again(
-    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The state of an evaluation whose record found no room is kept, if there was room for it."""
-    config = LinearConfig(workers=0, cached=True, epochs=2, optimizer="sgd", lrs="1")
-    with small_disk(tmp_path / "disk", 8) as disk:
-        shutil.copytree(run, disk / "run")
-
-        def show(record: Record) -> None:
-            fill(disk)
-
-        record = evaluate_linear(disk / "run", config, CPU, show=show)
         (disk / "filler").unlink()
         again = evaluate_linear(disk / "run", config, CPU)
-        assert again.results == record.results and len(read_records(disk / "run")) == 1
+        assert again.results == shown[0].results and len(read_records(disk / "run")) == 1
     assert "continuing after epoch 2 of 2" in capfd.readouterr().err

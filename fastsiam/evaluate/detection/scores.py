@@ -122,23 +122,16 @@ def coco_scores(
     return {name: 100 * float(evaluation.stats[place]) for place, name in enumerate(names)}
 
 
-@dataclass(frozen=True)
-class _Matches:
-    """The detections of one class by falling score, each with the object it overlaps most."""
-
-    overlap: NDArray[np.float64]
-    """(detections,) -1 where the image has no object of the class."""
-    ignored: NDArray[np.bool_]
-    """(detections,) whether that object counts as nothing."""
-    object: NDArray[np.int64]
-    """(detections,) number of that object in the data set."""
-
-
 def _matches(
     pictures: dict[int, Picture], detections: Sequence[Detections], label: int
-) -> _Matches:
-    """Find the object that each detection of a class overlaps most, the first of several such."""
-    scores, rows, count = [], [], 0
+) -> NDArray[np.float64]:
+    """Find the object that each detection of a class overlaps most, the first of several such.
+
+    Returns:
+        (3, detections) by falling score: the overlap, -1 where the image has no object of the
+        class; whether that object is difficult; and its number in the data set.
+    """
+    scores, rows, count = [np.zeros(0)], [np.zeros((3, 0))], 0
     for found in detections:
         own, picture = found.labels == label, pictures[found.image_id]
         there = picture.labels == label
@@ -151,21 +144,20 @@ def _matches(
         scores.append(found.scores[own])
         rows.append(matches)
         count += int(there.sum())
-    order = np.argsort(-np.concatenate([np.zeros(0), *scores]), kind="stable")
-    overlap, ignored, numbers = np.concatenate([np.zeros((3, 0)), *rows], axis=1)[:, order]
-    return _Matches(overlap, ignored.astype(bool), numbers.astype(np.int64))
+    order = np.argsort(-np.concatenate(scores), kind="stable")
+    return np.concatenate(rows, axis=1)[:, order]
 
 
 def _curve(
-    matches: _Matches, least: float, wanted: int
+    matches: NDArray[np.float64], least: float, wanted: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return recall and precision after each detection, by falling score."""
-    hit = matches.overlap > least
+    hit, ignored = matches[0] > least, matches[1] > 0
     right = np.zeros(len(hit), bool)
-    candidates = np.flatnonzero(hit & ~matches.ignored)
-    _, first = np.unique(matches.object[candidates], return_index=True)
+    candidates = np.flatnonzero(hit & ~ignored)
+    _, first = np.unique(matches[2, candidates], return_index=True)
     right[candidates[first]] = True
-    wrong = ~right & ~(hit & matches.ignored)
+    wrong = ~right & ~(hit & ignored)
     found, false = right.cumsum(), wrong.cumsum()
     return found / wanted, found / np.maximum(found + false, 1)
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastsiam.config import NumericsConfig
-from fastsiam.distributed import Place, bn_group, data_parallel, mean_across_ranks
+from fastsiam.distributed import Place, bn_group, mean_across_ranks
 from fastsiam.errors import FastSiamError
+from fastsiam.evaluate.supervised import Training
 from fastsiam.methods.optim import with_momenta
 
 from .datasets import DetectionSet
@@ -25,7 +26,7 @@ from .scores import Detections
 MOMENTUM = 0.9
 
 
-class DetectorTraining:
+class DetectorTraining(Training):
     """Trains a detector in place.
 
     What is drawn in a step (the sampled boxes) is a function of seed, step and rank.
@@ -56,12 +57,9 @@ class DetectorTraining:
         model.to(place.device)
         if place.device.type == "cuda" and (group := bn_group(place, NumericsConfig())) is not None:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)
-        self.model = model
         self._norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-        self._together = data_parallel(model, place, same_buffers=True)
         sgd = torch.optim.SGD(_groups(model, weight_decay), lr=0.0, momentum=MOMENTUM)
-        self._optimizer = with_momenta(sgd)
-        self._scaler = torch.amp.GradScaler(place.device.type, enabled=model.dtype == torch.float16)
+        super().__init__(model, with_momenta(sgd), dtype=model.dtype, place=place)
 
     def step(self, number: int, batch: Sequence[Sample]) -> Tensor:
         """Train on this rank's share of a batch; return the losses' sum, on the device.
@@ -70,15 +68,12 @@ class DetectorTraining:
             number: of the step, from 0.
             batch: images and their objects.
         """
-        self.model.train()
-        for group in self._optimizer.param_groups:
+        self.network.train()
+        for group in self.optimizer.param_groups:
             group["lr"] = self._schedule.rate(self._lr, number)
         self._sow(0, number)
-        loss = self._loss(self._together, batch)
-        self._optimizer.zero_grad()
-        self._scaler.scale(loss).backward()
-        self._scaler.step(self._optimizer)
-        self._scaler.update()
+        loss = self._loss(self.model, batch)
+        self.update(loss)
         return loss.detach()
 
     def mean_loss(self, loss: Tensor, step: int) -> float:
@@ -100,33 +95,19 @@ class DetectorTraining:
         Where BN is each rank's own, the ranks' means are averaged.
         """
         momenta = [norm.momentum for norm in self._norms]
-        self.model.train()
+        self.network.train()
         with torch.no_grad():
             for number, batch in enumerate(batches):
                 for norm in self._norms:
                     norm.momentum = 1 / (number + 1)
                 self._sow(1, number)
-                self._loss(self.model, batch)
+                self._loss(self.network, batch)
             for norm, momentum in zip(self._norms, momenta, strict=True):
                 norm.momentum = momentum
                 if self._place.world > 1 and not isinstance(norm, nn.SyncBatchNorm):
                     for running in (norm.running_mean, norm.running_var):
                         assert running is not None
                         running.copy_(mean_across_ranks(running))
-
-    def state(self) -> dict[str, Any]:
-        """Return what ``load`` continues from."""
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-            "scaler": self._scaler.state_dict(),
-        }
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Continue from a state."""
-        self.model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._scaler.load_state_dict(state["scaler"])
 
     def detections(
         self, dataset: DetectionSet, *, side: int, longest: int, done: Callable[[], object] = int
@@ -142,7 +123,7 @@ class DetectorTraining:
         Returns:
             What was found in each, in the order of the set, on every rank.
         """
-        self.model.eval()
+        self.network.eval()
         own = range(self._place.rank, len(dataset), self._place.world)
         found = []
         for index in own:
@@ -160,7 +141,7 @@ class DetectorTraining:
         picture = dataset.pictures[index]
         image = resized(dataset.image(index), side, longest).to(self._place.device)
         with torch.no_grad():
-            (found,) = self.model([image], sizes=[(picture.height, picture.width)])
+            (found,) = self.network([image], sizes=[(picture.height, picture.width)])
         masks: list[dict[str, Any]] = []
         if "masks" in found:
             from pycocotools.mask import encode

@@ -118,7 +118,7 @@ def test_a_killed_one_goes_on_bit_for_bit(
     settle = DetectorTraining.settle_batch_norm
 
     def noted(self: DetectorTraining, batches: Any) -> None:
-        ends.append({name: x.clone() for name, x in self.model.state_dict().items()})
+        ends.append({name: x.clone() for name, x in self.network.state_dict().items()})
         settle(self, batches)
 
     monkeypatch.setattr(DetectorTraining, "settle_batch_norm", noted)

@@ -161,16 +161,16 @@ def test_images_without_objects_are_not_trained_on(data: DetectionSet) -> None:
 def test_training_resumes_bit_for_bit_with_nothing_frozen(data: DetectionSet) -> None:
     """Every weight moves, BN does not decay, the loss of a batch falls."""
     whole, begun, resumed = training(), training(), training()
-    before = {name: value.clone() for name, value in whole.model.named_parameters()}
+    before = {name: value.clone() for name, value in whole.network.named_parameters()}
     for step, batch in enumerate(batches(data, 0, 4)):
         whole.step(step, batch)
         if step < 2:
             begun.step(step, batch)
-    after = dict(whole.model.named_parameters())
+    after = dict(whole.network.named_parameters())
     assert not [name for name, value in before.items() if value.equal(after[name])]
     decays, rest = whole.state()["optimizer"]["param_groups"]
     assert decays["weight_decay"] == 1e-4 and rest["weight_decay"] == 0.0
-    norms = [module for module in whole.model.modules() if isinstance(module, nn.BatchNorm2d)]
+    norms = [module for module in whole.network.modules() if isinstance(module, nn.BatchNorm2d)]
     assert len(rest["params"]) == 2 * len(norms)
     file = io.BytesIO()
     torch.save(begun.state(), file)
@@ -179,8 +179,8 @@ def test_training_resumes_bit_for_bit_with_nothing_frozen(data: DetectionSet) ->
     resumed.load(torch.load(file, weights_only=True))
     for step, batch in enumerate(batches(data, 2, 4), start=2):
         resumed.step(step, batch)
-    for name, value in whole.model.state_dict().items():
-        assert torch.equal(value, resumed.model.state_dict()[name]), name
+    for name, value in whole.network.state_dict().items():
+        assert torch.equal(value, resumed.network.state_dict()[name]), name
     losses = [float(resumed.step(step, batch)) for step in range(5)]
     assert losses[-1] < losses[0]
 
@@ -188,7 +188,8 @@ def test_training_resumes_bit_for_bit_with_nothing_frozen(data: DetectionSet) ->
 def test_precise_batch_norm_is_the_mean_over_batches(data: DetectionSet) -> None:
     """The first BN by hand, on inputs whose statistics differ; the weights stay."""
     made = training()
-    first, seen = made.model.backbone["bn1"], []
+    first: Any = made.network.get_submodule("backbone.bn1")
+    seen: list[Tensor] = []
 
     def note(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         seen.append(inputs[0].detach())
@@ -208,7 +209,8 @@ def test_precise_batch_norm_is_the_mean_over_batches(data: DetectionSet) -> None
 def test_detections_are_in_the_images_own_pixels(masks: bool, data: DetectionSet) -> None:
     tools = pytest.importorskip("pycocotools.mask")
     made = training(masks=masks)
-    made.model.roi_heads.score_thresh = 0.0
+    heads: Any = made.network.roi_heads
+    heads.score_thresh = 0.0
     found = made.detections(data, side=96, longest=100)
     assert [one.image_id for one in found] == [*range(10, 17)]
     assert max(one.boxes.max() for one in found) <= SIDE and found[0].boxes.dtype == np.float32
