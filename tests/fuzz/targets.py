@@ -39,7 +39,7 @@ from fastsiam.study.record import read_record as read_study_record
 from fastsiam.train.remembered import DataFile, Remembered
 from tests import sources, tables
 from tests.conftest import ROOT, write_images
-from tests.fuzz import detection_files, encoded_images
+from tests.fuzz import encoded_images
 from tests.interchange.networks import TINY, untrained
 from tests.kernels.decoders import Decoder
 
@@ -280,24 +280,6 @@ TARGETS: dict[str, Target] = {
     ),
     "parquet": Target(_parquet, "train.parquet", _train),
     "arrow": Target(_arrow, "train/data-00000-of-00001.arrow", _train, _arrow_beside),
-    "annotations of VOC": Target(
-        detection_files.voc_annotations,
-        detection_files.VOC,
-        detection_files.read_voc,
-        detection_files.beside_voc,
-    ),
-    "annotations of COCO": Target(
-        detection_files.coco_annotations,
-        detection_files.COCO,
-        detection_files.read_coco,
-        detection_files.beside_coco,
-    ),
-    "zip of COCO": Target(
-        detection_files.zips,
-        detection_files.ZIP,
-        detection_files.read_coco,
-        detection_files.beside_zip,
-    ),
     "checkpoint": Target(lambda _: [_checkpoint()], "last.pt", _load_checkpoint),
     "checkpoint pickle": Target(
         lambda _: [_pickle_in(_checkpoint())],
