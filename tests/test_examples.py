@@ -16,14 +16,13 @@ from pathlib import Path
 import lightning
 import numpy as np
 import pytest
-import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from PIL import Image
 
 from fastsiam.pipelines import ViewLoader
 from fastsiam.pipelines.store import open_store
-from fastsiam.views.batch import Batch
 from tests.conftest import ROOT, write_images
+from tests.lightning_ranks import EXAMPLE, noted
 from tests.pipelines.cases import NEEDS, readable
 
 PIPELINES = [pytest.param(n, marks=NEEDS.get(n, [])) for n in ("native", "ffcv", "dali")]
@@ -87,14 +86,8 @@ def test_supervised(data: Path) -> None:
 
 def test_lightning_resumes_in_the_middle_of_an_epoch(data: Path, tmp_path: Path) -> None:
     """Its checkpoints hold the loader's state: a resumed run sees the images that are left."""
-    names = runpy.run_path(str(ROOT / "docs" / "examples" / "lightning_module.py"))
+    names = runpy.run_path(str(EXAMPLE))
     seen: list[list[int]] = []
-
-    class Noted(names["SimSiam"]):  # type: ignore[misc, name-defined, valid-type]
-        def training_step(self, batch: Batch, step: int) -> torch.Tensor:
-            seen.append(batch.index.tolist())
-            loss: torch.Tensor = super().training_step(batch, step)
-            return loss
 
     def fit(folder: str, resumed: Path | None = None) -> list[list[int]]:
         seen.clear()
@@ -103,7 +96,9 @@ def test_lightning_resumes_in_the_middle_of_an_epoch(data: Path, tmp_path: Path)
             max_epochs=2, logger=False, callbacks=[saving], enable_progress_bar=False,
             enable_model_summary=False, accelerator="cpu",
         )  # fmt: skip
-        trainer.fit(Noted(), names["Views"](str(data), "native", 32, batch=8), ckpt_path=resumed)
+        trainer.fit(
+            noted(names, seen), names["Views"](str(data), "native", 32, batch=8), ckpt_path=resumed
+        )
         return list(seen)
 
     whole = fit("first")
