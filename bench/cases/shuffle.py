@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count
 
@@ -14,7 +14,7 @@ from fastsiam.bench.records import Record, record
 from fastsiam.bench.session import Session
 from fastsiam.bench.timing import Timing
 from fastsiam.pipelines import open_store
-from fastsiam.pipelines.shuffle import Window, full_shuffle, quality
+from fastsiam.pipelines.shuffle import Window, full_shuffle
 from fastsiam.pipelines.store.base import in_order
 
 _WINDOWS = "1,1024,4096,16384,65536"
@@ -71,3 +71,64 @@ def _record(
         in_the_clock="the order of an epoch, made once in each process",
         config=config,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quality:
+    """How well an epoch is shuffled, compared with a full shuffle of the same images."""
+
+    moved: float
+    """Mean distance from where an image lies to where it is shown, relative to a full shuffle's."""
+    parted: float
+    """Mean distance at which images that lie side by side are shown, relative to a full shuffle's;
+    the epoch is taken as a circle."""
+    largest: float
+    """Largest share that one class has of a batch; nan where there are no classes."""
+    usual: float
+    """Mean over the batches of the largest share that one class has of each."""
+    largest_full: float
+    """``largest`` of a full shuffle."""
+    usual_full: float
+    """``usual`` of a full shuffle."""
+
+
+def quality(window: Window, labels: NDArray[np.int64], *, batch: int, seed: int) -> Quality:
+    """Measure the shuffle of a run's first epoch.
+
+    Args:
+        window: of the run.
+        labels: (images,) class of each, or -1.
+        batch: images of a global batch.
+        seed: the run's.
+    """
+    shown, count = window.epoch(seed, 0), len(labels)
+    place = np.empty(count, np.int64)
+    place[shown] = np.arange(count)
+    lying = np.argsort(window.blocks, kind="stable")
+    full = (count**2 - 1) / (3 * count) or 1.0  # mean distance of two places that are drawn
+    moved = np.abs(place[lying] - np.arange(count)).mean()
+    between = np.abs(np.diff(place[lying], append=place[lying[0]]))
+    parted = np.minimum(between, count - between).mean()
+    largest, usual = _largest_classes(labels[shown], batch)
+    largest_full, usual_full = _largest_classes(labels[full_shuffle(count, seed, 0)], batch)
+    return Quality(
+        moved=float(moved / full),
+        parted=float(parted / (count / 4)),
+        largest=largest,
+        usual=usual,
+        largest_full=largest_full,
+        usual_full=usual_full,
+    )
+
+
+def _largest_classes(labels: NDArray[np.int64], batch: int) -> tuple[float, float]:
+    """Return the largest share of a class in any batch, and the mean of the batches' largest."""
+    steps, classes = len(labels) // batch, int(labels.max(initial=-1)) + 1
+    if not steps or classes < 2:
+        return float("nan"), float("nan")
+    whole = labels[: steps * batch]
+    step = np.arange(len(whole)) // batch
+    known, counts = np.unique((step * classes + whole)[whole >= 0], return_counts=True)
+    most = np.zeros(steps, np.int64)
+    np.maximum.at(most, known // classes, counts)
+    return float(most.max() / batch), float(most.mean() / batch)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import io
 import json
 import tarfile
@@ -30,7 +29,7 @@ from fastsiam.kernels.library import jpeg as jpeg_library
 from fastsiam.pipelines.convert import convert
 from fastsiam.pipelines.convert.verify import verify
 from fastsiam.pipelines.store import Store, open_store
-from fastsiam.pipelines.store.index import ROW, Index, keep, pack_texts
+from fastsiam.pipelines.store.index import ROW, keep, pack_texts
 from fastsiam.pipelines.store.index import load as load_index
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.checkpoint import Checkpoint
@@ -40,7 +39,7 @@ from fastsiam.study.record import read_record as read_study_record
 from fastsiam.train.image_list import DataFile, ImageList
 from tests import sources, tables
 from tests.conftest import ROOT, write_images
-from tests.fuzz import detection_files, encoded_images
+from tests.fuzz import encoded_images
 from tests.interchange.networks import TINY, untrained
 from tests.kernels.decoders import Decoder
 
@@ -106,38 +105,6 @@ def _jpegs(folder: Path) -> list[bytes]:
         sources.encoded(sources.picture(5), "PNG"),
         sources.encoded(sources.picture(6), "WEBP"),
     ]
-
-
-@cache
-def _cifar_members(folder: Path) -> dict[str, bytes]:
-    path = folder / "cifar-10-python.tar.gz"
-    sources.cifar(path, each=2, test=2)
-    with tarfile.open(path) as tar:
-        return {m.name: tar.extractfile(m).read() for m in tar.getmembers() if m.isfile()}  # type: ignore[union-attr]
-
-
-_FIRST = "cifar-10-batches-py/data_batch_1"
-
-
-def _pickles(folder: Path) -> list[bytes]:
-    members = _cifar_members(folder)
-    return [members[_FIRST], members["cifar-10-batches-py/batches.meta"]]
-
-
-@cache
-def _cifar_whole() -> Files:
-    with tempfile.TemporaryDirectory() as folder:
-        return _cifar_members(Path(folder))
-
-
-def _cifar_around(pickled: bytes) -> bytes:
-    """Pack an archive around a damaged pickle."""
-    members = [*(_cifar_whole() | {_FIRST: pickled}).items()]
-    return gzip.compress(sources.tar_bytes(members), 1)
-
-
-def _cifar(folder: Path) -> bytes:
-    return gzip.compress(sources.tar_bytes([*_cifar_whole().items()]), 1)
 
 
 @cache
@@ -227,7 +194,7 @@ def _committed(pattern: str) -> Callable[[Path], list[bytes]]:
 
 def _tar_index(folder: Path) -> list[bytes]:
     arrays = {"rows": np.zeros(3, ROW), "names": pack_texts(["0.jpg", "1.jpg", "2.jpg"])}
-    home = keep(Index(arrays), [folder / "index"], [])
+    home = keep(arrays, [folder / "index"], [])
     assert home is not None
     return _bytes_of(home)
 
@@ -248,7 +215,7 @@ def _crops(folder: Path) -> None:
 def _parquet(folder: Path) -> list[bytes]:
     path = folder / "train.parquet"
     rows = [(sources.jpeg(i), f"{i}.jpg", i % 2) for i in range(3)]
-    sources.parquet(path, rows, ["a", "b"])
+    sources.parquet(path, rows, ["a", "b"], compression="none")
     return _bytes_of(path)
 
 
@@ -311,33 +278,8 @@ TARGETS: dict[str, Target] = {
     "engine": Target(
         encoded_images.images, encoded_images.PLACE, encoded_images.read, encoded_images.beside
     ),
-    "cifar archive": Target(
-        lambda folder: [gzip.decompress(_cifar(folder))],
-        "cifar-10-python.tar.gz",
-        _train,
-        wrap=lambda content: gzip.compress(content, 1),
-    ),
-    "cifar pickle": Target(_pickles, "cifar-10-python.tar.gz", _train, wrap=_cifar_around),
     "parquet": Target(_parquet, "train.parquet", _train),
     "arrow": Target(_arrow, "train/data-00000-of-00001.arrow", _train, _arrow_beside),
-    "annotations of VOC": Target(
-        detection_files.voc_annotations,
-        detection_files.VOC,
-        detection_files.read_voc,
-        detection_files.beside_voc,
-    ),
-    "annotations of COCO": Target(
-        detection_files.coco_annotations,
-        detection_files.COCO,
-        detection_files.read_coco,
-        detection_files.beside_coco,
-    ),
-    "zip of COCO": Target(
-        detection_files.zips,
-        detection_files.ZIP,
-        detection_files.read_coco,
-        detection_files.beside_zip,
-    ),
     "checkpoint": Target(lambda _: [_checkpoint()], "last.pt", _load_checkpoint),
     "checkpoint pickle": Target(
         lambda _: [_pickle_in(_checkpoint())],
