@@ -7,7 +7,7 @@ from typing import Any
 _OF_THE_METHOD = "projector_layers", "dim", "projector_dim", "predictor_dim", "stop_gradient"
 _OF_ALL_VIEWS = "mean", "std"
 _REMOVED = {
-    "run": ("node_rank", "node_timeout", "grace", "data_changed"),
+    "run": ("node_rank", "node_timeout", "grace"),
     "step": ("batch_views", "keep_memory", "bucket_mb"),
 }
 """Settings of 0.2 that are decided by torch's rendezvous now, or always as they were by default."""

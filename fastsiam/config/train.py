@@ -297,6 +297,12 @@ class RunConfig(NodesConfig):
         "Learning rate of an extended run: whole is one cosine over all its epochs, to which the "
         "rate jumps up; restart is a cosine from the last rate to lr_end over the epochs left.",
     )
+    data_changed: Literal["refuse", "accept"] = setting(
+        "refuse",
+        "What a resumed run does if its data lost or gained files since it started: refuse, or "
+        "accept once for this change. The images that are left keep their order and "
+        "augmentations, others of them replace missing ones, and new ones are not used.",
+    )
     tracker: str = setting(
         "tensorboard",
         "Where figures go beside metrics.jsonl: tensorboard, wandb, mlflow, several as a,b; or "

@@ -2,7 +2,7 @@
 
 A run's order and augmentations are functions of an image's place in the data set. A file that is
 added or removed would move all places after it; the list of names detects that, and keeps every
-image at its place if the order changes, as in another container.
+image at its place, also in another container.
 
 For containers (.beton, tar, Arrow, parquet) the list also has the size and modification time of
 each file, because a changed file may contain images of the same names. For folders it has names
@@ -14,6 +14,7 @@ reading and comparing it 0.6 s.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from fastsiam.config.urls import Url
 from fastsiam.errors import CheckpointError, DataError
 from fastsiam.files import explained, parsed_json, quoted
-from fastsiam.pipelines.store import Store
+from fastsiam.pipelines.store import BetonStore, Store
 
 FILE = "images.npz"
 """Name of the list in a run's folder."""
@@ -51,6 +52,8 @@ class ImageList:
     """Name of each image, in the order of the run's data set."""
     files: tuple[DataFile, ...] = ()
     """Containers of the images when the run last used them."""
+    accepted: str = ""
+    """``fingerprint`` of the changed data that the user accepted; empty without such a change."""
     blocks: NDArray[np.int32] | None = field(default=None, compare=False)
     """(names,) block of each image when the run started (``Store.blocks``); None unless the run
     shuffles within a window, where the order depends on the blocks."""
@@ -72,7 +75,8 @@ class ImageList:
                 blocks = file.get("blocks")
                 if blocks is not None and (blocks.dtype, blocks.shape) != (np.int32, (len(names),)):
                     raise ValueError("the number of blocks is not that of the images")
-                return cls(tuple(names), tuple(DataFile(*facts) for facts in files), blocks)
+                own = tuple(DataFile(*facts) for facts in files)
+                return cls(tuple(names), own, str(file["accepted"]), blocks)
         except Exception as error:  # numpy and zipfile may raise anything on a corrupt archive
             raise CheckpointError(
                 f"the list of the run's images is corrupt: {path}; if the data have not changed "
@@ -87,7 +91,7 @@ class ImageList:
         np.savez_compressed(
             buffer,
             names=np.frombuffer(names, np.uint8),
-            accepted=np.array(""),  # of version 0.2
+            accepted=np.array(self.accepted),
             files=np.array(json.dumps(self.files)),
             **blocks,
         )
@@ -111,6 +115,32 @@ class ImageList:
         for position in range(len(names) - 1, -1, -1):
             free.setdefault(names[position], []).append(position)
         return np.array([free[n].pop() if free.get(n) else -1 for n in self.names], np.int64)
+
+
+def with_replacements(places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Replace the position of each missing image by that of the next image of the list.
+
+    After the last image, the list starts again.
+
+    Args:
+        places: (listed,) position of each listed image in the data set; -1 if it is missing. At
+            least one is not.
+    """
+    present = np.flatnonzero(places >= 0)
+    following = np.searchsorted(present, np.arange(len(places))) % len(present)
+    replaced: NDArray[np.int64] = places[present[following]]
+    return replaced
+
+
+def fingerprint(names: Sequence[str]) -> str:
+    """Return a hash of the names, independent of their order."""
+    text = "\0".join(sorted(names)).encode("utf-8", "surrogateescape")
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
+
+
+def has_names(store: Store) -> bool:
+    """Return whether a store has image names; files that FFCV wrote have none."""
+    return not isinstance(store, BetonStore) or store.ours
 
 
 def files_of(store: Store) -> tuple[DataFile, ...]:

@@ -1,7 +1,7 @@
 """The images that a run trains on: all except the holdout set, in the order of the run's start.
 
 A run saves the list of its images in its folder. If images are missing or new when it resumes, it
-stops with an error.
+stops with an error or, with ``--data-changed accept``, continues with the images that still exist.
 """
 
 from __future__ import annotations
@@ -29,11 +29,18 @@ from fastsiam.train.image_list import (
     DataFile,
     ImageList,
     files_of,
+    fingerprint,
+    has_names,
     names_of,
     set_numbers,
+    with_replacements,
 )
 
 _ADVICE = "restore the data, or choose another --out for a new run"
+_ADVICE_TO_ACCEPT = (
+    "restore the data, pass --data-changed accept to continue with the present images, or choose "
+    "another --out for a new run"
+)
 _NAMES = 3
 """Number of names that a message has at most."""
 
@@ -85,7 +92,7 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
     Raises:
         BackendError: the pipeline's package is missing.
         DataError: the data cannot be read.
-        CheckpointError: the data changed since the run started.
+        CheckpointError: the data changed since the run started, and are not accepted.
     """
     data = config.data
     if not data.loads_images:
@@ -94,18 +101,21 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
         backend_of(data).require_package()
     listed = None if begun is None else ImageList.load(begun)
     whole, kept, held = _opened(data, listed)
-    names, files = names_of(whole), files_of(whole)
-    notes: list[str] = []
+    files, notes = files_of(whole), list[str]()
     if listed is None:  # a new run, or one of a version without lists
+        names = names_of(whole)
         listed = ImageList(tuple(names[i] for i in kept.tolist()))
     else:
-        kept, notes = _places(listed, names, kept, held, data)
-        notes += _modified(listed.other_files(files))
+        kept, listed, notes = _places(listed, whole, kept, held, config)
+        notes += _modified(listed.other_files(files), config)
     if data.holdout:
-        notes.append(
+        note = (
             f"holding out {len(held):,} images ({data.holdout} of "
             f"{'each class' if whole.classes else 'all'}) for validation"
         )
+        if both := len(np.intersect1d(held, kept)):
+            note += f"; the run already trained on {both:,} of them and continues to do so"
+        notes.append(note)
     store = picked(whole, kept)
     blocks = listed.blocks
     if data.window and blocks is None:
@@ -163,62 +173,81 @@ def _opened(
 
 def _places(
     listed: ImageList,
-    names: Sequence[str],
+    store: Store,
     kept: NDArray[np.int64],
     held: NDArray[np.int64],
-    data: DataConfig,
-) -> tuple[NDArray[np.int64], list[str]]:
-    """Return the positions of the listed images in the data set, (listed,), and messages.
+    config: TrainConfig,
+) -> tuple[NDArray[np.int64], ImageList, list[str]]:
+    """Find the listed images in the data set.
 
     Args:
         listed: the run's list.
-        names: of all images of the data set.
+        store: all images of the data set.
         kept: positions of the images that a new run would train on.
         held: positions of the holdout set.
-        data: settings of the run.
+        config: of the run.
+
+    Returns:
+        The position of the image that is used at each place of the list, (listed,); the list, with
+        an accepted change; messages.
 
     Raises:
-        CheckpointError: images are missing or new.
+        CheckpointError: images are missing or new, and the change is not accepted.
     """
+    names = names_of(store)
     if listed.names == tuple(names[i] for i in kept.tolist()):
-        return kept, []
+        return kept, listed, []
     places = listed.positions_in(names)
     gone = [listed.names[i] for i in np.flatnonzero(places < 0).tolist()]
-    if len(gone) == len(kept) == len(listed.names) and not data.holdout:
-        return kept, [
+    if len(gone) == len(kept) == len(listed.names) and not config.data.holdout:
+        note = (
             "warning: all images have other names than when the run started, as in another "
             f"container: the {len(kept):,} images are assumed to be the same, in the same order"
-        ]
+        )
+        return kept, listed, [note]
     others = np.setdiff1d(np.arange(len(names)), np.concatenate([places, held]))
     new = [names[i] for i in others.tolist()]
-    if gone or new:
-        parts = [(gone, f"of {len(listed.names):,} images missing"), (new, "new")]
-        change = ", ".join(
-            f"{len(some):,} {what} ({', '.join(some[:_NAMES])}{', ...' * (len(some) > _NAMES)})"
-            for some, what in parts
-            if some
-        )
-        raise CheckpointError(f"the data changed since the run started: {change}; {_ADVICE}")
-    return places, []
+    if not gone and not new:
+        return places, listed, []
+    parts = [(gone, f"of {len(listed.names):,} images missing"), (new, "new")]
+    change = "the data changed since the run started: " + ", ".join(
+        f"{len(some):,} {what} ({', '.join(some[:_NAMES])}{', ...' * (len(some) > _NAMES)})"
+        for some, what in parts
+        if some
+    )
+    if len(gone) == len(listed.names) or not has_names(store):
+        raise CheckpointError(f"{change}; {_ADVICE}")
+    accepted = fingerprint(names)
+    if config.run.data_changed == "refuse" and listed.accepted != accepted:
+        raise CheckpointError(f"{change}; {_ADVICE_TO_ACCEPT}")
+    note = (
+        f"{change} (accepted); each missing image is replaced by the next one in the list, and new "
+        "images are not used"
+    )
+    return with_replacements(places), replace(listed, accepted=accepted), [note]
 
 
-def _modified(files: Sequence[tuple[DataFile, DataFile]]) -> list[str]:
-    """Check that containers have the size that they had; return a message on another time.
+def _modified(files: Sequence[tuple[DataFile, DataFile]], config: TrainConfig) -> list[str]:
+    """Check that containers have the size that they had; return a message on one that changed.
 
-    Copies of a file have another modification time.
+    Copies of a file have another modification time, which is only mentioned.
 
     Args:
         files: containers that changed, each as recorded and as it is now.
+        config: of the run.
 
     Raises:
-        CheckpointError: a container has another size.
+        CheckpointError: a container has another size, which is not accepted.
     """
     for then, now in files:
         if then.bytes != now.bytes:
-            raise CheckpointError(
+            change = (
                 f"{now.path} changed since the run was last started: it had {then.bytes:,} bytes "
-                f"and now has {now.bytes:,}; {_ADVICE}"
+                f"and now has {now.bytes:,}"
             )
+            if config.run.data_changed == "refuse":
+                raise CheckpointError(f"{change}; {_ADVICE_TO_ACCEPT}")
+            return [f"{change} (accepted)"]
     return [
         f"warning: {now.path} was modified since the run was last started; its size and image "
         "names are the same, so its content is assumed to be the same"

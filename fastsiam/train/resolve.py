@@ -119,6 +119,8 @@ def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
     config, beginning = start_of(asked, run, place)
     start = beginning.checkpoint
     images = run_images(config, beginning.folder)
+    # The consent to changed data holds for this change alone.
+    config = replace(config, run=replace(config.run, data_changed="refuse"))
     config, chosen = with_pipeline(config, place, images.store, start)
     if start is not None:
         start.check_images(len(images))

@@ -99,8 +99,11 @@ def test_a_file_of_another_size_is_refused(
         train_here(config, "imagenet")
     assert str(refused.value) == (
         f"{file} changed since the run was last started: it had {size:,} bytes and now has "
-        f"{size + 10240:,}; restore the data, or choose another --out for a new run"
+        f"{size + 10240:,}; restore the data, pass --data-changed accept to continue with the "
+        "present images, or choose another --out for a new run"
     )
+    train_here(with_settings(config, data_changed="accept"), "imagenet")
+    assert history(tmp_path / "run") == history(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("container", CONTAINERS)

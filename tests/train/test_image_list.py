@@ -12,7 +12,7 @@ from fastsiam.config import ConvertConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.pipelines import open_store
 from fastsiam.pipelines.convert.command import convert_data
-from fastsiam.train.image_list import FILE, ImageList, names_of
+from fastsiam.train.image_list import FILE, ImageList, fingerprint, names_of, with_replacements
 from tests.sources import folder_members, imagenet_train_tar, tar
 
 
@@ -29,9 +29,17 @@ def test_each_image_keeps_its_place(then: str, now: str, places: list[int]) -> N
     assert ImageList(tuple(then)).positions_in(now).tolist() == places
 
 
+@pytest.mark.parametrize(
+    ("places", "replaced"),
+    [([0, -1, 2], [0, 2, 2]), ([0, -1, -1, 1], [0, 1, 1, 1]), ([-1, 4, -1], [4, 4, 4])],
+)
+def test_a_missing_image_is_replaced_by_the_next(places: list[int], replaced: list[int]) -> None:
+    assert with_replacements(np.array(places)).tolist() == replaced
+
+
 def test_a_list_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert ImageList.load(tmp_path) is None
-    odd = ImageList(("a/\udcff.jpg", "b/ä\n.jpg"))
+    odd = ImageList(("a/\udcff.jpg", "b/ä\n.jpg"), accepted=fingerprint(["x"]))
     (tmp_path / FILE).write_bytes(odd.to_bytes())
     assert ImageList.load(tmp_path) == odd
     (tmp_path / "images.npz").write_bytes((tmp_path / "images.npz").read_bytes()[:60])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -28,8 +29,8 @@ from tests.train.runs import Wrapped
 
 Seen = dict[int, Batch]
 """The batches that a run was trained on, by step."""
-NAME = "class1/001.jpg"
-"""Name of an image that is lost."""
+NAME, LOST = "class1/001.jpg", 9
+"""Name and place of an image that is lost."""
 
 
 @pytest.fixture
@@ -59,9 +60,44 @@ def test_data_that_changed_are_refused(small: TrainConfig, images: Path, tmp_pat
             train_here(with_settings(small, resume=str(path), out=str(out)), "imagenet")
         assert str(refused.value) == (
             f"the data changed since the run started: 1 of 24 images missing ({NAME}), 1 new "
-            "(class1/other.jpg); restore the data, or choose another --out for a new run"
+            "(class1/other.jpg); restore the data, pass --data-changed accept to continue with the "
+            "present images, or choose another --out for a new run"
         )
     assert before == {path: path.read_bytes() for path in run.glob("*.*")}
+
+
+def test_a_run_continues_with_the_images_that_are_left(
+    small: TrainConfig, images: Path, tmp_path: Path, batches: Callable[..., Seen],
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Other images stay at their steps, and the consent holds for one change; also as in 0.2."""
+    config = with_settings(small, knn_every=0)
+    whole = batches(with_settings(config, out=str(tmp_path / "whole")))
+    run = tmp_path / "run"
+    batches(with_settings(config, max_steps=2))
+    (images / "train" / NAME).unlink()
+    (images / "train" / "class1" / "new.jpg").write_bytes(
+        (images / "train" / "class0" / "000.jpg").read_bytes()
+    )
+    seen = batches(with_settings(config, max_steps=4, data_changed="accept"))
+    assert "(accepted); each missing image is replaced by the next" in capfd.readouterr().err
+    assert checkpoints.load(run).config.run.data_changed == "refuse"
+    # The fingerprint that version 0.2 wrote, computed from the present names.
+    names = sorted(names_of(open_store(images, "train")))
+    text = hashlib.blake2b("\0".join(names).encode(), digest_size=16).hexdigest()
+    listed = ImageList.load(run)
+    assert listed and listed.accepted == text and NAME in listed.names
+    seen |= batches(config)
+    assert sorted(seen) == list(range(2, 12))
+    for step, batch in seen.items():
+        assert torch.equal(batch.index, whole[step].index)
+        others = batch.index != LOST
+        assert torch.equal(batch.view1[others], whole[step].view1[others])
+        assert not (batch.view1[~others] == whole[step].view1[~others]).flatten(1).all(1).any()
+    assert any(LOST in batch.index for batch in seen.values())
+    shutil.rmtree(images / "train" / "class2")
+    with pytest.raises(CheckpointError, match="9 of 24 images missing"):
+        batches(with_settings(config, max_steps=12))
 
 
 def test_another_container_is_no_change(
