@@ -1,9 +1,11 @@
-"""Warnings about the machine: a full disk, little memory."""
+"""Warnings about the machine: a full disk, little memory, a slower loader."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
+import statistics
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,10 @@ from fastsiam.environment import host_memory
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import MetricsLog
 
+_WINDOW = 40
+"""Number of log points whose median data wait is compared."""
+_WAIT_GROWTH = 0.1
+"""Growth of the data wait that is worth a warning, as a share of a step's time."""
 _LOW_MEMORY = 0.05
 """Share of free host memory below which a warning is printed."""
 _CHECKPOINTS = 2
@@ -29,21 +35,41 @@ class Gauges:
 
     def __init__(self, log: MetricsLog, *, console: Console) -> None:
         self._log, self._console = log, console
+        self._usual_wait: float | None = None
+        self._waits: deque[float] = deque(maxlen=_WINDOW)
         self._warned: set[str] = set()
 
     def check(self, values: Mapping[str, Any]) -> None:
         """Check everything; takes a fraction of a millisecond.
 
         Args:
-            values: the log point's step and epoch.
+            values: the log point's step, epoch and data_wait.
         """
-        warnings = {"disk": _disk_warning(self._log.path.parent), "memory": _memory_warning()}
+        warnings = {
+            "disk": _disk_warning(self._log.path.parent),
+            "memory": _memory_warning(),
+            "data_wait": self._wait_warning(values["data_wait"]),
+        }
         for name, text in warnings.items():
             if text and name not in self._warned:
                 self._warned.add(name)
                 at = {"step": values["step"], "epoch": values["epoch"]}
                 self._log.write("alarm", {**at, "name": name, "text": text})
                 self._console.warn(text)
+
+    def _wait_warning(self, wait: float) -> str:
+        self._waits.append(wait)
+        if len(self._waits) < _WINDOW:
+            return ""
+        now = statistics.median(self._waits)
+        if self._usual_wait is None:
+            self._usual_wait = now
+        if now - self._usual_wait < _WAIT_GROWTH:
+            return ""
+        return (
+            f"data wait grew from {self._usual_wait:.0%} to {now:.0%} (medians of {_WINDOW} log "
+            "points): the loader became slower"
+        )
 
 
 def _disk_warning(run: Path) -> str:

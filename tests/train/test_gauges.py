@@ -25,19 +25,30 @@ def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gauges, "host_memory", lambda: (10 * 10**9, 64 * 10**9))
 
 
-def warnings_of(run: Path) -> list[str]:
-    """Return the warnings at three log points."""
+def warnings_of(run: Path, waits: list[float]) -> list[str]:
+    """Return the warnings at log points with these data waits."""
     log = MetricsLog(RunFolder(run), step=0, steps_per_epoch=10)
     own = Gauges(log, console=Console(quiet=True))
-    for step in range(1, 4):
-        own.check({"step": step, "epoch": step / 10})
+    for step, wait in enumerate(waits, start=1):
+        own.check({"step": step, "epoch": step / 10, "data_wait": wait})
     log.close()
     return [f"{line['step']} {line['name']}: {line['text']}" for line in read_metrics(run)]
 
 
+def test_a_loader_that_becomes_slower(tmp_path: Path) -> None:
+    """Not one that was slow from the start, and not for a few slow log points."""
+    steady = [0.9, *(60 * [0.3])]
+    assert warnings_of(tmp_path / "steady", [*steady, *(18 * [0.9]), *steady]) == []
+    (warning,) = warnings_of(tmp_path / "slower", [*steady, *(60 * [0.41])])
+    assert warning == (
+        "82 data_wait: data wait grew from 30% to 41% (medians of 40 log points): the loader "
+        "became slower"
+    )
+
+
 def test_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gauges, "host_memory", lambda: (3 * 10**9, 64 * 10**9))
-    (warning,) = warnings_of(tmp_path)
+    (warning,) = warnings_of(tmp_path, 3 * [0.02])
     assert warning.startswith("1 memory: the host has 3.0 GB of 64 GB memory left; ")
 
 
