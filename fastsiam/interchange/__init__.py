@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .export import FORMATS, export_weights, exports_of
+from .export import FORMATS, export_weights
 from .pretrained import Input, Pretrained
 from .reading import load_pretrained
 
@@ -11,6 +11,5 @@ __all__ = [
     "Input",
     "Pretrained",
     "export_weights",
-    "exports_of",
     "load_pretrained",
 ]

@@ -196,20 +196,6 @@ def refusals(model: ModelConfig) -> dict[str, str]:
     return _refusals(model, method_skeleton(model).state_dict(), type(model.method))
 
 
-def exports_of(model: ModelConfig) -> str:
-    """List the formats that a network can be exported as, and the others with the reasons.
-
-    Formats of other methods' authors are left out.
-    """
-    reasons: dict[str, list[str]] = {}
-    for format, why in refusals(model).items():
-        if format not in AUTHORS or isinstance(model.method, AUTHORS[format].method):
-            reasons.setdefault(why, []).append(format)
-    line = f"exports: {', '.join(reasons.pop(''))}"
-    refused = [f"{', '.join(formats)} ({why})" for why, formats in reasons.items()]
-    return f"{line}; not {', '.join(refused)}" if refused else line
-
-
 def _refusals(
     model: BackboneConfig, state: Mapping[str, Tensor], method: type[MethodConfig] | None
 ) -> dict[str, str]:

@@ -34,11 +34,6 @@ class Clock:
         self._device = torch.device(device)
         self._waits: _Waits = _DeviceWaits() if self._device.type == "cuda" else _HostWaits()
 
-    @property
-    def running(self) -> float:
-        """Seconds since ``resume``; 0 while the clock is paused."""
-        return 0.0 if self._started is None else time.perf_counter() - self._started
-
     def over(self, batches: Iterable[T]) -> Iterator[T]:
         """Yield the batches and time the wait for each; the clock must be running.
 
