@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,8 @@ from fastsiam.files import require_own
 from fastsiam.kernels.cores import local_ranks, own_cores
 
 _CACHE = Path("~/.cache/fastsiam/torchinductor")
+_LINKED = 60.0
+"""Age in seconds from which an empty library counts as abandoned by its compiler."""
 _LONGEST_CAUSE = 200
 """Longest part of an error, in characters, that a message quotes."""
 
@@ -69,6 +72,7 @@ def compiling(config: TrainConfig) -> Iterator[None]:
         what="compiled code",
         instead="set TORCHINDUCTOR_CACHE_DIR to a folder of your own",
     )
+    _remove_empty_libraries(Path(cache_folder()))
     _divide_compilers()
     noisy = [logging.getLogger(name) for name in ("torch.utils.cpp_extension", "torch._logging")]
     levels = [logger.level for logger in noisy]
@@ -80,6 +84,15 @@ def compiling(config: TrainConfig) -> Iterator[None]:
     finally:
         for logger, level in zip(noisy, levels, strict=True):
             logger.setLevel(level)
+
+
+def _remove_empty_libraries(cache: Path) -> None:
+    """Remove the files that a killed compiler left: inductor would fail to load them every time."""
+    for library in cache.glob("*/*.so"):
+        with contextlib.suppress(OSError):  # another rank removes them too
+            found = library.stat()
+            if not found.st_size and found.st_mtime < time.time() - _LINKED:
+                library.unlink()
 
 
 def cache_folder() -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -24,7 +26,7 @@ from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.model.numerics import autocast_type
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.command import prepared_step, train_here
-from fastsiam.train.compile import cause_line
+from fastsiam.train.compile import cause_line, compiling
 from fastsiam.train.resolve import with_compilation
 from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch, EvalBatch
@@ -257,6 +259,22 @@ def test_without_cuda_graphs_the_step_stays_compiled(
     error = torch.AcceleratorError("CUDA error: an illegal memory access")
     with pytest.raises(torch.AcceleratorError):
         TrainingStep(config, build_method(config.model), CPU, steps_per_epoch=3).prepare()
+
+
+def test_what_a_killed_compiler_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty library, unless it may be being written; inductor would never compile it again."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    folder = tmp_path / "zv"
+    folder.mkdir()
+    for name, data, age in (("left", b"", 100), ("new", b"", 0), ("whole", b"ELF", 100)):
+        library = folder / f"{name}.so"
+        library.write_bytes(data)
+        os.utime(library, (time.time() - age,) * 2)
+    with compiling(rank_jobs.CONFIG):
+        pass
+    assert {path.stem for path in folder.iterdir()} == {"new", "whole"}
 
 
 def test_a_missing_compiler_is_one_line(
