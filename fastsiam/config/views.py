@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from .checks import require
-from .setting import Config, setting
+from .setting import Config, require, setting
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -21,64 +20,53 @@ def usual_resize(crop: int) -> int:
     return crop if crop <= 64 else round(crop * 256 / 224)
 
 
+def _probability(default: float, help: str) -> float:
+    return setting(default, help, at_least=0, at_most=1, option=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewConfig(Config):
     """One view: how it is made of an image. Defaults are the paper's (section 3)."""
 
     crop: int = setting(224, "Side of a view, in pixels.", at_least=1)
     scale_min: float = setting(
-        0.2, "Smallest crop, as a share of the image's area.", above=0, at_most=1
+        0.2, "Smallest crop, as a share of the image's area.", above=0, at_most=1, option=False
     )
     scale_max: float = setting(
-        1.0,
-        "Largest crop, as a share of the image's area.",
-        above=0,
-        at_most=1,
-        option=False,
+        1.0, "Largest crop, as a share of the image's area.", above=0, at_most=1, option=False
     )
     ratio_min: float = setting(3 / 4, "Smallest width / height of a crop.", above=0, option=False)
     ratio_max: float = setting(4 / 3, "Largest width / height of a crop.", above=0, option=False)
-    crop_of: int = setting(
-        -1,
-        "Number of an earlier view, from 0, whose crop and flip this view shows in colours of its "
-        "own; -1 has its own crop.",
-        at_least=-1,
-        option=False,
+    flip_p: float = _probability(0.5, "Probability of a horizontal flip.")
+    jitter_p: float = _probability(0.8, "Probability of the colour jitter.")
+    brightness: float = setting(
+        0.4, "Brightness factor is drawn from 1 -+ this.", at_least=0, option=False
     )
-    flip_p: float = setting(0.5, "Probability of a horizontal flip.", at_least=0, at_most=1)
-    jitter_p: float = setting(0.8, "Probability of the colour jitter.", at_least=0, at_most=1)
-    brightness: float = setting(0.4, "Brightness factor is drawn from 1 -+ this.", at_least=0)
-    contrast: float = setting(0.4, "Contrast factor is drawn from 1 -+ this.", at_least=0)
-    saturation: float = setting(0.4, "Saturation factor is drawn from 1 -+ this.", at_least=0)
+    contrast: float = setting(
+        0.4, "Contrast factor is drawn from 1 -+ this.", at_least=0, option=False
+    )
+    saturation: float = setting(
+        0.4, "Saturation factor is drawn from 1 -+ this.", at_least=0, option=False
+    )
     hue: float = setting(
         0.1,
-        "Hue shift is drawn from -+ this, in turns of the colour circle (0 to 0.5).",
+        "Hue shift is drawn from -+ this, in turns of the colour circle.",
         at_least=0,
         at_most=0.5,
-    )
-    gray_p: float = setting(0.2, "Probability that a view becomes gray.", at_least=0, at_most=1)
-    blur_p: float = setting(0.5, "Probability of the Gaussian blur.", at_least=0, at_most=1)
-    blur_sigma_min: float = setting(
-        0.1,
-        "Smallest sigma of the blur, in pixels of the view.",
-        above=0,
         option=False,
+    )
+    gray_p: float = _probability(0.2, "Probability that a view becomes gray.")
+    blur_p: float = _probability(0.5, "Probability of the Gaussian blur.")
+    blur_sigma_min: float = setting(
+        0.1, "Smallest sigma of the blur, in pixels of the view.", above=0, option=False
     )
     blur_sigma_max: float = setting(
-        2.0,
-        "Largest sigma of the blur, in pixels of the view.",
-        above=0,
-        option=False,
+        2.0, "Largest sigma of the blur, in pixels of the view.", above=0, option=False
     )
-    solarise_p: float = setting(
-        0.0,
-        "Probability that bright levels are inverted, after the blur; SimSiam has none.",
-        at_least=0,
-        at_most=1,
-    )
+    solarise_p: float = _probability(0.0, "Probability that bright levels are inverted.")
     solarise_threshold: int = setting(
         128,
-        "Levels from this on, 0 to 255, are inverted when a view is solarised.",
+        "Lowest level, 0 to 255, that solarisation inverts.",
         at_least=0,
         at_most=255,
         option=False,
@@ -98,8 +86,8 @@ class AugmentConfig(Config):
 
     views: tuple[ViewConfig, ...] = setting(
         (ViewConfig(), ViewConfig()),
-        "Views of each image; settings of views: one for all, or a,b.",
-        flat=int,
+        "Number of views of each image. Other settings of views are one value for all, or a,b.",
+        nested=int,
     )
     mean: tuple[float, float, float] = setting(
         IMAGENET_MEAN,
@@ -114,14 +102,8 @@ class AugmentConfig(Config):
     )
 
     def check(self) -> None:
-        """Refuse an empty list of views, and a crop of a view that does not come before."""
+        """Refuse an empty list of views."""
         require(len(self.views) >= 1, f"views must be at least 1, not {len(self.views)}")
-        for number, view in enumerate(self.views):
-            require(
-                view.crop_of < number,
-                f"crop-of of view {number} must be the number of an earlier view, or -1 for a crop "
-                f"of its own, not {view.crop_of}",
-            )
 
     @classmethod
     def alike(cls, views: int = 2, **settings: Any) -> AugmentConfig:
@@ -137,14 +119,6 @@ class AugmentConfig(Config):
     def changed(self, **settings: Any) -> AugmentConfig:
         """Return the same with some settings of all views changed."""
         return replace(self, views=tuple(replace(view, **settings) for view in self.views))
-
-    @property
-    def crops_of(self) -> list[int]:
-        """The view whose crop each view shows: mostly its own number."""
-        shown: list[int] = []
-        for number, view in enumerate(self.views):
-            shown.append(number if view.crop_of < 0 else shown[view.crop_of])
-        return shown
 
     @property
     def crop(self) -> int:

@@ -134,8 +134,8 @@ def _votes(config: KnnConfig, subject: Subject) -> list[tuple[int, float]]:
     monitor = own.monitor if own else MonitorConfig()
     return [
         (k, temperature)
-        for k in config.ks or [monitor.knn_k]
-        for temperature in config.temperatures or [monitor.knn_temperature]
+        for k in config.k or [monitor.knn_k]
+        for temperature in config.temperature or [monitor.knn_temperature]
     ]
 
 

@@ -98,8 +98,6 @@ def draw_views(
     sigma = ranges.sigma + after[..., 9] * ranges.sigma_width
     inverts = after[..., 10] < ranges.solarise_p
     box, flip = _crop_boxes(ranges, key, size), after[..., 0] < ranges.flip_p
-    if any(view.crop_of >= 0 for view in config.views):
-        box, flip = box[config.crops_of], flip[config.crops_of]
     return ViewParams(
         box=box,
         flip=flip,

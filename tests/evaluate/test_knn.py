@@ -178,7 +178,7 @@ def test_pixel_features_are_the_pixels() -> None:
 
 def test_evaluation_of_a_run_with_baselines(small: TrainConfig) -> None:
     run = train_here(with_settings(small, epochs=1), "imagenet")
-    config = KnnConfig(baselines=True, workers=0, device="cpu", k="5,3", temperature="0.2,0.07")
+    config = KnnConfig(baselines=True, workers=0, device="cpu", k=(5, 3), temperature=(0.2, 0.07))
     record = evaluate_knn(run, config, HERE)
     assert [(r["features"], r["k"], r["temperature"]) for r in record.results] == [
         (kind, k, t)
@@ -213,7 +213,7 @@ def test_every_pipeline_gives_the_same_record(
 ) -> None:
     run = train_here(with_settings(small, max_steps=1), "imagenet")
     convert("folder", ConvertConfig(source=small.data.data, out=str(tmp_path / "made")), Silent())
-    config = KnnConfig(data=str(tmp_path / "made"), workers=1, k="1,5")
+    config = KnnConfig(data=str(tmp_path / "made"), workers=1, k=(1, 5))
     expected, record = (
         evaluate_knn(run, replace(config, pipeline=name), HERE)
         for name in ("torchvision", pipeline)

@@ -143,7 +143,7 @@ def test_a_disk_that_fills_up_meanwhile(
             shown.append(record)
             fill(disk)
 
-        config = KnnConfig(workers=0, k="5", json=str(disk / "x.json") if asked else "")
+        config = KnnConfig(workers=0, k=(5,), json=str(disk / "x.json") if asked else "")
         if asked:
             with pytest.raises(FastSiamError, match=r"^cannot write .*x\.json: No space left"):
                 evaluate_knn(disk / "run", config, CPU, show=show)
@@ -157,7 +157,7 @@ def test_what_was_trained_is_not_trained_again(
     run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The state of an evaluation whose record found no room is kept, if there was room for it."""
-    config = LinearConfig(workers=0, cached=True, epochs=2, optimizer="sgd", lrs="1")
+    config = LinearConfig(workers=0, cached=True, epochs=2, optimizer="sgd", lrs=(1,))
     with small_disk(tmp_path / "disk", 8) as disk:
         shutil.copytree(run, disk / "run")
 

@@ -51,7 +51,7 @@ def test_evaluations_are_shown(small: TrainConfig) -> None:
     place = Place(0, 1, torch.device("cpu"))
     knn = evaluate_knn(run, KnnConfig(workers=0), place)
     linear = evaluate_linear(
-        run, LinearConfig(workers=0, cached=True, epochs=1, batch=8, lrs="0.1,1"), place
+        run, LinearConfig(workers=0, cached=True, epochs=1, batch=8, lrs=(0.1, 1)), place
     )
     page = write_report([run], run / "report.html").read_text()
     assert page.index("<h2>Curves</h2>") < page.index("<h2>Evaluations</h2>")
@@ -82,7 +82,7 @@ def test_runs_of_a_sweep_are_compared(small: TrainConfig, tmp_path: Path) -> Non
         for lr in (0.1, 0.5)
     ]
     record = evaluate_knn(
-        runs[1], KnnConfig(workers=0, baselines=True, k="3"), Place(0, 1, torch.device("cpu"))
+        runs[1], KnnConfig(workers=0, baselines=True, k=(3,)), Place(0, 1, torch.device("cpu"))
     )
     for run, compiled in zip(runs, (False, True), strict=True):
         settings = json.loads((run / "config.json").read_text())

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torchvision.transforms import ColorJitter, RandomResizedCrop
 
-from fastsiam.config import AugmentConfig, ViewConfig
+from fastsiam.config import AugmentConfig
 from fastsiam.views import rng
 from fastsiam.views.draws import ViewParams, draw_views
 from tests.tiers import rest_slow
@@ -130,20 +130,6 @@ def test_draws_depend_on_nothing_but_their_key() -> None:
     for name in ViewParams.__slots__:
         np.testing.assert_array_equal(getattr(whole, name)[:, shuffled], getattr(again, name))
         np.testing.assert_array_equal(getattr(whole, name)[:, 17:18], getattr(alone, name))
-
-
-def test_a_view_may_show_the_crop_of_another_in_its_own_colours() -> None:
-    size, index = np.full((50, 2), (90, 120)), np.arange(50)
-    views = (ViewConfig(), ViewConfig(crop_of=0, scale_min=0.9), ViewConfig(crop_of=1))
-    shared = draw_views(AugmentConfig(views=views), seed=1, epoch=2, index=index, size=size)
-    alone = draw_views(AugmentConfig.alike(views=3), seed=1, epoch=2, index=index, size=size)
-    for view in range(3):
-        np.testing.assert_array_equal(shared.box[view], alone.box[0])
-        np.testing.assert_array_equal(shared.flip[view], alone.flip[0])
-        np.testing.assert_array_equal(shared.factor[view], alone.factor[view])
-    for wrong in (0, 1, 5):
-        with pytest.raises(ValueError, match="crop-of of view 0 must be the number of an earlier"):
-            AugmentConfig(views=(ViewConfig(crop_of=wrong), ViewConfig()))
 
 
 def test_views_epochs_seeds_and_images_differ() -> None:

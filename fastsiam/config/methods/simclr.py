@@ -23,9 +23,7 @@ class SimCLRConfig(ProjectedConfig):
     )
 
     temperature: float = setting(
-        0.1,
-        "Temperature of the softmax over similarities; the smaller, the more the nearest count.",
-        above=0,
+        0.1, "Temperature of the softmax over similarities.", above=0, option=False
     )
     predictor: Literal["trained", "none"] = setting(
         "none",
@@ -35,6 +33,7 @@ class SimCLRConfig(ProjectedConfig):
     stop_gradient: bool = setting(
         False,
         "Treat what a projection is compared with as constant (with a predictor 66.0, not 66.5).",
+        option=False,
     )
 
     @property

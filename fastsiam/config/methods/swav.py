@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fastsiam.config.checks import require
-from fastsiam.config.setting import setting
+from fastsiam.config.setting import require, setting
 
 from .base import ProjectedConfig
 
@@ -23,11 +22,11 @@ class SwAVConfig(ProjectedConfig):
         "Assignments](https://arxiv.org/abs/2006.09882), NeurIPS 2020"
     )
 
-    prototypes: int = setting(3000, "Prototypes that images are assigned to.", at_least=1)
+    prototypes: int = setting(
+        3000, "Prototypes that images are assigned to.", at_least=1, option=False
+    )
     temperature: float = setting(
-        0.1,
-        "Temperature of the softmax over similarities; the smaller, the more the nearest count.",
-        above=0,
+        0.1, "Temperature of the softmax over similarities.", above=0, option=False
     )
     epsilon: float = setting(
         0.05,
@@ -49,8 +48,9 @@ class SwAVConfig(ProjectedConfig):
     )
     queue: int = setting(
         0,
-        "Projections of earlier batches that are kept, to balance small batches' assignments.",
+        "Number of projections of earlier batches that balance small batches' assignments.",
         at_least=0,
+        option=False,
     )
     queue_from: float = setting(15.0, "Epochs before the queue is used.", at_least=0, option=False)
     predictor: Literal["trained", "none"] = setting(
@@ -60,15 +60,9 @@ class SwAVConfig(ProjectedConfig):
     predictor_dim: int = setting(512, "Hidden width of the predictor, if there is one.", at_least=1)
     stop_gradient: bool = setting(
         True,
-        "Treat assignments as constant. Without it training diverges in the paper (section 6.2).",
+        "Treat assignments as constant; training diverges otherwise (section 6.2).",
+        option=False,
     )
-
-    def described(self) -> dict[str, str]:
-        """Return its settings for people, by what they are of; those that are in use."""
-        said = super(SwAVConfig, self).described()
-        if not self.queue:
-            del said["queue"], said["queue from"]
-        return said
 
     def check_views(self, views: int) -> None:
         """Take two or more: the first two are assigned, and predicted from all others."""
@@ -80,5 +74,5 @@ class SwAVConfig(ProjectedConfig):
             return []
         return [
             f"{there:,} images cannot be balanced over {self.prototypes:,} prototypes: fewer "
-            "--prototypes, or a longer --queue"
+            "prototypes, or a longer queue"
         ]

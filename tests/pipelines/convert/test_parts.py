@@ -159,11 +159,11 @@ def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"engine": "dask"}, "--engine dask converts parts: say how many by --parts"),
-        ({"parts": 2, "scheduler": "tcp://x:1"}, "--scheduler tcp://x:1 is dask's: add --engine"),
-        ({"parts": 3, "part": "1/3"}, "--part is one of --parts"),
-        ({"parts": -1}, "parts must be from 0 to 99999, not -1"),
-        ({"engine": "slurm", "parts": 2}, "engine must be local or dask, not 'slurm'"),
+        ({"engine": "dask"}, "--engine dask needs --parts"),
+        ({"parts": 2, "scheduler": "tcp://x:1"}, "--scheduler needs --engine dask"),
+        ({"parts": 3, "part": "1/3"}, "give --part or --parts, not both"),
+        ({"parts": -1}, "parts must be at least 0 and at most 99999, not -1"),
+        ({"engine": "slurm", "parts": 2}, "engine must be one of local, dask, not 'slurm'"),
     ],
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any], said: str) -> None:
