@@ -39,13 +39,11 @@ def do_runs(runs: Sequence[Run], config: StudyRunConfig, *, gpus: Sequence[str] 
 
     Raises:
         Interrupted: on SIGINT, SIGTERM or SIGHUP; active runs save their state first.
-        FastSiamError: a run failed, its folder has other settings, or another process uses it.
+        FastSiamError: a run failed, or its folder has other settings.
     """
     for run in runs:
         run.check_settings()
     left = [run for run in runs if not run.is_done]
-    for run in left:
-        run.check_free()
     Console().say(f"{len(runs):,} runs, {len(runs) - len(left):,} of them done")
     # Limited by all runs, including finished ones, so that a resumed run has the same cores.
     config = replace(config, parallel=min(config.parallel, len(runs)))
