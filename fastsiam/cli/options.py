@@ -2,7 +2,7 @@
 
 An option that is not given is None; its setting then has the value of the other sources, which
 ``merge_sources`` merges. Typer reads options from a function's ``__signature__`` (PEP 362), which
-``with_options`` sets.
+``_with_options`` sets.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from functools import cache
 from itertools import chain
 from pathlib import Path
 from types import NoneType
@@ -83,34 +82,33 @@ class Commands(typer.Typer):
         options: Collection[str] | None = None,
         build: Callable[[Mapping[str, Any]], Any] = from_flags,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Return the decorator of a command; the arguments are those of ``with_options``."""
+        """Return the decorator of a command, with an option for each setting that it takes.
+
+        A parameter that is a ``Config`` has the settings of that class. A command with a parameter
+        ``recipe`` takes the settings of a training run as ``config``, which come from recipe,
+        method, run and file where no option gives them. A value that is not allowed is a usage
+        error (exit code 2).
+
+        Args:
+            name: of the command; by default that of the function.
+            options: names of the settings that get an option; by default all.
+            build: makes ``config`` out of all settings of a training run.
+        """
 
         def added(run: Callable[..., Any]) -> Callable[..., Any]:
-            command = with_options(run, options=options, build=build)
+            command = _with_options(run, options, build)
             super(Commands, self).command(name, cls=Command, short_help=f"{title(run)}.")(command)
             return run
 
         return added
 
 
-def with_options(
+def _with_options(
     run: Callable[..., None],
-    *,
-    options: Collection[str] | None = None,
-    build: Callable[[Mapping[str, Any]], Any] = from_flags,
+    options: Collection[str] | None,
+    build: Callable[[Mapping[str, Any]], Any],
 ) -> Callable[..., None]:
-    """Return a Typer command with an option for each setting that a function takes.
-
-    A parameter that is a ``Config`` has the settings of that class. A command with a parameter
-    ``recipe`` takes the settings of a training run as ``config``, which come from recipe, method,
-    run and file where no option gives them. A value that is not allowed is a usage error (exit
-    code 2).
-
-    Args:
-        run: the function; its other parameters are options as in any Typer command.
-        options: names of the settings that get an option; by default all.
-        build: makes ``config`` out of all settings of a training run.
-    """
+    """Return a function with Typer's options for the settings that another function takes."""
     parameters = inspect.signature(run, eval_str=True).parameters
     of_a_run = "recipe" in parameters
     own = {x: y for x, y in parameters.items() if not (of_a_run and x in ("recipe", "config"))}
@@ -124,9 +122,9 @@ def with_options(
     def command(**_values: Any) -> None:
         arguments = {name: _values.pop(name) for name in own}
         flags = {name: value for name, value in _values.items() if value not in (None, [])}
-        with usage_errors():
-            base = Settings()
-            if of_a_run:
+        base = Settings()
+        if of_a_run:
+            with usage_errors():
                 flags = parse_assignments(flags.pop("assignments", ())) | flags
                 if isinstance(flags.get("data"), list):
                     flags["data"], *flags["mixed_with"] = flags["data"]
@@ -139,22 +137,19 @@ def with_options(
                 arguments[name] = parameters[name].annotation(**given)
         run(**arguments)
 
-    settings = [group.values() for group in groups.values()]
-    defaults = _defaults() if of_a_run else {}
+    settings = [*groups.values()]
+    declared = [x.replace(kind=inspect.Parameter.KEYWORD_ONLY) for x in own.values()]
+    defaults: dict[str, Any] = {}
     if of_a_run:
-        settings.insert(0, train_settings().values())
+        settings.insert(0, train_settings())
+        declared[:0] = inspect.signature(_sources, eval_str=True).parameters.values()
+        defaults = to_flags(RECIPES[next(iter(RECIPES))]())
+    for one in chain(*(group.values() for group in settings)):
+        if one.option and (options is None or one.name in options):
+            default = defaults.get(one.name, one.default)
+            declared.append(_option(one, default, repeats=of_a_run))
     command.__name__, command.__doc__ = run.__name__, run.__doc__
-    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            *(inspect.signature(_sources, eval_str=True).parameters.values() if of_a_run else ()),
-            *(x.replace(kind=inspect.Parameter.KEYWORD_ONLY) for x in own.values()),
-            *(
-                _option(one, defaults.get(one.name, one.default), repeats=of_a_run)
-                for one in chain(*settings)
-                if one.option and (options is None or one.name in options)
-            ),
-        ]
-    )
+    command.__signature__ = inspect.Signature(declared)  # type: ignore[attr-defined]
     return command
 
 
@@ -183,12 +178,6 @@ def _sources(
     ] = None,
 ) -> None:
     """Declare the options that say where the settings of a training run are from."""
-
-
-@cache
-def _defaults() -> dict[str, Any]:
-    """Return the settings of a training run without any option."""
-    return to_flags(next(iter(RECIPES.values()))())
 
 
 def _option(one: Setting, default: Any, *, repeats: bool) -> inspect.Parameter:

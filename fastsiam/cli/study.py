@@ -63,10 +63,7 @@ def run(names: Names, config: StudyRunConfig) -> None:
 
 @app.command()
 def table(names: Names, config: StudyTableConfig) -> None:
-    """Show the tables of studies: the paper's figures, ours, and a verdict on each claim.
-
-    Figures are of what is done so far. With --record it is that file's table.
-    """
+    """Show the tables of studies: the paper's figures, ours, and a verdict on each claim."""
     from fastsiam.study.record import read_record, write_record
     from fastsiam.study.table import as_markdown, as_text
 

@@ -45,86 +45,47 @@ class DataConfig(Config):
         "image files (.csv or .parquet with a column path); or an s3://, gs://, az:// or https:// "
         "address. Repeat --data for a mixture. Default: $FASTSIAM_DATA, else ./data.",
     )
-    mixed_with: tuple[str, ...] = setting(
-        (), "Further data sets of a mixture: every --data after the first.", option=False
-    )
+    mixed_with: tuple[str, ...] = setting((), "Data of every further --data.", option=False)
     weights: tuple[float, ...] = setting(
-        (),
-        "Share of each data set of a mixture in every epoch, such as 0.7,0.3. Default: its number "
-        "of images.",
-        above=0,
-        below=inf,
+        (), "Share of each --data, as 0.7,0.3. Default: its images.", above=0, below=inf
     )
     image_column: str = setting(
-        "",
-        "Image column of parquet or Arrow data, or path column of a list. Default: found by type "
-        "and name.",
+        "", "Image column of a table, or path column of a list. Default: by type and name."
     )
     label_column: str = setting(
-        "",
-        "Label column of parquet or Arrow data or of a list. Default: label, labels, fine_label or "
-        "cls, else the only ClassLabel.",
+        "", "Label column. Default: label, labels, fine_label or cls, else the only ClassLabel."
     )
     holdout: str = setting(
-        "",
-        "Share of each class to leave out of training and validate on, such as 10%, if there are "
-        "no validation images. The same images in every command.",
+        "", "Share of each class to validate on, such as 10%, if there are no validation images."
     )
     shuffle: str = setting(
-        "full",
-        "full, or window:N to read neighbouring images together, for object storage and hard "
-        "disks: blocks in random order, and images moved within N places, such as window:16384.",
+        "full", "full; or window:N, such as window:16384, which reads neighbouring images together."
     )
     bad_images: Literal["stop", "replace"] = setting(
-        "stop",
-        "At an image that cannot be decoded: stop, or replace it by another image.",
+        "stop", "At an image that cannot be decoded: stop, or replace it by another image."
     )
-    exif: Exif = setting(
-        "ignore",
-        "EXIF orientation: ignore it, as torchvision does, or apply it. A .beton file is as it was "
-        "converted.",
-    )
+    exif: Exif = setting("ignore", "EXIF orientation: ignore it, as torchvision does, or apply it.")
     alpha: Alpha = setting(
-        "drop",
-        "Transparent pixels: drop the transparency, as torchvision does, or draw the image over "
-        "white or black.",
+        "drop", "Transparency: drop it, as torchvision does, or draw over white or black."
     )
     pipeline: PipelineSetting = setting(
         "auto",
-        "native: compiled threads; torchvision: PIL in worker processes; ffcv; dali; memory: "
-        "decoded once and kept on the device; synthetic: ready tensors. auto: the fastest that can "
-        "read the data.",
+        "native: compiled threads; torchvision: PIL in processes; memory: decoded once; synthetic: "
+        "ready tensors. auto: the fastest that can read the data.",
     )
     workers: int | str = setting(
         -1,
-        "Loader threads (torchvision: processes) of each rank. -1: one for each core; 0 "
-        "(torchvision): load in the training process; auto (native, ffcv): the fewest that do not "
-        "slow training down.",
+        "Loader threads (torchvision: processes) of a rank. -1: one for each core; auto (native, "
+        "ffcv): as few as keep up with training.",
     )
-    prefetch: int = setting(
-        2,
-        "native, ffcv, dali: batches made ahead of the training step.",
-        at_least=1,
-    )
-    cache: str = setting(
-        "", "Folder that keeps what is read of remote data. Default: nothing is kept."
-    )
-    cache_gb: float = setting(
-        100.0, "Largest size of the cache in GB; least recently used data leave first.", above=0
-    )
+    prefetch: int = setting(2, "native, ffcv, dali: batches made ahead.", at_least=1)
+    cache: str = setting("", "Folder that keeps what is read of remote data.")
+    cache_gb: float = setting(100.0, "Largest size of the cache in GB.", above=0)
     os_cache: bool = setting(
-        True,
-        "ffcv: map the file and leave caching to the system; otherwise each rank reads the file "
-        "into its own memory.",
-        option=False,
+        True, "ffcv: map the file; otherwise each rank reads it into its own memory.", option=False
     )
     dali_hw_decoder_load: float = setting(
-        0.9,
-        "dali on a GPU: share of the images that its JPEG engine decodes; its cores decode the "
-        "rest. DALI's default is 0.65, NVIDIA's MLPerf runs use 0.99.",
-        at_least=0,
-        at_most=1,
-        option=False,
+        0.9, "dali: share of images for the JPEG engine.", at_least=0, at_most=1, option=False
     )
 
     def check(self) -> None:

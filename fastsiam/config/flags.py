@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 from .methods import METHOD_CONFIGS
 from .model import ModelConfig
-from .setting import Config, Setting, check_name, checked, require, settings_of, title
+from .setting import Config, Setting, check_name, checked, require, settings_of
 from .train import TrainConfig
 from .views import AugmentConfig, ViewConfig
 
@@ -32,14 +32,11 @@ steps keep their meaning. With another batch or optimizer they do not."""
 
 def sections() -> dict[str, list[Setting]]:
     """Return the settings of each section; a name that several methods share occurs repeatedly."""
-    found = {
-        name: [*settings_of(kind, title(kind)).values()]
-        for name, kind in get_type_hints(TrainConfig).items()
-    }
-    found["augment"][1:1] = settings_of(ViewConfig, title(AugmentConfig)).values()
-    found["model"].sort(key=lambda one: one.name != "method")
+    hints = get_type_hints(TrainConfig)
+    found = {name: [*settings_of(kind).values()] for name, kind in hints.items()}
+    found["augment"] += settings_of(ViewConfig).values()
     for config in METHOD_CONFIGS.values():
-        found["model"] += settings_of(config, f"Method {title(config)}").values()
+        found["model"] += settings_of(config).values()
     return found
 
 

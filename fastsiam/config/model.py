@@ -17,7 +17,7 @@ OWN_BACKBONES = ("resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackboneConfig(Config):
-    """The encoder that every method trains (section 3 of the paper)."""
+    """Backbone: the encoder that every method trains (section 3 of the paper)."""
 
     backbone: str = setting(
         "resnet50",
@@ -62,7 +62,7 @@ class BackboneConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(BackboneConfig):
-    """Model: a backbone, and the method that trains it."""
+    """Method: what trains the backbone."""
 
     method: MethodConfig = setting(
         SimSiamConfig(),

@@ -15,18 +15,9 @@ DEFAULT_PORT = 29500
 class NodesConfig(Config):
     """Machines: where several of them meet."""
 
-    nodes: int | str = setting(
-        1,
-        "Machines that run this command: N, or MIN:MAX to continue while some are lost or join.",
-    )
-    rendezvous: str = setting(
-        "", "Several machines: HOST:PORT of one of them, a port that is free there."
-    )
-    rendezvous_timeout: float = setting(
-        600.0,
-        "Several machines: seconds to wait for the others, at the start and at a restart.",
-        above=0,
-    )
+    nodes: int | str = setting(1, "N, or MIN:MAX to continue while some are lost or join.")
+    rendezvous: str = setting("", "HOST:PORT of one machine, a port that is free there.")
+    rendezvous_timeout: float = setting(600.0, "Seconds to wait for the others.", above=0)
 
     def check(self) -> None:
         """Check number and address of the machines."""

@@ -51,7 +51,7 @@ class Setting:
     owner: type
     """The ``Config`` that it belongs to."""
     section: str
-    """Heading of the group of settings that it belongs to."""
+    """Heading: the docstring of the class that first has it."""
     option: bool
     """Whether the command line has an option for it."""
     nested: bool
@@ -118,18 +118,9 @@ class Config:
         """Raise ``ValueError`` if settings contradict each other."""
 
 
-def settings_of(cls: type, section: str = "") -> dict[str, Setting]:
-    """Return the settings of a ``Config`` by name.
-
-    Args:
-        cls: the dataclass.
-        section: their heading; by default that of the class that first has the setting.
-    """
-    return _settings_of(cls, section)
-
-
 @cache
-def _settings_of(cls: Any, section: str) -> dict[str, Setting]:
+def settings_of(cls: Any) -> Mapping[str, Setting]:
+    """Return the settings of a ``Config`` by name, those of its base classes first."""
     hints, settings = get_type_hints(cls), {}
     groups: list[Any] = [base for base in cls.__mro__ if is_dataclass(base)]
     for own in fields(cls):
@@ -143,7 +134,7 @@ def _settings_of(cls: Any, section: str) -> dict[str, Setting]:
                 help=metadata["help"],
                 bounds=metadata["bounds"],
                 owner=cls,
-                section=section or title(bases[-1]),
+                section=title(bases[-1]),
                 option=metadata["option"],
                 nested=metadata["nested"] is not None,
             )

@@ -29,54 +29,25 @@ _HEADS_OF_0_1 = "projector_layers", "dim", "projector_dim", "predictor_dim", "st
 class OptimConfig(Config):
     """Optimizer: its steps, and their cosine schedule (section 3 of the paper)."""
 
-    epochs: int = setting(
-        100, "Passes over the data. To train a run longer, see --extend.", at_least=1
-    )
-    batch: int = setting(
-        512, "Global batch: images of one optimizer step over all ranks.", at_least=2
-    )
-    optimizer: Literal["sgd", "lars"] = setting(
-        "sgd", "sgd as in the paper, or lars (You et al. 2017) for batches of thousands."
-    )
-    lr: float = setting(
-        0.05, "Base learning rate for a batch of 256; it is scaled by batch / 256.", above=0
-    )
+    epochs: int = setting(100, "Passes over the data; see also --extend.", at_least=1)
+    batch: int = setting(512, "Images of one optimizer step over all ranks.", at_least=2)
+    optimizer: Literal["sgd", "lars"] = setting("sgd", "sgd, or lars for batches of thousands.")
+    lr: float = setting(0.05, "Base learning rate, scaled by batch / 256.", above=0)
     momentum: float = setting(0.9, "Momentum.", at_least=0, below=1, option=False)
-    weight_decay: float = setting(
-        1e-4,
-        "Weight decay, with sgd of every parameter (BN and biases too), with lars not of these.",
-        at_least=0,
-    )
-    lars_trust: float = setting(
-        0.001,
-        "lars: a layer's step as a share of its weights' norm, before rate and momentum.",
-        above=0,
-        option=False,
-    )
-    lars_all: bool = setting(
-        False, "lars: scale and decay BN and biases too, as SwAV does.", option=False
-    )
+    weight_decay: float = setting(1e-4, "Weight decay; lars excludes BN and biases.", at_least=0)
+    lars_trust: float = setting(0.001, "lars: trust coefficient.", above=0, option=False)
+    lars_all: bool = setting(False, "lars: scale and decay BN and biases too.", option=False)
     warmup_epochs: float = setting(
-        0.0,
-        "Epochs of linear warm-up; the paper uses 10 for batches of 1024 and more. The predictor "
-        "is not warmed up.",
-        at_least=0,
+        0.0, "Epochs of linear warm-up (the paper: 10 for batches of 1024 and more).", at_least=0
     )
     warmup_from: float = setting(
-        0.0,
-        "Share of the peak rate at which the warm-up starts.",
-        at_least=0,
-        below=1,
-        option=False,
+        0.0, "Share of the peak rate at the start of warm-up.", at_least=0, below=1, option=False
     )
     lr_end: float = setting(
-        0.0, "Share of the peak rate at which the cosine ends.", at_least=0, below=1, option=False
+        0.0, "Share of the peak rate at the end of the cosine.", at_least=0, below=1, option=False
     )
     accumulate: int = setting(
-        1,
-        "Parts of each rank's batch, whose gradients add up. BN, SimCLR's negatives and SwAV's "
-        "assignments see one part.",
-        at_least=1,
+        1, "Parts of each rank's batch; BN, SimCLR and SwAV see one part at a time.", at_least=1
     )
 
     def check(self) -> None:
@@ -96,25 +67,16 @@ class NumericsConfig(Config):
     """Numerics: what decides the last digits of a run."""
 
     seed: int = setting(0, "Seed of weights, order and augmentations.", at_least=0, below=2**63)
-    precision: Precision = setting(
-        "auto",
-        "Autocast type. auto: bf16 where the hardware is fast in it, else fp16 on a GPU and fp32 "
-        "on a CPU.",
-    )
-    tf32: bool = setting(
-        True, "On a GPU, compute float32 products and convolutions in TF32.", option=False
-    )
-    channels_last: bool = setting(
-        True, "Keep images and activations in channels-last memory format.", option=False
-    )
-    sync_bn: bool = setting(True, "Several ranks: compute BN statistics over the global batch.")
+    precision: Precision = setting("auto", "Autocast type; auto: bf16 where it is fast.")
+    tf32: bool = setting(True, "Compute float32 in TF32 on a GPU.", option=False)
+    channels_last: bool = setting(True, "Channels-last memory format.", option=False)
+    sync_bn: bool = setting(True, "Several ranks: BN statistics of the global batch.")
     sync_bn_ranks: int = setting(
         0, "Consecutive ranks that share BN statistics, such as 8; 0: all.", at_least=0
     )
     bn_images: int = setting(
         0,
-        "Without sync_bn: consecutive images of a rank that share BN statistics, such as 32 for "
-        "MoCo on few GPUs; 0: all.",
+        "With --no-sync-bn: images that share BN statistics, such as 32; 0: a rank's.",
         at_least=0,
     )
 
@@ -128,20 +90,10 @@ class NumericsConfig(Config):
 class StepConfig(Config):
     """Step: how a training step is computed; it changes results by rounding at most."""
 
-    compile: Compile = setting(
-        "auto",
-        "Compile the model (torch.compile), which takes about a minute at the first time. auto: "
-        "for runs of 1,000 steps and more.",
-    )
-    cuda_graphs: bool = setting(
-        False,
-        "Compiled, on one GPU: replay a step's kernels as a CUDA graph, for small models.",
-    )
+    compile: Compile = setting("auto", "torch.compile; auto: for runs of 1,000 steps and more.")
+    cuda_graphs: bool = setting(False, "Compiled, on one GPU: replay steps as a CUDA graph.")
     activation_memory: float = setting(
-        1.0,
-        "Share of the activations kept for the backward pass, which computes the others again.",
-        at_least=0,
-        at_most=1,
+        1.0, "Share of activations to keep; the others are recomputed.", at_least=0, at_most=1
     )
 
     def check(self) -> None:
@@ -155,88 +107,59 @@ class StepConfig(Config):
 class MonitorConfig(Config):
     """Monitoring: quality and collapse during training."""
 
-    knn_every: int = setting(
-        1,
-        "Epochs between kNN evaluations on the validation images or --holdout; 0: none.",
-        at_least=0,
-    )
+    knn_every: int = setting(1, "Epochs between kNN evaluations; 0: none.", at_least=0)
     knn_first: bool = setting(True, "Evaluate before the first epoch too.", option=False)
     knn_k: int = setting(200, "Neighbours that vote.", at_least=1, option=False)
     knn_temperature: float = setting(
-        0.2, "Temperature T of the votes' weights exp(similarity / T).", above=0, option=False
+        0.2, "T of the votes' weights exp(similarity / T).", above=0, option=False
     )
     eval_resize: int = setting(
         0,
-        "Shorter side, in pixels, before evaluation's central crop. 0: 256 / 224 of the crop, and "
-        "the crop itself up to 64 pixels.",
+        "Shorter side, in pixels, before evaluation's central crop. 0: 256 / 224 of crops above 64 "
+        "pixels, else the crop.",
         at_least=0,
         option=False,
     )
-    on_collapse: Literal["warn", "stop"] = setting(
-        "warn", "What to do when the representation collapses.", option=False
-    )
+    on_collapse: Literal["warn", "stop"] = setting("warn", "On a collapse.", option=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig(NodesConfig):
     """Run: where it runs, what it writes and when."""
 
-    gpus: int = setting(
-        1, "GPUs of this machine, one process each; with --device cpu: CPU processes.", at_least=1
-    )
+    gpus: int = setting(1, "Processes on this machine, one for each GPU.", at_least=1)
     device: Literal["auto", "cuda", "cpu"] = setting("auto", "auto: the GPU if there is one.")
     rank_timeout: float = setting(
-        120.0,
-        "Several ranks: seconds that one waits for the others before the run ends with an error.",
-        above=0,
+        120.0, "Several ranks: seconds that one waits for the others before it ends.", above=0
     )
     grace: float = setting(
-        0.0,
-        "Seconds between a signal to stop and a scheduler's SIGKILL, before which the program "
-        "exits even if it could not save; 0: no limit.",
-        at_least=0,
+        0.0, "Seconds after a signal until the program exits even unsaved; 0: no limit.", at_least=0
     )
     max_restarts: int = setting(
-        0,
-        "Several ranks: number of restarts from the last checkpoint after a rank or machine is "
-        "lost.",
-        at_least=0,
+        0, "Several ranks: restarts from the last checkpoint after a loss.", at_least=0
     )
     numa_binding: bool = setting(
-        True,
-        "Several GPUs: keep each process on the cores (the NUMA node) of its GPU.",
-        option=False,
+        True, "Several GPUs: keep each process on the cores of its GPU.", option=False
     )
     out: str = setting("", "Run folder. Default: runs/<time>-<recipe>.")
-    init: str = setting(
-        "",
-        "Weights to start from: a run, a checkpoint or another program's file. Heads that it "
-        "lacks start fresh.",
-    )
+    init: str = setting("", "Weights to start from: a run, a checkpoint or another program's file.")
     resume: str = setting(
         "auto",
-        "auto: from the run folder's last checkpoint; never: start a new run; or the path of a run "
-        "or checkpoint to continue with its settings, with --out as a branch in another folder.",
+        "auto: from the run folder's last checkpoint; never: a new run; or the path of a run or "
+        "checkpoint, whose settings are used, with --out as a branch in another folder.",
     )
-    extend: int = setting(
-        0,
-        "Continue a run until this many epochs in all, as one cosine over all of them.",
-        at_least=0,
-    )
+    extend: int = setting(0, "Continue to this many epochs in all, as one cosine.", at_least=0)
     data_changed: Literal["refuse", "accept"] = setting(
         "refuse",
-        "When a resumed run's data lost or gained files: refuse, or accept: remaining images keep "
-        "their places and augmentations, some of them replace the lost ones, new ones are unused.",
+        "When a resumed run's data lost or gained files. accept: lost images are replaced by others, "
+        "new ones are unused.",
     )
     tracker: str = setting(
-        "tensorboard",
-        "Trackers beside metrics.jsonl: tensorboard, wandb, mlflow, several as a,b, or none.",
+        "tensorboard", "tensorboard, wandb, mlflow, several as a,b, or none; beside metrics.jsonl."
     )
     log_every: int = setting(50, "Steps between two lines of metrics.", at_least=1)
     save_every: int = setting(1000, "Steps between two checkpoints.", at_least=1)
-    max_steps: int = setting(
-        0, "Stop after this many steps of the full schedule; 0: no limit.", at_least=0
-    )
+    max_steps: int = setting(0, "Steps after which to stop; 0: no limit.", at_least=0)
 
     def check(self) -> None:
         """Check the machines and the trackers."""
@@ -325,8 +248,9 @@ def _upgraded(sections: Mapping[str, Any]) -> dict[str, Any]:
         model["method"] = {"name": "simsiam"} | heads
     if "views" not in augment:
         new["augment"] = _take(augment, ("mean", "std")) | {"views": [augment, augment]}
+    require(isinstance(model["method"], Mapping), "model.method must be a table of settings")
     method = dict(model["method"])
-    check_name("method", name := method.pop("name", ""), METHOD_CONFIGS)
+    check_name("method", name := str(method.pop("name", "")), METHOD_CONFIGS)
     model["method"] = checked(METHOD_CONFIGS[name], method, "model.method")
     return new
 

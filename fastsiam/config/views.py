@@ -26,7 +26,7 @@ def _probability(default: float, help: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewConfig(Config):
-    """One view: how it is made of an image. Defaults are the paper's (section 3)."""
+    """Each view: how it is made of an image. Defaults are the paper's (section 3)."""
 
     crop: int = setting(224, "Side of a view, in pixels.", at_least=1)
     scale_min: float = setting(

@@ -9,13 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import typer
 from hypothesis import given, settings
 from PIL import Image
 from typer.testing import CliRunner
 
 from fastsiam import cli
-from fastsiam.cli.options import with_options
+from fastsiam.cli.options import Commands
 from fastsiam.config import BYOLConfig, SimSiamConfig, TrainConfig
 from fastsiam.config.flags import train_settings
 from fastsiam.config.recipes import RECIPES
@@ -33,8 +32,8 @@ from tests.train.runs import history
 def invoke(*arguments: str, code: int = 0) -> tuple[list[tuple[str, TrainConfig]], str]:
     """Give arguments to a command of settings; return what it got, and its output."""
     got: list[tuple[str, TrainConfig]] = []
-    app = typer.Typer(rich_markup_mode=None)
-    app.command()(with_options(lambda recipe, config: got.append((recipe, config))))
+    app = Commands(rich_markup_mode=None)
+    app.command("test")(lambda recipe, config: got.append((recipe, config)))
     result = CliRunner().invoke(app, list(arguments))
     assert result.exit_code == code, result.output
     return got, " ".join(result.output.split())

@@ -47,7 +47,7 @@ class MethodConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectedConfig(MethodConfig):
-    """A method that compares projections."""
+    """Projector: the head whose outputs a method compares."""
 
     projector_layers: int = setting(3, "Layers of the projector.", at_least=1, option=False)
     dim: int = setting(128, "Dimension of the projector's output.", at_least=1)
