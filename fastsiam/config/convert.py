@@ -22,59 +22,28 @@ class ConvertConfig(Config):
     source: str = setting("", "Folder or file of the data. Default: $FASTSIAM_DATA, else ./data.")
     image_column: str = setting("", "Image column of parquet or Arrow data, or of a list.")
     label_column: str = setting("", "Label column of parquet or Arrow data, or of a list.")
-    out: str = setting(
-        "",
-        "Folder for train.beton, val.beton and manifest.json. Default: the source's name with "
-        "-beton.",
-    )
-    max_side: int = setting(
-        0, "Shrink images whose longer side has more pixels; 0: do not.", at_least=0
-    )
-    short_side: int = setting(
-        0, "Shrink images whose shorter side has more pixels; 0: do not.", at_least=0
-    )
+    out: str = setting("", "Folder to write. Default: the source's name with -beton.")
+    max_side: int = setting(0, "Shrink images with a longer longer side; 0: none.", at_least=0)
+    short_side: int = setting(0, "Shrink images with a longer shorter side; 0: none.", at_least=0)
     quality: int = setting(
-        95,
-        "JPEG quality of images that are encoded: shrunk ones, CMYK and other formats. Other JPEGs "
-        "keep their bytes.",
-        at_least=1,
-        at_most=100,
+        95, "JPEG quality of shrunk images, CMYK and other formats.", at_least=1, at_most=100
     )
-    raw: bool | None = setting(
-        None, "Store pixels instead of JPEGs. Default: of images that come as pixels."
-    )
-    exif: Exif = setting(
-        "ignore", "EXIF orientation: ignore it, or apply it and encode the rotated images again."
-    )
-    alpha: Alpha = setting(
-        "drop", "Transparent pixels: drop the transparency, or draw the image over white or black."
-    )
-    limit: int = setting(
-        0,
-        "Most images of each split, in the classes' proportions; 0: all.",
-        at_least=0,
-    )
+    raw: bool | None = setting(None, "Store pixels. Default: of images that come as pixels.")
+    exif: Exif = setting("ignore", "EXIF orientation: ignore it, or apply it and encode again.")
+    alpha: Alpha = setting("drop", "Transparency: drop it, or draw over white or black.")
+    limit: int = setting(0, "Most images of each split; 0: all.", at_least=0)
     seed: int = setting(0, "Decides which images --limit takes.")
-    part: str = setting(
-        "", "Convert one part of several, such as 2/8. The parts in one folder are one data set."
-    )
+    part: str = setting("", "Convert one part of several, such as 2/8, of a data set.")
     parts: int = setting(
-        0,
-        "Convert in so many parts, where --engine says; 0: into one file of each split.",
-        at_least=0,
-        at_most=99999,
+        0, "Convert in so many parts; 0: into one file of each split.", at_least=0, at_most=99999
     )
     engine: EngineName = setting(
-        "local", "Where --parts are converted: here, one after the other, or by dask's workers."
+        "local", "Where --parts are converted: here, or by dask's workers."
     )
     scheduler: str = setting(
-        "",
-        "Address of dask's scheduler, such as tcp://host:8786. Default: $DASK_SCHEDULER_ADDRESS, "
-        "else workers on this machine.",
+        "", "Address of dask's scheduler. Default: $DASK_SCHEDULER_ADDRESS, else local workers."
     )
-    skip_bad: bool = setting(
-        False, "Leave out images that cannot be read, and list them in the manifest."
-    )
+    skip_bad: bool = setting(False, "Leave out images that cannot be read, and list them.")
     workers: int = setting(-1, "Processes; -1: one for each core.", at_least=-1)
 
     def check(self) -> None:

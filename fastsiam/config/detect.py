@@ -23,39 +23,25 @@ class DetectConfig(EvalConfig):
 
     task: Literal["voc07", "voc0712", "coco"] = setting(
         "voc07",
-        "Train on VOC 2007 trainval, or VOC 2007 and 2012 trainval, and test on 2007 test; or COCO "
-        "train2017 and val2017, with masks. --data is the folder of their files.",
+        "VOC 2007 or 2007 + 2012 trainval, tested on 2007 test; COCO train2017, on val2017, with "
+        "masks. --data is the folder of their files.",
     )
-    detector: Literal["c4", "fpn"] = setting(
-        "c4", "c4: the paper's design, of torchvision's parts; fpn: torchvision's."
-    )
-    trials: int = setting(
-        5, "Detectors trained in turn, each with the next seed (the paper: 5 on VOC).", at_least=1
-    )
+    detector: Literal["c4", "fpn"] = setting("c4", "c4: the paper's design; fpn: torchvision's.")
+    trials: int = setting(5, "Detectors to train, with rising seeds.", at_least=1)
     steps: int = setting(0, "Steps. Default: 24,000 on VOC, 90,000 on COCO.", at_least=0)
     batch_size: int = setting(16, "Global batch.", at_least=1)
     lr: float = setting(0.02, "Rate; it is not scaled by the batch.", above=0)
     weight_decay: float = setting(0.0001, "Weight decay of all but BN.", at_least=0)
     warmup: int = setting(-1, "Steps of warm-up; -1: 100 on VOC, 1,000 on COCO.", at_least=-1)
     short_side: str = setting(
-        "",
-        "Shorter side of the images in pixels: one value, or 480-800 to draw one of each 32nd. "
-        "Default: 480-800 on VOC, 640-800 on COCO.",
+        "", "Shorter side of images: 600, or one of each 32nd in 480-800. Default: the task's."
     )
     long_side: int = setting(1333, "Most pixels of the longer side.", at_least=1)
-    rois: int = setting(512, "Proposed boxes of an image that train the box head.", at_least=1)
-    precise_bn: int = setting(
-        200, "Steps that average BN statistics before each test; 0: none.", at_least=0
-    )
-    precision: Literal["run", Precision] = setting(
-        "fp32", "Autocast type; the paper's is fp32. run: as the run."
-    )
-    seed: int = setting(
-        0, "Seed of the first trial: weights, order, sizes, flips and boxes.", at_least=0
-    )
-    resume: Literal["auto", "never"] = setting(
-        "auto", "auto: continue the same evaluation of the same network if it was interrupted."
-    )
+    rois: int = setting(512, "Proposed boxes that train the box head.", at_least=1)
+    precise_bn: int = setting(200, "Steps that average BN before each test.", at_least=0)
+    precision: Literal["run", Precision] = setting("fp32", "Autocast type; run: as the run.")
+    seed: int = setting(0, "Seed of the first trial.", at_least=0)
+    resume: Literal["auto", "never"] = setting("auto", "auto: continue if interrupted.")
 
     def check(self) -> None:
         """Refuse settings that contradict each other."""

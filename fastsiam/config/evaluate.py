@@ -29,69 +29,51 @@ class EvalConfig(NodesConfig):
     files those of train.
     """
 
-    data: str = setting(
-        "", "Data, as of train, with a validation split if there is one. Default: the run's."
-    )
+    data: str = setting("", "Data, as of train. Default: the run's.")
     image_column: str = setting("", "Image column. Default: the run's, for its own data.")
     label_column: str = setting("", "Label column. Default: the run's, for its own data.")
     holdout: str = setting(
-        "",
-        "Share of each class to validate on; 0: nothing. Default: the run's, for its own data.",
+        "", "Share of each class to validate on; 0: none. Default: the run's, for its own data."
     )
     bad_images: Literal["run", "stop", "replace"] = setting(
-        "run",
-        "At an image that cannot be decoded: stop, or leave it out (replace). run: as the run.",
+        "run", "At an image that cannot be decoded: stop, or leave it out. run: as the run."
     )
     exif: Literal["run", Exif] = setting("run", "EXIF orientation, as of train. run: as the run.")
-    alpha: Literal["run", Alpha] = setting(
-        "run", "Transparent pixels, as of train. run: as the run."
-    )
+    alpha: Literal["run", Alpha] = setting("run", "Transparency, as of train. run: as the run.")
     pipeline: Literal["run", "auto", ImagePipeline] = setting(
-        "run", "How images are loaded, as of train. run: as the run, auto for other files."
+        "run", "How images are loaded. run: as the run, auto for other files."
     )
     workers: int = setting(
-        -1,
-        "Loader processes or threads of each rank; -1: one for each core of the rank.",
-        at_least=-1,
+        -1, "Loader processes or threads of each rank; -1: one for each core.", at_least=-1
     )
     backbone: str = setting(
-        "",
-        "Network of another program's file whose names do not tell: one of torchvision, or "
-        "timm/NAME.",
+        "", "Network of a file whose names do not tell: one of torchvision, or timm/NAME."
     )
-    stem: Literal["", Stem] = setting(
-        "", "First layers of a ResNet in such a file, as of train; weights do not tell the padding."
-    )
-    untrained: bool = setting(
-        False, "Evaluate the same network with fresh weights of the run's seed."
-    )
+    stem: Literal["", Stem] = setting("", "First layers of a ResNet in such a file, as of train.")
+    untrained: bool = setting(False, "Evaluate the network with fresh weights.")
     crop: int = setting(
         0,
-        "Side of the central crop, in pixels. Default: the run's, for other files 224 (CIFAR: 32).",
+        "Side of the central crop. Default: the run's, for other files 224 (CIFAR: 32).",
         at_least=0,
     )
     resize: int = setting(
         0,
-        "Shorter side before that crop. Default: the run's, for other crops 256 / 224 of them.",
+        "Shorter side before that crop. Default: the run's, else as 0 of eval_resize.",
         at_least=0,
     )
     mean: tuple[float, float, float] | None = setting(
-        None, "Mean that normalisation subtracts. Default: the run's, else ImageNet's."
+        None, "Mean of normalisation. Default: the run's, else ImageNet's."
     )
     std: tuple[float, float, float] | None = setting(
-        None, "Standard deviation that it divides by. Default: the run's, else ImageNet's.", above=0
+        None, "Standard deviation of normalisation. Default: the run's, else ImageNet's.", above=0
     )
     precision: Literal["run", Precision] = setting(
-        "run", "Autocast type of the network. run: as the run, auto for other files."
+        "run", "Autocast type. run: as the run, auto for other files."
     )
-    feature_batch: int = setting(
-        256, "Images that go through the network at a time on each rank.", at_least=1
-    )
-    gpus: int = setting(
-        1, "GPUs of this machine, one process each; with --device cpu: CPU processes.", at_least=1
-    )
+    feature_batch: int = setting(256, "Images in a batch on each rank.", at_least=1)
+    gpus: int = setting(1, "Processes on this machine, one for each GPU.", at_least=1)
     device: Literal["auto", "cuda", "cpu"] = setting("auto", "auto: the GPU if there is one.")
-    json: str = setting("", "File to write the record to, beside the run's eval folder.")
+    json: str = setting("", "Another file for the record.")
 
     def check(self) -> None:
         """Check the machines, the holdout and the sizes."""
@@ -108,16 +90,15 @@ class KnnConfig(EvalConfig):
     """Classifier: kNN, all combinations of k and temperature in one pass."""
 
     k: tuple[int, ...] = setting(
-        (), "Neighbours that vote, as 10,20,100,200. Default: the run's, else 200.", at_least=1
+        (), "Neighbours that vote, as 10,20,200. Default: the run's, else 200.", at_least=1
     )
     temperature: tuple[float, ...] = setting(
         (),
-        "T of the votes' weights exp(similarity / T), as 0.07,0.1,0.2. Default: the run's, else "
-        "0.2.",
+        "T of the weights exp(similarity / T), as 0.07,0.2. Default: the run's, else 0.2.",
         above=0,
     )
     baselines: bool = setting(False, "Also evaluate the untrained network and the raw pixels.")
-    per_class: bool = setting(False, "Print the accuracy of every class; the record always has it.")
+    per_class: bool = setting(False, "Print the accuracy of every class.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,28 +106,17 @@ class LabelConfig(EvalConfig):
     """Training with labels: on which images, and how."""
 
     percent: float = setting(
-        100.0,
-        "Percentage of the training images of each class that are used; 1 and 10 are usual.",
-        above=0,
-        at_most=100,
+        100.0, "Percentage of each class's training images to use.", above=0, at_most=100
     )
-    subset: str = setting(
-        "", "File with the names of the training images to use, one a line, as SimCLR's lists."
-    )
+    subset: str = setting("", "File with names of the training images to use, one a line.")
     scale_min: float = setting(
-        0.08, "Smallest random crop, as a share of the image's area.", above=0, at_most=1
+        0.08, "Smallest crop, as a share of the image's area.", above=0, at_most=1
     )
     momentum: float = setting(0.9, "Momentum.", at_least=0, below=1)
     weight_decay: float = setting(0.0, "Weight decay.", at_least=0)
-    eval_every: int = setting(
-        10, "Epochs between validations; the last epoch counts, 0 validates it alone.", at_least=0
-    )
-    seed: int = setting(
-        0, "Seed of the subset, the classifier's weights, the images' order and crops.", at_least=0
-    )
-    resume: Literal["auto", "never"] = setting(
-        "auto", "auto: continue the same evaluation of the same network if it was interrupted."
-    )
+    eval_every: int = setting(10, "Epochs between validations; 0: the last only.", at_least=0)
+    seed: int = setting(0, "Seed of subset, weights, order and crops.", at_least=0)
+    resume: Literal["auto", "never"] = setting("auto", "auto: continue if interrupted.")
 
     def check(self) -> None:
         """Refuse settings that contradict each other."""
@@ -169,27 +139,19 @@ class LinearConfig(LabelConfig):
 
     optimizer: Literal["auto", "lars", "sgd"] = setting(
         "auto",
-        "lars as in the paper, or sgd. auto: lars if --lrs are given or images x epochs are 2,000 "
-        "steps of 4096 or more, else sgd with several rates.",
+        "auto: lars, the paper's, if --lrs are given or images x epochs are 2,000 steps of 4096, "
+        "else sgd with several rates.",
     )
     lrs: tuple[float, ...] = setting(
         (),
-        "Base rates for a batch of 256, as 0.05,0.1; each trains its own classifier. Default: 0.1 "
-        "for lars (the authors' code), 30 for sgd, several where auto is sgd.",
+        "Base rates for a batch of 256, each for its own classifier. Default: 0.1 for lars (the "
+        "authors' code), 30 for sgd, several where auto is sgd.",
         above=0,
     )
-    batch: int = setting(
-        0,
-        "Global batch. Default: 4096 for lars, 256 for sgd (16 and more where auto is sgd).",
-        at_least=0,
-    )
-    epochs: int = setting(90, "Passes over the training images; the cosine ends here.", at_least=1)
-    lars_trust: float = setting(0.001, "Trust coefficient of lars; there is no clipping.", above=0)
-    cached: bool = setting(
-        False,
-        "Compute the features of each training image's central crop once: minutes, not hours, but "
-        "without augmentation.",
-    )
+    batch: int = setting(0, "Global batch. Default: 4096 for lars, 256 for sgd.", at_least=0)
+    epochs: int = setting(90, "Passes over the training images.", at_least=1)
+    lars_trust: float = setting(0.001, "lars: trust coefficient.", above=0)
+    cached: bool = setting(False, "Compute the features of central crops once: no augmentation.")
     storage: Storage = setting("fp32", "Type in which --cached keeps features.")
 
     def check(self) -> None:
@@ -256,18 +218,14 @@ class FinetuneConfig(LabelConfig):
 class FeaturesConfig(EvalConfig):
     """Features: which, and the file that they go to."""
 
-    out: str = setting(
-        "features.npy",
-        "File to write: .npy (with names and labels in a .npy.csv beside it), .parquet or .npz.",
-    )
+    out: str = setting("features.npy", "File to write: .npy, .parquet or .npz.")
     split: Literal["auto", "train", "val"] = setting(
         "auto",
         "auto: all training images, with a column split if there is a holdout; train: without the "
         "held-out images; val: these, or the validation images.",
     )
     layer: Literal["backbone", "projector"] = setting(
-        "backbone",
-        "Pooled features of the backbone (pool5), or the projections that the loss compares.",
+        "backbone", "Pooled features of the backbone (pool5), or projections."
     )
     force: bool = setting(False, "Overwrite existing files.")
 
@@ -285,9 +243,7 @@ class NeighboursConfig(EvalConfig):
     """Picture: of images and their nearest neighbours."""
 
     out: str = setting("neighbours.png", "Picture to write.")
-    images: int = setting(
-        8, "Number of query images, evenly from the validation or training images.", at_least=1
-    )
+    images: int = setting(8, "Number of query images.", at_least=1)
     k: int = setting(8, "Neighbours of each, out of the training images.", at_least=1)
     seed: int = setting(0, "Chooses the queries.", at_least=0)
 

@@ -118,9 +118,13 @@ class Config:
         """Raise ``ValueError`` if settings contradict each other."""
 
 
-@cache
-def settings_of(cls: Any) -> Mapping[str, Setting]:
+def settings_of(cls: type) -> dict[str, Setting]:
     """Return the settings of a ``Config`` by name, those of its base classes first."""
+    return _settings_of(cls)
+
+
+@cache
+def _settings_of(cls: Any) -> dict[str, Setting]:
     hints, settings = get_type_hints(cls), {}
     groups: list[Any] = [base for base in cls.__mro__ if is_dataclass(base)]
     for own in fields(cls):

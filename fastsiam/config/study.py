@@ -16,13 +16,10 @@ class StudyConfig(Config):
 
     scale: ScaleName = setting(
         "demo",
-        "paper: ResNet-50 on ImageNet, 100 epochs, linear evaluation; cifar: ResNet-18 on "
-        "CIFAR-10, 200 epochs; cifar-small: a narrow one on 10,000 of its images, 6 epochs; demo: "
-        "generated images, 12 epochs. The last three are measured by kNN.",
+        "paper: ResNet-50 on ImageNet, linear evaluation; cifar: ResNet-18 on CIFAR-10, kNN; "
+        "cifar-small: a narrow one on 10,000 of its images; demo: generated images.",
     )
-    epochs: int = setting(
-        0, "Epochs of the base recipe; such runs have their own folder. 0: the scale's.", at_least=0
-    )
+    epochs: int = setting(0, "Epochs of the base recipe; 0: the scale's.", at_least=0)
     out: str = setting("runs/study", "Folder of all studies' runs.")
 
 
@@ -31,12 +28,8 @@ class StudyRunConfig(StudyConfig):
     """Runs: which there are, and how they are executed."""
 
     data: str = setting("", "Images, as of train; demo generates its own.")
-    seeds: int = setting(
-        0, "Runs of each row, with seeds from 0 on. 0: paper 1, the other scales 3.", at_least=0
-    )
-    linear: bool = setting(
-        False, "Add a linear evaluation of each run at scales that are measured by kNN."
-    )
+    seeds: int = setting(0, "Runs of each row; 0: 1 at scale paper, else 3.", at_least=0)
+    linear: bool = setting(False, "Also evaluate linearly where kNN is the measure.")
     parallel: int = setting(1, "Largest number of runs side by side.", at_least=1)
     gpus: int = setting(1, "GPUs of each run, where there are any.", at_least=1)
     device: Literal["auto", "cuda", "cpu"] = setting("auto", "auto: the GPU if there is one.")

@@ -151,8 +151,7 @@ class RunConfig(NodesConfig):
     extend: int = setting(0, "Continue to this many epochs in all, as one cosine.", at_least=0)
     data_changed: Literal["refuse", "accept"] = setting(
         "refuse",
-        "When a resumed run's data lost or gained files. accept: lost images are replaced by others, "
-        "new ones are unused.",
+        "If a resumed run's data lost files (others replace them) or gained some (unused).",
     )
     tracker: str = setting(
         "tensorboard", "tensorboard, wandb, mlflow, several as a,b, or none; beside metrics.jsonl."

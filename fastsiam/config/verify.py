@@ -14,19 +14,12 @@ class VerifyConfig(Config):
     """Verify: what of a run is computed again."""
 
     step: int = setting(
-        0,
-        "Check only the log line of this step (the first is 1), and list the step's images; 0: all "
-        "lines.",
-        at_least=0,
+        0, "Check only the log line of this step, and list its images; 0: all lines.", at_least=0
     )
     data: str = setting("", "Data, as of train, if they have moved. Default: the run's.")
     image_column: str = setting("", "Image column. Default: the run's, for its own data.")
     label_column: str = setting("", "Label column. Default: the run's, for its own data.")
     pipeline: Literal["", "run", PipelineSetting] = setting(
-        "",
-        "Pipeline that makes the batches again, to compare them; run: the run's own. By default no "
-        "image is decoded: order and draws are computed, from the images' sizes.",
+        "", "Also compare the batches of this pipeline (run: the run's). Default: decode no images."
     )
-    workers: int = setting(
-        -1, "Loader processes or threads of that pipeline; -1: one for each core.", at_least=-1
-    )
+    workers: int = setting(-1, "Loader processes or threads; -1: one for each core.", at_least=-1)

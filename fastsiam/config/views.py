@@ -39,37 +39,17 @@ class ViewConfig(Config):
     ratio_max: float = setting(4 / 3, "Largest width / height of a crop.", above=0, option=False)
     flip_p: float = _probability(0.5, "Probability of a horizontal flip.")
     jitter_p: float = _probability(0.8, "Probability of the colour jitter.")
-    brightness: float = setting(
-        0.4, "Brightness factor is drawn from 1 -+ this.", at_least=0, option=False
-    )
-    contrast: float = setting(
-        0.4, "Contrast factor is drawn from 1 -+ this.", at_least=0, option=False
-    )
-    saturation: float = setting(
-        0.4, "Saturation factor is drawn from 1 -+ this.", at_least=0, option=False
-    )
-    hue: float = setting(
-        0.1,
-        "Hue shift is drawn from -+ this, in turns of the colour circle.",
-        at_least=0,
-        at_most=0.5,
-        option=False,
-    )
+    brightness: float = setting(0.4, "Brightness: 1 -+ this.", at_least=0, option=False)
+    contrast: float = setting(0.4, "Contrast: 1 -+ this.", at_least=0, option=False)
+    saturation: float = setting(0.4, "Saturation: 1 -+ this.", at_least=0, option=False)
+    hue: float = setting(0.1, "Hue: -+ this, in turns.", at_least=0, at_most=0.5, option=False)
     gray_p: float = _probability(0.2, "Probability that a view becomes gray.")
     blur_p: float = _probability(0.5, "Probability of the Gaussian blur.")
-    blur_sigma_min: float = setting(
-        0.1, "Smallest sigma of the blur, in pixels of the view.", above=0, option=False
-    )
-    blur_sigma_max: float = setting(
-        2.0, "Largest sigma of the blur, in pixels of the view.", above=0, option=False
-    )
+    blur_sigma_min: float = setting(0.1, "Smallest sigma, in pixels.", above=0, option=False)
+    blur_sigma_max: float = setting(2.0, "Largest sigma, in pixels.", above=0, option=False)
     solarise_p: float = _probability(0.0, "Probability that bright levels are inverted.")
     solarise_threshold: int = setting(
-        128,
-        "Lowest level, 0 to 255, that solarisation inverts.",
-        at_least=0,
-        at_most=255,
-        option=False,
+        128, "Lowest level that is inverted.", at_least=0, at_most=255, option=False
     )
 
     def check(self) -> None:
@@ -90,15 +70,10 @@ class AugmentConfig(Config):
         nested=int,
     )
     mean: tuple[float, float, float] = setting(
-        IMAGENET_MEAN,
-        "Mean of each channel that normalisation subtracts (images scaled to 0-1).",
-        option=False,
+        IMAGENET_MEAN, "Mean of normalisation, of images scaled to 0-1.", option=False
     )
     std: tuple[float, float, float] = setting(
-        IMAGENET_STD,
-        "Standard deviation of each channel that normalisation divides by.",
-        above=0,
-        option=False,
+        IMAGENET_STD, "Standard deviation of normalisation.", above=0, option=False
     )
 
     def check(self) -> None:

@@ -27,22 +27,13 @@ class MoCoV2Config(ProjectedConfig):
         0.2, "Temperature of the softmax over similarities.", above=0, option=False
     )
     queue: int = setting(
-        65536,
-        "Number of projections of earlier batches that are the negatives.",
-        at_least=1,
-        option=False,
+        65536, "Number of negatives from earlier batches.", at_least=1, option=False
     )
     encoder_momentum: float = setting(
-        0.999,
-        "Momentum of the key encoder.",
-        at_least=0,
-        below=1,
-        option=False,
+        0.999, "Momentum of the key encoder.", at_least=0, below=1, option=False
     )
     symmetric: bool = setting(
-        True,
-        "Compare each view with the other, as SimSiam's authors did, not only the first.",
-        option=False,
+        True, "Compare both views, as SimSiam's authors did, not only the first.", option=False
     )
 
     def doubts(self, *, images: int, batch: int, groups: int) -> list[str]:

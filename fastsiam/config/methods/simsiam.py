@@ -24,51 +24,35 @@ class SimSiamConfig(MethodConfig):
         "(https://arxiv.org/abs/2011.10566), 2020"
     )
 
-    projector_layers: int = setting(
-        3,
-        "Layers of the projector (3 for ImageNet, 2 for CIFAR-10).",
-        at_least=1,
-        option=False,
-    )
+    projector_layers: int = setting(3, "Layers of the projector.", at_least=1, option=False)
     dim: int = setting(2048, "Dimension of the projector's output.", at_least=1)
-    projector_dim: int = setting(
-        0, "Width of the projector's hidden layers; 0: dim.", at_least=0, option=False
-    )
-    predictor_dim: int = setting(
-        512, "Hidden width of the predictor; a quarter of dim in the paper.", at_least=1
-    )
+    projector_dim: int = setting(0, "Its hidden width; 0: dim.", at_least=0, option=False)
+    predictor_dim: int = setting(512, "Hidden width of the predictor.", at_least=1)
     predictor: Literal["trained", "fixed", "none"] = setting(
-        "trained", "Predictor: trained, fixed as it is initialised, or none (Table 1: both fail)."
+        "trained", "Predictor: trained, fixed as initialised, or none (Table 1: both fail)."
     )
     predictor_lr: Literal["constant", "cosine"] = setting(
         "constant", "Predictor's rate: constant (68.1 in the paper) or decaying (67.7)."
     )
     head_bn: HeadNorm = setting(
         "default",
-        "BN on the heads (Table 3): none; after hidden layers; default: also the projector's "
-        "output; all: also the predictor's output.",
+        "BN on the heads (Table 3): none; hidden: after hidden layers; default: also on the "
+        "projector's output; all: also on the predictor's.",
         option=False,
     )
     output_affine: bool = setting(
         False,
-        "Give the BN of the projector's output a scale and offset (68.1 with, 68.2 without).",
+        "Scale and offset of the projector's last BN (68.1 with, 68.2 without).",
         option=False,
     )
     stop_gradient: bool = setting(
-        True,
-        "Treat the other view's projection as a constant; training collapses otherwise (Fig. 2).",
-        option=False,
+        True, "Stop the gradient through targets; otherwise collapse (Fig. 2).", option=False
     )
     similarity: Literal["cosine", "cross-entropy"] = setting(
-        "cosine",
-        "Loss of a prediction: cosine, or cross-entropy of the softmax over channels (63.2).",
-        option=False,
+        "cosine", "Loss: cosine, or cross-entropy of softmax over channels (63.2).", option=False
     )
     symmetric: bool = setting(
-        True,
-        "Predict each view from the other; otherwise the second from the first (64.8). Four views "
-        "then make two pairs of each image (67.3).",
-        option=False,
+        True, "Predict both views; otherwise the second of each pair (64.8, 67.3).", option=False
     )
     alternate_every: int = setting(
         1,
