@@ -20,7 +20,6 @@ from fastsiam.config import (
     OptimConfig,
     SimSiamConfig,
     TrainConfig,
-    ViewConfig,
 )
 from fastsiam.config.files import merge, read_settings, to_toml
 from fastsiam.config.flags import changes_text, differences, from_flags, to_flags, train_settings
@@ -98,13 +97,6 @@ def test_the_image_column_is_fixed_while_the_data_stay(tmp_path: Path) -> None:
     assert differences(here, other) == {"image_column": ("photo", "mask")}
     moved = replace(here, data=here.data.at(str(tmp_path / "b"), ColumnNames()))
     assert moved.data.columns == ("", "") and differences(here, moved) == {}
-
-
-def test_views_of_one_side_are_grouped() -> None:
-    large, small = ViewConfig(crop=64), ViewConfig(crop=32)
-    augment = AugmentConfig(views=(large, small, large, small))
-    assert augment.by_side == {64: (0, 2), 32: (1, 3)} and augment.crop == 64
-    assert augment.changed(crop=16).by_side == {16: (0, 1, 2, 3)}
 
 
 def test_settings_of_0_1_and_0_2_are_read() -> None:

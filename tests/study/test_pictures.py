@@ -138,12 +138,6 @@ def test_a_diverged_seed_ends_its_curve_with_a_cross() -> None:
     assert [xs(line) for line in bars.lines if line.get_marker() == "x"] == [[10.0]]
 
 
-def test_a_study_of_which_nothing_is_done_is_drawn() -> None:
-    figure = picture(record(rows=[()] * 4))
-    assert texts(parts(figure)[1]).count("not run") == 4
-    assert "seeds: none yet" in " ".join(text.get_text() for text in figure.texts)
-
-
 def test_the_command_draws_the_same_picture_each_time(tmp_path: Path) -> None:
     file, written = tmp_path / "record.json", tmp_path / "pictures" / "predictor.png"
     write_record(file, record())
