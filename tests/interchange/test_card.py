@@ -59,7 +59,7 @@ def test_the_card_says_how_the_rate_goes_and_what_bn_sees(tmp_path: Path) -> Non
         card = (tmp_path / f"{out.name}.md").read_text()
         assert f"| learning rate | {rate} |" in card
         assert ("| BN statistics | of 32 images each |" in card) == bool(settings)
-        assert "| stop-gradient | yes |" in card
+        assert "| stop gradient | True |" in card
 
 
 def test_the_card_says_the_variant(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_the_card_says_the_variant(tmp_path: Path) -> None:
     export_weights(load_pretrained(tmp_path / "run"), format="plain", out=tmp_path / "w.pt")
     card = (tmp_path / "w.pt.md").read_text()
     assert "| head bn | hidden |" in card and "| predictor | none |" in card
-    assert "| average | of each image's targets, momentum 0.8 |" in card
+    assert "| target average | 0.8 |" in card
     read = load_pretrained(tmp_path / "run")
     assert read.config is not None and "| views |" not in card
     four = replace(
