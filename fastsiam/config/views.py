@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from .checks import require
-from .setting import Config, setting
+from .setting import Config, require, setting
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -23,7 +22,7 @@ def usual_resize(crop: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewConfig(Config):
-    """One view: how it is made of an image. Defaults are the paper's (section 3)."""
+    """Each view: how it is made of an image. Defaults are the paper's (section 3)."""
 
     crop: int = setting(224, "Side of a view, in pixels.", at_least=1)
     scale_min: float = setting(
@@ -99,7 +98,7 @@ class AugmentConfig(Config):
     views: tuple[ViewConfig, ...] = setting(
         (ViewConfig(), ViewConfig()),
         "Views of each image; settings of views: one for all, or a,b.",
-        flat=int,
+        nested=int,
     )
     mean: tuple[float, float, float] = setting(
         IMAGENET_MEAN,

@@ -173,27 +173,6 @@ def _run_images(config: TrainConfig, begun: Path | None) -> RunImages:
     )
 
 
-def training_names(data: DataConfig) -> list[str]:
-    """Return the names of the images that a new run would train on.
-
-    Raises:
-        DataError: the data cannot be read.
-    """
-    store, kept, _ = open_training(data)
-    names = names_of(store)
-    return [names[i] for i in kept.tolist()]
-
-
-def recorded_names(run: Path) -> tuple[str, ...]:
-    """Return the names of the images that a run started with; () if its folder has no list.
-
-    Raises:
-        CheckpointError: the list is corrupt.
-    """
-    remembered = Remembered.load(run)
-    return () if remembered is None else remembered.names
-
-
 def _require_the_same(now: int, then: int, data: DataConfig) -> None:
     """Check that renamed images can be the same: as many as before, without a holdout set."""
     renamed = f"the data changed: all {then:,} images of the run have other names now"

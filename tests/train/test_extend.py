@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,13 +27,10 @@ def begun(small: TrainConfig) -> TrainConfig:
     return config
 
 
-@pytest.mark.parametrize("schedule", ["whole", "restart"])
-def test_an_extended_run_is_exact_when_interrupted(
-    schedule: str, begun: TrainConfig, tmp_path: Path
-) -> None:
+def test_an_extended_run_is_exact_when_interrupted(begun: TrainConfig, tmp_path: Path) -> None:
     """Extended and interrupted at once; by the same command; extended again; against one piece."""
     run = tmp_path / "run"
-    longer = with_settings(begun, extend=6, extend_schedule=schedule)
+    longer = with_settings(begun, extend=6)
     shutil.copytree(run, tmp_path / "whole")
     train_here(with_settings(longer, out=str(tmp_path / "whole")), "imagenet")
 
@@ -44,11 +40,10 @@ def test_an_extended_run_is_exact_when_interrupted(
     one, other = checkpoints.load(run), checkpoints.load(tmp_path / "whole")
     assert same_state(one.model, other.model) and same_state(one.optimizer, other.optimizer)
     assert one.config.optim.epochs == 6
-    assert one.config.optim.restarts == ("4@6" if schedule == "restart" else "")
     rates = [line[5] for line in history(run)]
     assert all(a >= b for a, b in pairwise(rates[6:]))
 
-    again = with_settings(longer, extend=8, extend_schedule="whole")
+    again = with_settings(longer, extend=8)
     train_here(again, "imagenet")
     assert checkpoints.load(run).step == 24 and len(history(run)) == 24
     peak = begun.optim.lr * begun.optim.batch / 256
@@ -96,28 +91,9 @@ def test_what_cannot_be_extended_is_refused_and_left_alone(
     assert checkpoints.load(tmp_path / "run").config.optim.epochs == 4
 
 
-def test_a_restart_from_a_rate_near_zero_is_refused(begun: TrainConfig, tmp_path: Path) -> None:
-    long = with_settings(begun, epochs=400, out=str(tmp_path / "long"), max_steps=1)
-    state = checkpoints.load(train_here(long, "imagenet"))
-    checkpoints.save(checkpoints.last(tmp_path / "long"), replace(state, step=1199))
-    with pytest.raises(CheckpointError, match="--extend-schedule restart: the learning rate is"):
-        train_here(with_settings(long, extend=500, extend_schedule="restart"), "imagenet")
-
-
 def test_a_branch_can_be_longer(begun: TrainConfig, tmp_path: Path) -> None:
     branch = with_settings(begun, out=str(tmp_path / "b"), resume=str(tmp_path / "run"), extend=5)
     train_here(with_settings(branch, max_steps=8), "imagenet")
     train_here(branch, "imagenet")
     assert checkpoints.load(tmp_path / "b").step == 15
     assert checkpoints.load(tmp_path / "run").config.optim.epochs == 4
-
-
-def test_extended_twice_at_one_step_is_extended_once(begun: TrainConfig, tmp_path: Path) -> None:
-    """A branch keeps its first extension at once, before a step."""
-    branch = with_settings(begun, out=str(tmp_path / "b"), resume=str(tmp_path / "run"))
-    restarted = with_settings(branch, extend=5, extend_schedule="restart", max_steps=6)
-    state = checkpoints.load(train_here(restarted, "imagenet"))
-    assert (state.step, state.config.optim.restarts) == (6, "4@6")
-    train_here(with_settings(restarted, extend=6, max_steps=0), "imagenet")
-    state = checkpoints.load(tmp_path / "b")
-    assert (state.step, state.config.optim.restarts) == (18, "4@6")

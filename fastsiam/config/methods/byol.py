@@ -27,13 +27,8 @@ class BYOLConfig(ProjectedConfig):
     projector_dim: int = 4096
     predictor_dim: int = setting(4096, "Hidden width of the predictor.", at_least=1)
     encoder_momentum: float = setting(
-        0.99,
-        "Share of itself that the momentum encoder keeps at a step; the rest is of the encoder.",
-        at_least=0,
-        below=1,
+        0.99, "Momentum of the target encoder.", at_least=0, below=1, option=False
     )
     momentum_schedule: Literal["cosine", "constant"] = setting(
-        "cosine",
-        "Let the encoder's momentum grow to 1 along a cosine, or be the same at all steps.",
-        option=False,
+        "cosine", "Let it grow to 1 along a cosine, or keep it.", option=False
     )

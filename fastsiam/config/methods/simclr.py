@@ -23,18 +23,14 @@ class SimCLRConfig(ProjectedConfig):
     )
 
     temperature: float = setting(
-        0.1,
-        "Temperature of the softmax over similarities; the smaller, the more the nearest count.",
-        above=0,
+        0.1, "Temperature of the softmax over similarities.", above=0, option=False
     )
     predictor: Literal["trained", "none"] = setting(
-        "none",
-        "Predictor: none, or trained on the branch that is compared with the other (66.4 to 66.5).",
+        "none", "Predictor of the compared branch: none, or trained (66.4 to 66.5)."
     )
     predictor_dim: int = setting(512, "Hidden width of the predictor, if there is one.", at_least=1)
     stop_gradient: bool = setting(
-        False,
-        "Treat what a projection is compared with as constant (with a predictor 66.0, not 66.5).",
+        False, "Stop the gradient through targets (with a predictor 66.0, not 66.5).", option=False
     )
 
     @property

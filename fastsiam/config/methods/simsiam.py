@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fastsiam.config.checks import require
-from fastsiam.config.setting import setting
+from fastsiam.config.setting import require, setting
 
-from .base import MethodConfig, in_words
+from .base import MethodConfig
 
 HeadNorm = Literal["none", "hidden", "default", "all"]
 
@@ -25,120 +24,78 @@ class SimSiamConfig(MethodConfig):
         "(https://arxiv.org/abs/2011.10566), 2020"
     )
 
-    projector_layers: int = setting(
-        3, "Layers of the projection MLP (3 for ImageNet, 2 for CIFAR-10).", at_least=1
-    )
+    projector_layers: int = setting(3, "Layers of the projector.", at_least=1, option=False)
     dim: int = setting(2048, "Dimension of the projector's output.", at_least=1)
-    projector_dim: int = setting(
-        0, "Width of the projector's hidden layers; 0 takes dim, as in the paper.", at_least=0
-    )
-    predictor_dim: int = setting(
-        512,
-        "Hidden width of the predictor; the paper's bottleneck is a quarter of dim.",
-        at_least=1,
-    )
+    projector_dim: int = setting(0, "Its hidden width; 0: dim.", at_least=0, option=False)
+    predictor_dim: int = setting(512, "Hidden width of the predictor.", at_least=1)
     predictor: Literal["trained", "fixed", "none"] = setting(
-        "trained", "Predictor: trained, fixed as it is initialised, or none (Table 1: both fail)."
+        "trained", "Predictor: trained, fixed as initialised, or none (Table 1: both fail)."
     )
     predictor_lr: Literal["constant", "cosine"] = setting(
-        "constant",
-        "Predictor's rate: constant (68.1 in the paper) or decaying with the rest (67.7).",
+        "constant", "Predictor's rate: constant (68.1 in the paper) or decaying (67.7)."
     )
     head_bn: HeadNorm = setting(
         "default",
-        "BN on the heads (Table 3): none, after the hidden layers, default (these and the "
-        "projector's output), or all (the predictor's output too).",
+        "BN on the heads (Table 3): none; hidden: after hidden layers; default: also on the "
+        "projector's output; all: also on the predictor's.",
+        option=False,
     )
     output_affine: bool = setting(
         False,
-        "Give the BN of the projector's output a scale and offset (68.1 with, 68.2 without).",
+        "Scale and offset of the projector's last BN (68.1 with, 68.2 without).",
         option=False,
     )
     stop_gradient: bool = setting(
-        True,
-        "Treat the other view's projection as a constant. "
-        "Without it training collapses (the paper's Fig. 2).",
+        True, "Stop the gradient through targets; otherwise collapse (Fig. 2).", option=False
     )
     similarity: Literal["cosine", "cross-entropy"] = setting(
-        "cosine",
-        "Loss of a prediction: cosine, or cross-entropy of the softmax over channels (63.2).",
+        "cosine", "Loss: cosine, or cross-entropy of softmax over channels (63.2).", option=False
     )
     symmetric: bool = setting(
-        True,
-        "Predict each view from the other. Without it only the first view of each pair predicts "
-        "(64.8); --views 4 then makes two pairs of each image (67.3).",
+        True, "Predict both views; otherwise the second of each pair (64.8, 67.3).", option=False
     )
     alternate_every: int = setting(
         1,
-        "Steps whose targets come from the encoder as it was before them (section 5.2): 1 is "
-        "SimSiam, 0 is an epoch. Above 1 a frozen copy of the encoder gives them, which costs a "
-        "forward pass more.",
+        "Steps whose targets come from the encoder before them (section 5.2): 1 is SimSiam, 0 an "
+        "epoch. Above 1 a frozen copy costs another forward pass.",
         at_least=0,
         option=False,
     )
     target_average: float = setting(
         0.0,
-        "Momentum of a moving average of each image's projections, which is the target then; 0 is "
-        "off. The paper has 0.8 with --predictor none (section 5.2: 55.0). One row of dim float32 "
-        "for each image lies on every GPU and in every checkpoint: 10.5 GB for ImageNet.",
+        "Momentum of a moving average of each image's projections as its target (section 5.2: "
+        "55.0 with 0.8 and predictor none); 0: off. Memory: dim float32 for each image.",
         at_least=0,
         below=1,
         option=False,
     )
     encoder_momentum: float = setting(
         0.0,
-        "Momentum of an encoder that follows the trained one and gives the targets, as in BYOL "
-        "(0.99, say); 0 is off: SimSiam has none.",
+        "Momentum of an encoder that gives the targets, as in BYOL (0.99); 0: off.",
         at_least=0,
         below=1,
+        option=False,
     )
 
     def check(self) -> None:
         """Refuse settings that contradict each other."""
         require(
             not self.output_affine or self.head_bn in ("default", "all"),
-            f"output-affine is of the BN that head-bn {self.head_bn} leaves out: leave it out, too",
+            f"output-affine needs head-bn default or all, not {self.head_bn}",
         )
         other = self.alternate_every != 1 or self.encoder_momentum > 0
         require(
             self.stop_gradient or not (other or self.target_average),
-            "alternate-every, target-average and encoder-momentum keep targets, through which no "
-            "gradient flows: leave --no-stop-gradient out",
+            "alternate-every, target-average and encoder-momentum need stop-gradient",
         )
         require(
             self.alternate_every == 1 or not self.encoder_momentum,
-            "alternate-every and encoder-momentum are two ways to have another encoder: choose one",
+            "choose one of alternate-every and encoder-momentum",
         )
         require(
             self.similarity == "cosine" or not self.target_average,
-            "target-average is of l2-normalised projections, whose softmax is nearly constant: "
-            "leave --similarity cross-entropy out",
+            "target-average needs similarity cosine",
         )
-
-    def described(self) -> dict[str, str]:
-        """Return its settings for people, by what they are of; of the study's, those in use."""
-        predictor = f"{self.dim}-{self.predictor_dim}-{self.dim}, "
-        predictor += (
-            f"{self.predictor_lr} learning rate" if self.predictor == "trained" else "not trained"
-        )
-        said = {
-            "projector": f"{self.projector_layers} layers, {self.projector_dim or self.dim} wide, "
-            f"to {self.dim}",
-            "predictor": "none" if self.predictor == "none" else predictor,
-            "stop-gradient": in_words(self.stop_gradient),
-        }
-        usual = SimSiamConfig()
-        for name in ("head_bn", "output_affine", "similarity", "symmetric"):
-            if (value := getattr(self, name)) != getattr(usual, name):
-                said[name.replace("_", " ")] = in_words(value)
-        if self.alternate_every != 1:
-            steps = f"{self.alternate_every} steps" if self.alternate_every else "epoch"
-            said["targets"] = f"of the encoder before each {steps}"
-        if self.encoder_momentum:
-            said["momentum encoder"] = f"gives the targets, momentum {self.encoder_momentum:g}"
-        if self.target_average:
-            said["average"] = f"of each image's targets, momentum {self.target_average:g}"
-        return said
 
     @property
     def centred(self) -> bool:
@@ -150,8 +107,8 @@ class SimSiamConfig(MethodConfig):
         if self.symmetric:
             require(
                 views == 2,
-                f"simsiam compares two views of each image, not {views}: --method fastsiam takes "
-                "more, --no-symmetric pairs of them",
+                f"simsiam compares two views of each image, not {views}; --method fastsiam takes "
+                "more, --set symmetric=false pairs of them",
             )
         require(views % 2 == 0, f"without symmetry views are compared in pairs, not {views}")
 
