@@ -33,7 +33,7 @@ class OptimConfig(Config):
     batch: int = setting(512, "Images of one optimizer step over all ranks.", at_least=2)
     optimizer: Literal["sgd", "lars"] = setting("sgd", "sgd, or lars for batches of thousands.")
     lr: float = setting(0.05, "Base learning rate, scaled by batch / 256.", above=0)
-    momentum: float = setting(0.9, "Momentum.", at_least=0, below=1, option=False)
+    momentum: float = setting(0.9, "Momentum.", at_least=0, below=1)
     weight_decay: float = setting(1e-4, "Weight decay; lars excludes BN and biases.", at_least=0)
     lars_trust: float = setting(0.001, "lars: trust coefficient.", above=0, option=False)
     lars_all: bool = setting(False, "lars: scale and decay BN and biases too.", option=False)
@@ -69,7 +69,7 @@ class NumericsConfig(Config):
     seed: int = setting(0, "Seed of weights, order and augmentations.", at_least=0, below=2**63)
     precision: Precision = setting("auto", "Autocast type; auto: bf16 where it is fast.")
     tf32: bool = setting(True, "Compute float32 in TF32 on a GPU.", option=False)
-    channels_last: bool = setting(True, "Channels-last memory format.", option=False)
+    channels_last: bool = setting(True, "Channels-last memory format.")
     sync_bn: bool = setting(True, "Several ranks: BN statistics of the global batch.")
     sync_bn_ranks: int = setting(
         0, "Consecutive ranks that share BN statistics, such as 8; 0: all.", at_least=0
@@ -120,7 +120,7 @@ class MonitorConfig(Config):
         at_least=0,
         option=False,
     )
-    on_collapse: Literal["warn", "stop"] = setting("warn", "On a collapse.", option=False)
+    on_collapse: Literal["warn", "stop"] = setting("warn", "On a collapse.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,15 +22,13 @@ class SimCLRConfig(ProjectedConfig):
         "Visual Representations](https://arxiv.org/abs/2002.05709), ICML 2020"
     )
 
-    temperature: float = setting(
-        0.1, "Temperature of the softmax over similarities.", above=0, option=False
-    )
+    temperature: float = setting(0.1, "Temperature of the softmax over similarities.", above=0)
     predictor: Literal["trained", "none"] = setting(
         "none", "Predictor of the compared branch: none, or trained (66.4 to 66.5)."
     )
     predictor_dim: int = setting(512, "Hidden width of the predictor, if there is one.", at_least=1)
     stop_gradient: bool = setting(
-        False, "Stop the gradient through targets (with a predictor 66.0, not 66.5).", option=False
+        False, "Stop the gradient through targets (with a predictor 66.0, not 66.5)."
     )
 
     @property

@@ -24,9 +24,9 @@ class SimSiamConfig(MethodConfig):
         "(https://arxiv.org/abs/2011.10566), 2020"
     )
 
-    projector_layers: int = setting(3, "Layers of the projector.", at_least=1, option=False)
+    projector_layers: int = setting(3, "Layers of the projector.", at_least=1)
     dim: int = setting(2048, "Dimension of the projector's output.", at_least=1)
-    projector_dim: int = setting(0, "Its hidden width; 0: dim.", at_least=0, option=False)
+    projector_dim: int = setting(0, "Its hidden width; 0: dim.", at_least=0)
     predictor_dim: int = setting(512, "Hidden width of the predictor.", at_least=1)
     predictor: Literal["trained", "fixed", "none"] = setting(
         "trained", "Predictor: trained, fixed as initialised, or none (Table 1: both fail)."
@@ -38,7 +38,6 @@ class SimSiamConfig(MethodConfig):
         "default",
         "BN on the heads (Table 3): none; hidden: after hidden layers; default: also on the "
         "projector's output; all: also on the predictor's.",
-        option=False,
     )
     output_affine: bool = setting(
         False,
@@ -46,13 +45,13 @@ class SimSiamConfig(MethodConfig):
         option=False,
     )
     stop_gradient: bool = setting(
-        True, "Stop the gradient through targets; otherwise collapse (Fig. 2).", option=False
+        True, "Stop the gradient through targets; otherwise collapse (Fig. 2)."
     )
     similarity: Literal["cosine", "cross-entropy"] = setting(
-        "cosine", "Loss: cosine, or cross-entropy of softmax over channels (63.2).", option=False
+        "cosine", "Loss: cosine, or cross-entropy of softmax over channels (63.2)."
     )
     symmetric: bool = setting(
-        True, "Predict both views; otherwise the second of each pair (64.8, 67.3).", option=False
+        True, "Predict both views; otherwise the second of each pair (64.8, 67.3)."
     )
     alternate_every: int = setting(
         1,
@@ -74,7 +73,6 @@ class SimSiamConfig(MethodConfig):
         "Momentum of an encoder that gives the targets, as in BYOL (0.99); 0: off.",
         at_least=0,
         below=1,
-        option=False,
     )
 
     def check(self) -> None:
@@ -108,7 +106,7 @@ class SimSiamConfig(MethodConfig):
             require(
                 views == 2,
                 f"simsiam compares two views of each image, not {views}; --method fastsiam takes "
-                "more, --set symmetric=false pairs of them",
+                "more, --no-symmetric pairs of them",
             )
         require(views % 2 == 0, f"without symmetry views are compared in pairs, not {views}")
 

@@ -22,25 +22,21 @@ class SwAVConfig(ProjectedConfig):
         "Assignments](https://arxiv.org/abs/2006.09882), NeurIPS 2020"
     )
 
-    prototypes: int = setting(3000, "Number of prototypes.", at_least=1, option=False)
-    temperature: float = setting(
-        0.1, "Temperature of the softmax over similarities.", above=0, option=False
-    )
+    prototypes: int = setting(3000, "Number of prototypes.", at_least=1)
+    temperature: float = setting(0.1, "Temperature of the softmax over similarities.", above=0)
     epsilon: float = setting(0.05, "Entropy of the assignments.", above=0, option=False)
     sinkhorn_rounds: int = setting(3, "Rounds of Sinkhorn.", at_least=1, option=False)
     frozen_epochs: float = setting(
         1.0, "Epochs in which the prototypes are frozen.", at_least=0, option=False
     )
-    queue: int = setting(
-        0, "Projections of earlier batches that balance small ones.", at_least=0, option=False
-    )
+    queue: int = setting(0, "Projections of earlier batches that balance small ones.", at_least=0)
     queue_from: float = setting(15.0, "Epochs before the queue is used.", at_least=0, option=False)
     predictor: Literal["trained", "none"] = setting(
         "none", "Predictor of the compared branch: none, or trained (65.2 to 66.5)."
     )
     predictor_dim: int = setting(512, "Hidden width of the predictor, if there is one.", at_least=1)
     stop_gradient: bool = setting(
-        True, "Stop the gradient through assignments; otherwise it diverges.", option=False
+        True, "Stop the gradient through assignments; otherwise it diverges."
     )
 
     def check_views(self, views: int) -> None:
