@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
+from math import inf
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -35,10 +36,20 @@ _FRESH = "auto", "never", ""
 """Values of ``--resume`` that name no run."""
 _OF_A_BRANCH = *BRANCH_SETTINGS, "extend"
 """Settings in which a branch may differ from the run that it branched off."""
+_COMMON = {
+    "data", "pipeline", "workers", "bad_images", "crop", "backbone", "method", "epochs", "batch",
+    "lr", "accumulate", "seed", "precision", "compile", "knn_every", "device", "gpus", "nodes",
+    "rendezvous", "max_restarts", "out", "init", "resume", "tracker", "save_every",
+}  # fmt: skip
+"""Settings that ``--help`` of ``train`` and ``config`` shows; ``--help-all`` shows all."""
+_HELP_ALL = "fastsiam.help_all"
 
 
 class Command(typer.core.TyperCommand):
     """A command whose help is plain text, with the options in sections."""
+
+    def _takes(self, name: str) -> bool:
+        return any(parameter.name == name for parameter in self.params)
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Read the options; point out ``--set`` for a setting that has no option."""
@@ -47,19 +58,33 @@ class Command(typer.core.TyperCommand):
         except Exception as error:  # versions of Typer differ in the class for unknown options
             option = getattr(error, "option_name", "")
             name = option.removeprefix("--").removeprefix("no-").replace("-", "_")
-            takes_set = any(parameter.name == "assignments" for parameter in self.params)
-            if takes_set and name in train_settings():
+            if self._takes("assignments") and name in train_settings():
                 error.message = f"No such option: {option}; pass --set {name}=VALUE"  # type: ignore[attr-defined]
             raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments, options without a section, and the sections."""
+        """Write arguments, options without a section, and the sections.
+
+        Settings of a training run have the defaults of the recipe, the method and the file that
+        are named before ``--help``.
+        """
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        settings: Mapping[str, Setting] = {}
+        defaults: Mapping[str, Any] = {}
+        if self._takes("assignments"):
+            with usage_errors():
+                defaults = merge_sources({k: v for k, v in ctx.params.items() if v}).flags
+            settings = train_settings()
+        is_short = self._takes("help_all") and _HELP_ALL not in ctx.meta
         for parameter in self.get_params(ctx):
+            section = getattr(parameter, "rich_help_panel", None)
+            record = parameter.get_help_record(ctx)
+            if record is None or (is_short and section and parameter.name not in _COMMON):
+                continue
+            if section and (one := settings.get(parameter.name)):
+                record = record[0], _help(one, defaults.get(one.name, one.default))
             kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
-            section = getattr(parameter, "rich_help_panel", None) or kind
-            if record := parameter.get_help_record(ctx):
-                sections.setdefault(section, []).append(record)
+            sections.setdefault(section or kind, []).append(record)
         for name, records in sections.items():
             if records:
                 formatter.write_paragraph()
@@ -139,18 +164,23 @@ def _with_options(
 
     settings = [*groups.values()]
     declared = [x.replace(kind=inspect.Parameter.KEYWORD_ONLY) for x in own.values()]
-    defaults: dict[str, Any] = {}
     if of_a_run:
         settings.insert(0, train_settings())
-        declared[:0] = inspect.signature(_sources, eval_str=True).parameters.values()
-        defaults = to_flags(RECIPES[next(iter(RECIPES))]())
+        *sources, help_all = inspect.signature(_sources, eval_str=True).parameters.values()
+        declared = [*sources, *([help_all] if options is None else []), *declared]
     for one in chain(*(group.values() for group in settings)):
         if one.option and (options is None or one.name in options):
-            default = defaults.get(one.name, one.default)
-            declared.append(_option(one, default, repeats=of_a_run))
+            declared.append(_option(one, repeats=of_a_run))
     command.__name__, command.__doc__ = run.__name__, run.__doc__
     command.__signature__ = inspect.Signature(declared)  # type: ignore[attr-defined]
     return command
+
+
+def _show_all(context: typer.Context, is_given: bool | None) -> None:
+    if is_given:
+        context.meta[_HELP_ALL] = True
+        typer.echo(context.get_help())
+        raise typer.Exit
 
 
 def _sources(
@@ -158,14 +188,16 @@ def _sources(
     recipe: Annotated[
         str | None,
         typer.Option(
-            help=f"Named starting point: {', '.join(RECIPES)}.  [default: {next(iter(RECIPES))}]"
+            is_eager=True,
+            help=f"Named starting point: {', '.join(RECIPES)}.  [default: {next(iter(RECIPES))}]",
         ),
     ] = None,
     config: Annotated[
         Path | None,
         typer.Option(
+            is_eager=True,
             help="Settings: a TOML or YAML file as fastsiam config prints it, or a run. They "
-            "override the recipe's; options override them."
+            "override the recipe's; options override them.",
         ),
     ] = None,
     assignments: Annotated[
@@ -176,11 +208,17 @@ def _sources(
             help="Any setting that fastsiam config lists, such as lr_end=0.001; may be repeated.",
         ),
     ] = None,
+    help_all: Annotated[
+        bool | None,
+        typer.Option(
+            "--help-all", is_eager=True, callback=_show_all, help="Show all options and exit."
+        ),
+    ] = None,
 ) -> None:
-    """Declare the options that say where the settings of a training run are from."""
+    """Declare the options that say where settings are from, and the one that shows all options."""
 
 
-def _option(one: Setting, default: Any, *, repeats: bool) -> inspect.Parameter:
+def _option(one: Setting, *, repeats: bool) -> inspect.Parameter:
     """Return the option of a setting, which is None unless it is given.
 
     Its value stays text, which the setting's ``Config`` converts and checks.
@@ -188,17 +226,26 @@ def _option(one: Setting, default: Any, *, repeats: bool) -> inspect.Parameter:
     kind: Any = bool if one.kind in (bool, bool | None) else str
     if one.name == "data" and repeats:
         kind = list[str]
-    text = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
-    if isinstance(default, bool):
-        text = one.flag if default else f"no-{one.flag}"
     option = typer.Option(
         None,
-        help=one.help if default in (None, "", ()) else f"{one.help}  [default: {text}]",
+        is_eager=repeats and one.name == "method",
+        help=_help(one, one.default),
         metavar=None if kind is bool else _metavar(one.kind),
         rich_help_panel=one.section,
     )
     keyword = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(one.name, keyword, default=option, annotation=kind | None)
+
+
+def _help(one: Setting, default: Any) -> str:
+    """Return the help of an option, with its default, and the range of a share or percentage."""
+    text = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    if isinstance(default, bool):
+        text = one.flag if default else f"no-{one.flag}"
+    notes = [] if default in (None, "", ()) else [f"default: {text}"]
+    if min(one.bounds.get("below", inf), one.bounds.get("at_most", inf)) <= 100:
+        notes.append(one.range)
+    return f"{one.help}  [{'; '.join(notes)}]" if notes else one.help
 
 
 def _metavar(kind: Any) -> str:

@@ -17,7 +17,7 @@ app = Commands()
 
 @app.command()
 def train(recipe: str, config: TrainConfig) -> None:
-    """Train a backbone without labels. fastsiam config prints the settings of other recipes."""
+    """Train a backbone without labels. The defaults shown are those of --recipe and --method."""
     try:
         from fastsiam import distributed
         from fastsiam.train import command

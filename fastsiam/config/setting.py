@@ -62,6 +62,11 @@ class Setting:
         """Its name on the command line, without dashes."""
         return self.name.replace("_", "-")
 
+    @property
+    def range(self) -> str:
+        """Its range as text, such as "at least 0 and below 1"."""
+        return " and ".join(f"{x.replace('_', ' ')} {end}" for x, end in self.bounds.items())
+
     def allows(self, number: float) -> bool:
         """Tell whether a number is in the range; nan is in no range."""
         return all(_COMPARISONS[name](number, end) for name, end in self.bounds.items())
@@ -71,8 +76,7 @@ class Setting:
         value = checked(self.kind, value, self.flag)
         numbers = value if isinstance(value, tuple) else () if value is None else (value,)
         if not all(map(self.allows, numbers)):
-            range = " and ".join(f"{x.replace('_', ' ')} {end}" for x, end in self.bounds.items())
-            raise ValueError(f"{self.flag} must be {range}, not {value}")
+            raise ValueError(f"{self.flag} must be {self.range}, not {value}")
         return value
 
 

@@ -48,13 +48,14 @@ def refused(*arguments: str) -> str:
 
 
 def help_of(*command: str) -> str:
-    done = CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, [*command, "--help"])
+    arguments = command if "--help-all" in command else [*command, "--help"]
+    done = CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, arguments)
     assert done.exit_code == 0
     return done.output
 
 
 def test_the_help_of_train_has_every_option_in_its_section_with_its_default() -> None:
-    text = help_of("train")
+    text = help_of("train", "--help-all")
     assert max(map(len, text.splitlines())) <= 80
     options = [one for one in train_settings().values() if one.option]
     assert len(options) <= 80
@@ -65,6 +66,11 @@ def test_the_help_of_train_has_every_option_in_its_section_with_its_default() ->
     for option, default in (("crop", "224"), ("sync-bn", "sync-bn"), ("knn-every", "10")):
         found = re.search(rf"--{option}.*?\[default:([^\]]+)\]", said)
         assert found and found.group(1) == default
+    assert "[default:0.1;atleast0andatmost0.5]" in said
+    short = help_of("train", "--recipe", "cifar10", "--method", "byol")
+    assert len(re.findall("^  --", short, re.MULTILINE)) == 30
+    said = "".join(short.split())
+    assert "--crop" in said and "[default:32]" in said and "--hue" not in said
 
 
 @pytest.mark.parametrize("group", [(), ("convert",), ("eval",), ("bench",)])
