@@ -21,7 +21,8 @@ _REMOVED = {
     "run": ("node_rank", "node_timeout", "extend_schedule"),
     "step": ("batch_views", "keep_memory", "bucket_mb"),
 }
-"""Settings of earlier versions that are ignored."""
+"""Settings of earlier versions that are ignored: they change results by rounding at most, except
+for the schedule of ``restarts``, with which ``fastsiam.run.checkpoint`` refuses to resume."""
 _HEADS_OF_0_1 = "projector_layers", "dim", "projector_dim", "predictor_dim", "stop_gradient"
 
 

@@ -124,12 +124,10 @@ def _branched(found: Checkpoint, start: Checkpoint, config: TrainConfig) -> tupl
     }
     said = f"branches off {path} after step {found.step:,} (epoch {rounded(found.epoch)})"
     if changed:
-        now = decaying_rate(found.config.optim, max(0, found.step - 1), found.steps_per_epoch)
-        then = decaying_rate(start.config.optim, found.step, found.steps_per_epoch)
-        said += (
-            f", {changes_text(changed, between=', ')}; "
-            f"learning rate: {now:.3g} now, {then:.3g} at the next step"
-        )
+        said += f", {changes_text(changed, between=', ')}"
+    now = float(found.optimizer["param_groups"][0]["lr"])
+    then = decaying_rate(start.config.optim, found.step, found.steps_per_epoch)
+    said += f"; learning rate: {now:.3g} now, {then:.3g} at the next step"
     return replace(start, branch=branch), said
 
 

@@ -9,9 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
 from fastsiam.config import TrainConfig
 from fastsiam.errors import CheckpointError
+from fastsiam.interchange import load_pretrained
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
 from fastsiam.train.command import train_here
@@ -97,3 +99,27 @@ def test_a_branch_can_be_longer(begun: TrainConfig, tmp_path: Path) -> None:
     train_here(branch, "imagenet")
     assert checkpoints.load(tmp_path / "b").step == 15
     assert checkpoints.load(tmp_path / "run").config.optim.epochs == 4
+
+
+def test_a_run_of_0_2_with_the_removed_schedule_branches_off(
+    begun: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is evaluated and exported, and is not resumed with another learning rate."""
+    run, branch = tmp_path / "run", tmp_path / "branch"
+    settings = json.loads((run / "config.json").read_text())
+    state = torch.load(checkpoints.last(run), weights_only=True)
+    del state["digest"]
+    longer = {"config": state["config"] | {"optim": state["config"]["optim"] | {"restarts": "2@6"}}}
+    for record, checkpoint in ((settings | longer, state), (settings, state | longer)):
+        (run / "config.json").write_text(json.dumps(record))
+        torch.save(checkpoint, checkpoints.last(run))
+        for own in ({}, {"extend": 6}, {"resume": str(run)}):
+            with pytest.raises(CheckpointError, match=r"restart, which was removed .*--out OTHER"):
+                train_here(with_settings(begun, **own), "imagenet")
+        assert load_pretrained(run).epoch == 2
+    capfd.readouterr()
+    other = {"resume": str(run), "out": str(branch), "lr": 0.25, "max_steps": 7}
+    train_here(with_settings(begun, **other), "imagenet")
+    assert " now, 0.00391 at the next step" in capfd.readouterr().err
+    train_here(with_settings(begun, **other | {"max_steps": 8}), "imagenet")
+    assert checkpoints.load(branch).step == 8
