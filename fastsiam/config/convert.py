@@ -16,33 +16,62 @@ from .setting import Config, require, setting
 class ConvertConfig(Config):
     """Conversion of a data set into .beton files."""
 
-    source: str = setting("", "Folder or file of the data. Default: $FASTSIAM_DATA, else ./data.")
-    image_column: str = setting("", "Image column of parquet or Arrow data, or of a list.")
-    label_column: str = setting("", "Label column of parquet or Arrow data, or of a list.")
-    out: str = setting("", "Folder to write. Default: the source's name with -beton.")
-    max_side: int = setting(0, "Shrink images with a longer longer side; 0: none.", at_least=0)
-    short_side: int = setting(0, "Shrink images with a longer shorter side; 0: none.", at_least=0)
-    quality: int = setting(
-        95, "JPEG quality of shrunk images, CMYK and other formats.", at_least=1, at_most=100
+    source: str = setting("", "Folder or file with the data. Default: $FASTSIAM_DATA, else ./data.")
+    image_column: str = setting(
+        "", "Column with the images of parquet or Arrow data, or with the paths of a list."
     )
-    raw: bool | None = setting(None, "Store pixels. Default: of images that come as pixels.")
-    exif: Exif = setting("ignore", "EXIF orientation: ignore it, or apply it and encode again.")
-    alpha: Alpha = setting("drop", "Transparency: drop it, or draw over white or black.")
-    limit: int = setting(0, "Most images of each split; 0: all.", at_least=0)
-    seed: int = setting(0, "Decides which images --limit takes.")
-    part: str = setting("", "Convert one part of several, such as 2/8, of a data set.")
+    label_column: str = setting(
+        "", "Column with the labels of parquet or Arrow data, or of a list."
+    )
+    out: str = setting(
+        "", "Folder for train.beton, val.beton and manifest.json. Default: SOURCE-beton."
+    )
+    max_side: int = setting(
+        0, "Shrink images to at most this longer side in pixels. 0: keep sizes.", at_least=0
+    )
+    short_side: int = setting(
+        0, "Shrink images to at most this shorter side in pixels. 0: keep sizes.", at_least=0
+    )
+    quality: int = setting(
+        95,
+        "JPEG quality of images that are encoded: shrunk ones, CMYK, other formats than JPEG.",
+        at_least=1,
+        at_most=100,
+    )
+    raw: bool | None = setting(
+        None, "Store pixels instead of JPEGs, for small images. Default: if they come as pixels."
+    )
+    exif: Exif = setting(
+        "ignore", "EXIF orientation: ignore it, or apply it, which re-encodes rotated images."
+    )
+    alpha: Alpha = setting(
+        "drop", "Transparent pixels: drop the transparency, or draw the image over white or black."
+    )
+    limit: int = setting(
+        0, "Largest number of images of each split, all classes in proportion. 0: all.", at_least=0
+    )
+    seed: int = setting(0, "Seed of the choice of images for --limit.")
+    part: str = setting(
+        "",
+        "Convert one part of several, such as 2/8, into its own file; the parts in one folder are "
+        "one data set, which fastsiam convert folder makes one file.",
+    )
     parts: int = setting(
         0,
-        "Convert into so many parts, by dask's workers; other schedulers run --part, such as 2/8. "
-        "0 makes one file of each split, here.",
+        "Convert into this many parts by dask's workers; other schedulers run --part 2/8 and so "
+        "on. 0: one file for each split, by this process.",
         at_least=0,
         at_most=99999,
     )
     scheduler: str = setting(
-        "", "Address of dask's scheduler. Default: $DASK_SCHEDULER_ADDRESS, else local workers."
+        "",
+        "Address of the dask scheduler, such as tcp://host:8786. Default: "
+        "$DASK_SCHEDULER_ADDRESS, else workers on this machine.",
     )
-    skip_bad: bool = setting(False, "Leave out images that cannot be read, and list them.")
-    workers: int = setting(-1, "Processes; -1: one for each core.", at_least=-1)
+    skip_bad: bool = setting(
+        False, "Leave out images that cannot be read, and list them in the manifest."
+    )
+    workers: int = setting(-1, "Worker processes. -1: one for each core.", at_least=-1)
 
     def check(self) -> None:
         """Refuse settings that contradict each other."""

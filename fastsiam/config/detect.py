@@ -23,25 +23,43 @@ class DetectConfig(EvalConfig):
 
     task: Literal["voc07", "voc0712", "coco"] = setting(
         "voc07",
-        "VOC 2007 or 2007 + 2012 trainval, tested on 2007 test; COCO train2017, on val2017, with "
-        "masks. --data is the folder of their files.",
+        "VOC 2007 trainval, or VOC 2007 and 2012 trainval, tested on VOC 2007 test; or COCO "
+        "train2017 with masks, tested on val2017. --data is the folder of their files.",
     )
-    detector: Literal["c4", "fpn"] = setting("c4", "c4: the paper's design; fpn: torchvision's.")
-    trials: int = setting(5, "Detectors to train, with rising seeds.", at_least=1)
-    steps: int = setting(0, "Steps. Default: 24,000 on VOC, 90,000 on COCO.", at_least=0)
-    batch_size: int = setting(16, "Global batch.", at_least=1)
-    lr: float = setting(0.02, "Rate; it is not scaled by the batch.", above=0)
-    weight_decay: float = setting(0.0001, "Weight decay of all but BN.", at_least=0)
-    warmup: int = setting(-1, "Steps of warm-up; -1: 100 on VOC, 1,000 on COCO.", at_least=-1)
+    detector: Literal["c4", "fpn"] = setting(
+        "c4", "c4: the paper's design, from torchvision's parts; fpn: torchvision's own."
+    )
+    trials: int = setting(
+        5, "Detectors to train, each with the next seed (paper: 5 on VOC).", at_least=1
+    )
+    steps: int = setting(0, "Training steps. 0: 24,000 on VOC, 90,000 on COCO.", at_least=0)
+    batch_size: int = setting(16, "Global batch size.", at_least=1)
+    lr: float = setting(0.02, "Peak learning rate; it is not scaled by the batch size.", above=0)
+    weight_decay: float = setting(0.0001, "Weight decay of all parameters except BN's.", at_least=0)
+    warmup: int = setting(
+        -1, "Steps of learning-rate warm-up. -1: 100 on VOC, 1,000 on COCO.", at_least=-1
+    )
     short_side: str = setting(
-        "", "Shorter side of images: 600, or one of each 32nd in 480-800. Default: the task's."
+        "",
+        "Shorter side of the images in pixels: 600, or a range such as 480-800, of which training "
+        "draws every 32nd and tests use the largest. Default: 480-800 on VOC, 640-800 on COCO.",
     )
-    long_side: int = setting(1333, "Most pixels of the longer side.", at_least=1)
-    rois: int = setting(512, "Proposed boxes that train the box head.", at_least=1)
-    precise_bn: int = setting(200, "Steps that average BN before each test.", at_least=0)
-    precision: Literal["run", Precision] = setting("fp32", "Autocast type; run: as the run.")
-    seed: int = setting(0, "Seed of the first trial.", at_least=0)
-    resume: Literal["auto", "never"] = setting("auto", "auto: continue if interrupted.")
+    long_side: int = setting(1333, "Largest longer side of the images in pixels.", at_least=1)
+    rois: int = setting(
+        512, "Number of proposed boxes of each image that train the box head.", at_least=1
+    )
+    precise_bn: int = setting(
+        200, "Steps without training that average BN before each test. 0: none.", at_least=0
+    )
+    precision: Literal["run", Precision] = setting(
+        "fp32", "Autocast type, as for train; the protocol uses fp32. run: the run's."
+    )
+    seed: int = setting(
+        0, "Seed of the first trial: weights, order, sizes, flips and boxes.", at_least=0
+    )
+    resume: Literal["auto", "never"] = setting(
+        "auto", "auto: resume the same evaluation if it was interrupted; never: start over."
+    )
 
     def check(self) -> None:
         """Refuse settings that contradict each other."""
@@ -63,7 +81,6 @@ class DetectConfig(EvalConfig):
         match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", self.short_side)
         low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         require(
-            32 <= low <= high,
-            f"short-side is 600 or 480-800, from 32 on, not {self.short_side!r}",
+            32 <= low <= high, f"short-side is 600 or 480-800, from 32 on, not {self.short_side!r}"
         )
         return tuple(dict.fromkeys((*range(low, high, 32), high)))

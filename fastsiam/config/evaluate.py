@@ -29,51 +29,77 @@ class EvalConfig(NodesConfig):
     files those of train.
     """
 
-    data: str = setting("", "Data, as of train. Default: the run's.")
-    image_column: str = setting("", "Image column. Default: the run's, for its own data.")
-    label_column: str = setting("", "Label column. Default: the run's, for its own data.")
+    data: str = setting(
+        "", "Data, as for train, with a validation split where there is one. Default: the run's."
+    )
+    image_column: str = setting("", "Column with the images. Default: the run's, for its own data.")
+    label_column: str = setting("", "Column with the labels. Default: the run's, for its own data.")
     holdout: str = setting(
-        "", "Share of each class to validate on; 0: none. Default: the run's, for its own data."
+        "",
+        "Share of each class to validate on, as for train; 0: none. Default: the run's, for its "
+        "own data.",
     )
     bad_images: Literal["run", "stop", "replace"] = setting(
-        "run", "At an image that cannot be decoded: stop, or leave it out. run: as the run."
+        "run",
+        "If an image cannot be decoded: stop, or replace, which leaves it out, or shows another "
+        "one in training. run: as the run (stop for other files).",
     )
-    exif: Literal["run", Exif] = setting("run", "EXIF orientation, as of train. run: as the run.")
-    alpha: Literal["run", Alpha] = setting("run", "Transparency, as of train. run: as the run.")
+    exif: Literal["run", Exif] = setting(
+        "run", "EXIF orientation, as for train. run: as the run (ignore for other files)."
+    )
+    alpha: Literal["run", Alpha] = setting(
+        "run", "Transparent pixels, as for train. run: as the run (drop for other files)."
+    )
     pipeline: Literal["run", "auto", ImagePipeline] = setting(
-        "run", "How images are loaded. run: as the run, auto for other files."
+        "run",
+        "Pipeline, as for train. run: as the run (auto for other files). auto is never memory, "
+        "which would decode all images first.",
     )
     workers: int = setting(
-        -1, "Loader processes or threads of each rank; -1: one for each core.", at_least=-1
+        -1, "Loader threads (torchvision: processes) of each rank; -1: one per core.", at_least=-1
     )
     backbone: str = setting(
-        "", "Network of a file whose names do not tell: one of torchvision, or timm/NAME."
+        "", "Network of a file whose names do not tell: one of torchvision's, or timm/NAME."
     )
-    stem: Literal["", Stem] = setting("", "First layers of a ResNet in such a file, as of train.")
-    untrained: bool = setting(False, "Evaluate the network with fresh weights.")
+    stem: Literal["", Stem] = setting(
+        "", "First layers of a ResNet in such a file, as for train: weights do not tell."
+    )
+    untrained: bool = setting(
+        False, "Evaluate the same network with random weights of the run's seed."
+    )
     crop: int = setting(
-        0,
-        "Side of the central crop. Default: the run's, for other files 224 (CIFAR: 32).",
-        at_least=0,
+        0, "Side of the central crop. Default: the run's, else 224 (CIFAR: 32).", at_least=0
     )
     resize: int = setting(
         0,
-        "Shorter side before that crop. Default: the run's, else as 0 of eval_resize.",
+        "Shorter side in pixels before the central crop. Default: the run's; with another --crop "
+        "as for eval_resize=0 of train.",
         at_least=0,
     )
     mean: tuple[float, float, float] | None = setting(
-        None, "Mean of normalisation. Default: the run's, else ImageNet's."
+        None,
+        "Mean of each channel that normalisation subtracts. Default: the run's, else ImageNet's.",
     )
     std: tuple[float, float, float] | None = setting(
-        None, "Standard deviation of normalisation. Default: the run's, else ImageNet's.", above=0
+        None,
+        "Standard deviation that normalisation divides by. Default: the run's, else ImageNet's.",
+        above=0,
     )
     precision: Literal["run", Precision] = setting(
-        "run", "Autocast type. run: as the run, auto for other files."
+        "run", "Autocast type, as for train. run: as the run (auto for other files)."
     )
-    feature_batch: int = setting(256, "Images in a batch on each rank.", at_least=1)
-    gpus: int = setting(1, "Processes on this machine, one for each GPU.", at_least=1)
-    device: Literal["auto", "cuda", "cpu"] = setting("auto", "auto: the GPU if there is one.")
-    json: str = setting("", "Another file for the record.")
+    feature_batch: int = setting(
+        256, "Images that go through the network at a time on each rank.", at_least=1
+    )
+    gpus: int = setting(
+        1, "GPUs of this machine, one process each; with --device cpu: CPU processes.", at_least=1
+    )
+    device: Literal["auto", "cuda", "cpu"] = setting(
+        "auto", "auto: the GPU if there is one, else the CPU."
+    )
+    json: str = setting(
+        "", "Also write the record to this file; the run's eval folder always has it."
+    )
 
     def check(self) -> None:
         """Check the machines, the holdout and the sizes."""
@@ -90,15 +116,16 @@ class KnnConfig(EvalConfig):
     """Classifier: kNN, all combinations of k and temperature in one pass."""
 
     k: tuple[int, ...] = setting(
-        (), "Neighbours that vote, as 10,20,200. Default: the run's, else 200.", at_least=1
+        (), "Neighbours that vote; several as 10,20,200. Default: the run's, else 200.", at_least=1
     )
     temperature: tuple[float, ...] = setting(
         (),
-        "T of the weights exp(similarity / T), as 0.07,0.2. Default: the run's, else 0.2.",
+        "T of the votes' weights exp(similarity / T); several as 0.07,0.2. Default: the run's, "
+        "else 0.2.",
         above=0,
     )
     baselines: bool = setting(False, "Also evaluate the untrained network and the raw pixels.")
-    per_class: bool = setting(False, "Print the accuracy of every class.")
+    per_class: bool = setting(False, "Print the accuracy of every class; the record always has it.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,17 +133,29 @@ class LabelConfig(EvalConfig):
     """Training with labels: on which images, and how."""
 
     percent: float = setting(
-        100.0, "Percentage of each class's training images to use.", above=0, at_most=100
+        100.0,
+        "Percentage of each class's training images to use, at least one image; low-shot "
+        "evaluations use 1 and 10.",
+        above=0,
+        at_most=100,
     )
-    subset: str = setting("", "File with names of the training images to use, one a line.")
+    subset: str = setting(
+        "", "File with the names of the training images to use, one on each line."
+    )
     scale_min: float = setting(
-        0.08, "Smallest crop, as a share of the image's area.", above=0, at_most=1
+        0.08, "Smallest area of a random crop, as a share of the image's area.", above=0, at_most=1
     )
-    momentum: float = setting(0.9, "Momentum.", at_least=0, below=1)
+    momentum: float = setting(0.9, "Momentum of the optimizer.", at_least=0, below=1)
     weight_decay: float = setting(0.0, "Weight decay.", at_least=0)
-    eval_every: int = setting(10, "Epochs between validations; 0: the last only.", at_least=0)
-    seed: int = setting(0, "Seed of subset, weights, order and crops.", at_least=0)
-    resume: Literal["auto", "never"] = setting("auto", "auto: continue if interrupted.")
+    eval_every: int = setting(
+        10, "Epochs between validations; 0: only after the last epoch.", at_least=0
+    )
+    seed: int = setting(
+        0, "Seed of the subset, the classifier's weights, the order and the crops.", at_least=0
+    )
+    resume: Literal["auto", "never"] = setting(
+        "auto", "auto: resume the same evaluation if it was interrupted; never: start over."
+    )
 
     def check(self) -> None:
         """Refuse settings that contradict each other."""
@@ -139,20 +178,35 @@ class LinearConfig(LabelConfig):
 
     optimizer: Literal["auto", "lars", "sgd"] = setting(
         "auto",
-        "auto: lars, the paper's, if --lrs are given or images x epochs are 2,000 steps of 4096, "
-        "else sgd with several rates.",
+        "lars as in the paper, or sgd, its alternative with --lrs 30 --batch 256. auto: lars if "
+        "--lrs is given or images x epochs make 2,000 steps of 4096; else sgd with several rates, "
+        "because so few steps of lars hardly change the weights.",
     )
     lrs: tuple[float, ...] = setting(
         (),
-        "Base rates for a batch of 256, each for its own classifier. Default: 0.1 for lars (the "
-        "authors' code), 30 for sgd, several where auto is sgd.",
+        "Learning rates for a batch of 256, scaled by batch / 256; several (0.02,0.05,0.1) train "
+        "one classifier each. Default: 0.1 for lars (the authors' code; the paper's text says "
+        "0.02), 30 for sgd, 0.1,0.3,1,3,10,30 where auto chooses sgd.",
         above=0,
     )
-    batch: int = setting(0, "Global batch. Default: 4096 for lars, 256 for sgd.", at_least=0)
-    epochs: int = setting(90, "Passes over the training images.", at_least=1)
-    lars_trust: float = setting(0.001, "lars: trust coefficient.", above=0)
-    cached: bool = setting(False, "Compute the features of central crops once: no augmentation.")
-    storage: Storage = setting("fp32", "Type in which --cached keeps features.")
+    batch: int = setting(
+        0,
+        "Global batch size. Default: 4096 for lars, 256 for sgd (16 to 256 where auto chooses "
+        "sgd).",
+        at_least=0,
+    )
+    epochs: int = setting(
+        90, "Passes over the training images, the length of the cosine.", at_least=1
+    )
+    lars_trust: float = setting(0.001, "Trust coefficient of lars; there is no clipping.", above=0)
+    cached: bool = setting(
+        False,
+        "Train on features of one central crop of each image, computed once: minutes instead of "
+        "hours, but without augmentation.",
+    )
+    storage: Storage = setting(
+        "fp32", "Type in which --cached keeps features; fp16 and bf16 halve the memory."
+    )
 
     def check(self) -> None:
         """Refuse a rate that is there twice."""
@@ -202,8 +256,10 @@ class LinearConfig(LabelConfig):
 class FinetuneConfig(LabelConfig):
     """Fine-tuning: of the whole network; SimCLR's defaults (appendix B.5), except for the batch."""
 
-    lr: float = setting(0.05, "Rate for a batch of 256, scaled by batch / 256.", above=0)
-    batch: int = setting(256, "Global batch (SimCLR: 4096).", at_least=2)
+    lr: float = setting(0.05, "Learning rate for a batch of 256, scaled by batch / 256.", above=0)
+    batch: int = setting(
+        256, "Global batch size (SimCLR: 4096), at most the number of training images.", at_least=2
+    )
     epochs: int = setting(
         0, "Passes over the training images. Default: 60 on up to 1% of them, else 30.", at_least=0
     )
@@ -224,11 +280,13 @@ class FeaturesConfig(EvalConfig):
     )
     split: Literal["auto", "train", "val"] = setting(
         "auto",
-        "auto: all training images, with a column split if there is a holdout; train: without the "
-        "held-out images; val: these, or the validation images.",
+        "auto: all training images, with held-out ones; train: those that are not held out; val: "
+        "held-out ones, or the validation images. With a holdout, a column split tells them "
+        "apart. A folder without splits is train.",
     )
     layer: Literal["backbone", "projector"] = setting(
-        "backbone", "Pooled features of the backbone (pool5), or projections."
+        "backbone",
+        "Pooled features of the backbone (pool5), or projections, which the loss compares.",
     )
     force: bool = setting(False, "Overwrite existing files.")
 
@@ -245,10 +303,14 @@ class FeaturesConfig(EvalConfig):
 class NeighboursConfig(EvalConfig):
     """Picture: of images and their nearest neighbours."""
 
-    out: str = setting("neighbours.png", "Picture to write.")
-    images: int = setting(8, "Number of query images.", at_least=1)
-    k: int = setting(8, "Neighbours of each, out of the training images.", at_least=1)
-    seed: int = setting(0, "Chooses the queries.", at_least=0)
+    out: str = setting("neighbours.png", "Picture to write, such as a .png file.")
+    images: int = setting(
+        8,
+        "Query images, spread over the validation images (without any: the training images).",
+        at_least=1,
+    )
+    k: int = setting(8, "Neighbours of each query, out of the training images.", at_least=1)
+    seed: int = setting(0, "Seed of the choice of queries.", at_least=0)
 
 
 def _batch_for_little(images: int) -> int:

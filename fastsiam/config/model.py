@@ -21,20 +21,24 @@ class BackboneConfig(Config):
 
     backbone: str = setting(
         "resnet50",
-        "Encoder without its classifier: resnet10, 18, 34, 50, 101 or 152; any other "
-        "classification network of torchvision, such as convnext_tiny; or timm/NAME.",
+        "Encoder without its classifier: resnet10 (one block in each stage), resnet18, 34, 50, "
+        "101 or 152; another classification network of torchvision, such as vit_b_16; or "
+        "timm/NAME. The paper's recipe is for ResNets and is untested with others.",
     )
     stem: Stem = setting(
         "imagenet",
-        "First layers of a ResNet: 7x7 stride 2 and max-pool; or, for 32-pixel images, 3x3 stride "
-        "1 without pool. cifar-pad2 is solo-learn's, cifar-no-relu lightly's.",
+        "First layers of a ResNet. imagenet: 7x7 convolution of stride 2 and max-pooling; cifar: "
+        "3x3 of stride 1 without pooling, for 32-pixel images; cifar-pad2: the same padded by 2 "
+        "pixels, as in solo-learn; cifar-no-relu: the same without a ReLU, as in lightly's CIFAR "
+        "networks, to continue from their weights.",
     )
     width: int = setting(
         64, "Channels of a ResNet's first stage; 64 is the standard network.", at_least=1
     )
     zero_init_residual: bool = setting(
         True,
-        "Start each residual block as the identity: the scale of its last BN at 0.",
+        "Initialise the last BN scale of each residual block to 0, so that it starts as the "
+        "identity.",
         option=False,
     )
 

@@ -15,9 +15,17 @@ DEFAULT_PORT = 29500
 class NodesConfig(Config):
     """Machines: where several of them meet."""
 
-    nodes: int | str = setting(1, "N, or MIN:MAX to continue while some are lost or join.")
-    rendezvous: str = setting("", "HOST:PORT of one machine, a port that is free there.")
-    rendezvous_timeout: float = setting(600.0, "Seconds to wait for the others.", above=0)
+    nodes: int | str = setting(
+        1,
+        "Number of machines, or MIN:MAX to continue with fewer when some are lost and with more "
+        "when some join. The same command runs on each.",
+    )
+    rendezvous: str = setting(
+        "", "Several machines: HOST:PORT where they meet, one of them and a free port there."
+    )
+    rendezvous_timeout: float = setting(
+        600.0, "Several machines: seconds to wait for the others at a start or restart.", above=0
+    )
 
     def check(self) -> None:
         """Check number and address of the machines."""

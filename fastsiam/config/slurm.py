@@ -14,15 +14,27 @@ _SEEDS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 class SlurmConfig(Config):
     """Job: what SLURM is asked for beside --nodes and --gpus."""
 
-    time: str = setting("24:00:00", "Time limit, as of sbatch; the run then continues.")
-    partition: str = setting("", "Partition. Default: the cluster's.")
+    time: str = setting(
+        "24:00:00",
+        "Time limit of a job, as for sbatch: 24:00:00 or 2-12 (days-hours); the next job "
+        "continues.",
+    )
+    partition: str = setting("", "Partition to submit to. Default: the cluster's.")
     account: str = setting("", "Account that the job is charged to. Default: yours.")
     name: str = setting("fastsiam", "Name of the job.")
-    cpus: int = setting(12, "Cores for each rank.", at_least=1)
-    mem: str = setting("", "Memory of each machine, such as 200G. Default: the cluster's.")
-    warning: int = setting(120, "Seconds before that, when the run saves.", at_least=1)
-    requeues: int = setting(100, "Largest number of requeues.", at_least=0)
-    seeds: str = setting("", "Array of runs with these seeds, such as 0-4 or 0,2.")
+    cpus: int = setting(12, "CPU cores of each rank, which load its images.", at_least=1)
+    mem: str = setting(
+        "", "Memory of each machine, such as 200G, or 0 for all of it. Default: the cluster's."
+    )
+    warning: int = setting(
+        120, "Seconds before the time limit at which the run saves and is requeued.", at_least=1
+    )
+    requeues: int = setting(
+        100, "Largest number of times that the job is requeued; 0: never.", at_least=0
+    )
+    seeds: str = setting(
+        "", "Array of runs with these seeds, such as 0-4 or 0,2, each in its own folder."
+    )
     sbatch: str = setting("", 'Other options of sbatch, such as "--constraint=h100 --exclusive".')
 
     def check(self) -> None:

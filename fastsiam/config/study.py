@@ -16,10 +16,13 @@ class StudyConfig(Config):
 
     scale: ScaleName = setting(
         "demo",
-        "paper: ResNet-50 on ImageNet, linear evaluation; cifar: ResNet-18 on CIFAR-10, kNN; "
-        "cifar-small: a narrow one on 10,000 of its images; demo: generated images.",
+        "paper: ResNet-50 on ImageNet, 100 epochs, linear evaluation; the others by kNN. cifar: "
+        "ResNet-18 on CIFAR-10, 200 epochs; cifar-small: a narrow one on 10,000 of its images, 6 "
+        "epochs; demo: generated images, 12 epochs.",
     )
-    epochs: int = setting(0, "Epochs of the base recipe; 0: the scale's.", at_least=0)
+    epochs: int = setting(
+        0, "Epochs of the base recipe, in a folder of their own; 0: the scale's.", at_least=0
+    )
     out: str = setting("runs/study", "Folder of all studies' runs.")
 
 
@@ -27,19 +30,38 @@ class StudyConfig(Config):
 class StudyRunConfig(StudyConfig):
     """Runs: which there are, and how they are executed."""
 
-    data: str = setting("", "Images, as of train; demo generates its own.")
-    seeds: int = setting(0, "Runs of each row; 0: 1 at scale paper, else 3.", at_least=0)
-    linear: bool = setting(False, "Also evaluate linearly where kNN is the measure.")
-    parallel: int = setting(1, "Largest number of runs side by side.", at_least=1)
-    gpus: int = setting(1, "GPUs of each run, where there are any.", at_least=1)
-    device: Literal["auto", "cuda", "cpu"] = setting("auto", "auto: the GPU if there is one.")
+    data: str = setting(
+        "", "Images, as for train; demo generates its own. Default: $FASTSIAM_DATA, else ./data."
+    )
+    seeds: int = setting(
+        0, "Runs of each row, with seeds from 0 on; 0: 1 at scale paper, else 3.", at_least=0
+    )
+    linear: bool = setting(
+        False,
+        "Also evaluate linearly, in a column of its own, at scales measured by kNN: at demo and "
+        "cifar-small on cached features, in about a minute.",
+    )
+    parallel: int = setting(
+        1,
+        "Largest number of runs side by side. On a CPU they share the cores: resumed with another "
+        "number, a run is not the same to the bit.",
+        at_least=1,
+    )
+    gpus: int = setting(
+        1, "GPUs of each run; runs side by side share them if there are too few.", at_least=1
+    )
+    device: Literal["auto", "cuda", "cpu"] = setting(
+        "auto", "auto: the GPU if there is one, else the CPU."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyTableConfig(StudyConfig):
     """Table: of which results, and where it goes."""
 
-    record: str = setting("", "Record, written by --json, to show instead of the runs.")
-    json: str = setting("", "File to write the record to: rows, seeds, curves, machine.")
-    picture: str = setting("", "PNG file to draw: curves over epochs, accuracies with intervals.")
-    markdown: bool = setting(False, "Print Markdown.")
+    record: str = setting("", "Show this record, written by --json, instead of the runs.")
+    json: str = setting("", "Also write a record of rows, seeds, curves and machine to this file.")
+    picture: str = setting(
+        "", "Also draw a .png: curves over epochs, accuracies with confidence intervals."
+    )
+    markdown: bool = setting(False, "Print the table as Markdown.")

@@ -30,25 +30,56 @@ _HEADS_OF_0_1 = "projector_layers", "dim", "projector_dim", "predictor_dim", "st
 class OptimConfig(Config):
     """Optimizer: its steps, and their cosine schedule (section 3 of the paper)."""
 
-    epochs: int = setting(100, "Passes over the data; see also --extend.", at_least=1)
-    batch: int = setting(512, "Images of one optimizer step over all ranks.", at_least=2)
-    optimizer: Literal["sgd", "lars"] = setting("sgd", "sgd, or lars for batches of thousands.")
-    lr: float = setting(0.05, "Base learning rate, scaled by batch / 256.", above=0)
-    momentum: float = setting(0.9, "Momentum.", at_least=0, below=1)
-    weight_decay: float = setting(1e-4, "Weight decay; lars excludes BN and biases.", at_least=0)
-    lars_trust: float = setting(0.001, "lars: trust coefficient.", above=0, option=False)
-    lars_all: bool = setting(False, "lars: scale and decay BN and biases too.", option=False)
+    epochs: int = setting(
+        100,
+        "Passes over the images, the length of the cosine; --extend trains a run longer.",
+        at_least=1,
+    )
+    batch: int = setting(
+        512, "Images, each with all its views, of one optimizer step over all ranks.", at_least=2
+    )
+    optimizer: Literal["sgd", "lars"] = setting(
+        "sgd",
+        "sgd as in the paper, or lars for batches of thousands: SimCLR uses --lr 0.3 "
+        "--weight-decay 1e-6 --warmup-epochs 10; --predictor-lr cosine is safer then.",
+    )
+    lr: float = setting(
+        0.05, "Learning rate for a batch of 256; the peak rate is lr x batch / 256.", above=0
+    )
+    momentum: float = setting(0.9, "Momentum of the optimizer.", at_least=0, below=1)
+    weight_decay: float = setting(
+        1e-4, "Weight decay: of all parameters for sgd, not of BN and biases for lars.", at_least=0
+    )
+    lars_trust: float = setting(
+        0.001,
+        "lars: trust coefficient, a layer's update relative to its weights' norm.",
+        above=0,
+        option=False,
+    )
+    lars_all: bool = setting(
+        False, "lars: scale and decay BN and biases like the weights, as SwAV does.", option=False
+    )
     warmup_epochs: float = setting(
-        0.0, "Epochs of linear warm-up (the paper: 10 for batches of 1024 and more).", at_least=0
+        0.0,
+        "Epochs of linear warm-up (paper: 10 for batches of 1024 and more), which a constant "
+        "predictor rate does not have.",
+        at_least=0,
     )
     warmup_from: float = setting(
-        0.0, "Share of the peak rate at the start of warm-up.", at_least=0, below=1, option=False
+        0.0,
+        "Share of the peak rate at which the warm-up starts.",
+        at_least=0,
+        below=1,
+        option=False,
     )
     lr_end: float = setting(
-        0.0, "Share of the peak rate at the end of the cosine.", at_least=0, below=1, option=False
+        0.0, "Share of the peak rate at which the cosine ends.", at_least=0, below=1, option=False
     )
     accumulate: int = setting(
-        1, "Parts of each rank's batch; BN, SimCLR and SwAV see one part at a time.", at_least=1
+        1,
+        "Parts of each rank's batch whose gradients are accumulated, to save memory. BN, SimCLR's "
+        "negatives and SwAV's assignments see one part at a time.",
+        at_least=1,
     )
 
     def check(self) -> None:
@@ -67,17 +98,32 @@ class OptimConfig(Config):
 class NumericsConfig(Config):
     """Numerics: what decides the last digits of a run."""
 
-    seed: int = setting(0, "Seed of weights, order and augmentations.", at_least=0, below=2**63)
-    precision: Precision = setting("auto", "Autocast type; auto: bf16 where it is fast.")
-    tf32: bool = setting(True, "Compute float32 in TF32 on a GPU.", option=False)
-    channels_last: bool = setting(True, "Channels-last memory format.")
-    sync_bn: bool = setting(True, "Several ranks: BN statistics of the global batch.")
+    seed: int = setting(
+        0, "Seed of the initial weights, image order and augmentations.", at_least=0, below=2**63
+    )
+    precision: Precision = setting(
+        "auto",
+        "Autocast type; fp16 needs a GPU. auto: bf16 on a GPU that supports it, else fp16; on a "
+        "CPU bf16 with AMX, else fp32. A resumed run keeps its type.",
+    )
+    tf32: bool = setting(
+        True, "On a GPU, use TF32 for float32 matrix products and convolutions.", option=False
+    )
+    channels_last: bool = setting(
+        True, "Keep images, weights and activations in channels-last memory format."
+    )
+    sync_bn: bool = setting(
+        True, "With several ranks, compute BN statistics over the global batch."
+    )
     sync_bn_ranks: int = setting(
-        0, "Consecutive ranks that share BN statistics, such as 8; 0: all.", at_least=0
+        0,
+        "Consecutive ranks that share BN statistics, such as the 8 of a machine; 0: all.",
+        at_least=0,
     )
     bn_images: int = setting(
         0,
-        "With --no-sync-bn: images that share BN statistics, such as 32; 0: a rank's.",
+        "Images of a rank that share BN statistics, such as 32, as if they were on a GPU of their "
+        "own, which MoCo needs; only with --no-sync-bn. 0: all.",
         at_least=0,
     )
 
@@ -91,10 +137,22 @@ class NumericsConfig(Config):
 class StepConfig(Config):
     """Step: how a training step is computed; it changes results by rounding at most."""
 
-    compile: Compile = setting("auto", "torch.compile; auto: for runs of 1,000 steps and more.")
-    cuda_graphs: bool = setting(False, "Compiled, on one GPU: replay steps as a CUDA graph.")
+    compile: Compile = setting(
+        "auto",
+        "Use torch.compile, which takes about a minute the first time. auto: for runs of 1,000 "
+        "steps and more; a resumed run stays as it was.",
+    )
+    cuda_graphs: bool = setting(
+        False,
+        "Compiled, on one GPU: replay each step as a CUDA graph, for models so small that "
+        "launching kernels takes longer than running them.",
+    )
     activation_memory: float = setting(
-        1.0, "Share of activations to keep; the others are recomputed.", at_least=0, at_most=1
+        1.0,
+        "Share of the activations to keep for the backward pass; recomputing the others takes "
+        "time and saves memory. Not compiled, below 1 keeps each residual block's input only.",
+        at_least=0,
+        at_most=1,
     )
 
     def check(self) -> None:
@@ -108,58 +166,104 @@ class StepConfig(Config):
 class MonitorConfig(Config):
     """Monitoring: quality and collapse during training."""
 
-    knn_every: int = setting(1, "Epochs between kNN evaluations; 0: none.", at_least=0)
-    knn_first: bool = setting(True, "Evaluate before the first epoch too.", option=False)
-    knn_k: int = setting(200, "Neighbours that vote.", at_least=1, option=False)
+    knn_every: int = setting(
+        1,
+        "Epochs between kNN evaluations, which need val/, test/ or --holdout; 0: none.",
+        at_least=0,
+    )
+    knn_first: bool = setting(
+        True,
+        "Evaluate before the first epoch too, which reads the training set once more.",
+        option=False,
+    )
+    knn_k: int = setting(
+        200, "Nearest neighbours that vote in the kNN evaluation.", at_least=1, option=False
+    )
     knn_temperature: float = setting(
-        0.2, "T of the votes' weights exp(similarity / T).", above=0, option=False
+        0.2, "T of the kNN votes' weights exp(similarity / T).", above=0, option=False
     )
     eval_resize: int = setting(
         0,
-        "Shorter side, in pixels, before evaluation's central crop. 0: 256 / 224 of crops above 64 "
-        "pixels, else the crop.",
+        "Shorter side in pixels before the central crop of evaluations. 0: crop x 256 / 224, and "
+        "the crop itself up to 64 pixels (CIFAR).",
         at_least=0,
         option=False,
     )
-    on_collapse: Literal["warn", "stop"] = setting("warn", "On a collapse.")
+    on_collapse: Literal["warn", "stop"] = setting(
+        "warn",
+        "If the representation collapses: warn, or stop. GPUs report a collapse some steps later, "
+        "so stop takes these steps too.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig(NodesConfig):
     """Run: where it runs, what it writes and when."""
 
-    gpus: int = setting(1, "Processes on this machine, one for each GPU.", at_least=1)
-    device: Literal["auto", "cuda", "cpu"] = setting("auto", "auto: the GPU if there is one.")
+    gpus: int = setting(
+        1, "GPUs of this machine, one process each; with --device cpu: CPU processes.", at_least=1
+    )
+    device: Literal["auto", "cuda", "cpu"] = setting(
+        "auto", "auto: the GPU if there is one, else the CPU."
+    )
     rank_timeout: float = setting(
-        120.0, "Several ranks: seconds that one waits for the others before it ends.", above=0
+        120.0,
+        "Several ranks: seconds that one waits for the others, slow reading and compiling "
+        "included, before the run ends with an error.",
+        above=0,
     )
     grace: float = setting(
-        0.0, "Seconds after a signal until the program exits even unsaved; 0: no limit.", at_least=0
+        0.0,
+        "Seconds after a signal to stop (SIGTERM, SIGUSR1, ...) until the program exits even "
+        "without saving, before a scheduler kills it. 0: no limit.",
+        at_least=0,
     )
     max_restarts: int = setting(
-        0, "Several ranks: restarts from the last checkpoint after a loss.", at_least=0
+        0,
+        "Several ranks: how often each machine restarts them from the last checkpoint after a "
+        "rank failed, was killed or hung, or a machine was lost.",
+        at_least=0,
     )
     numa_binding: bool = setting(
-        True, "Several GPUs: keep each process on the cores of its GPU.", option=False
+        True, "Several GPUs: bind each process to the cores (NUMA node) of its GPU.", option=False
     )
     out: str = setting("", "Run folder. Default: runs/<time>-<recipe>.")
-    init: str = setting("", "Weights to start from: a run, a checkpoint or another program's file.")
+    init: str = setting(
+        "",
+        "Initial weights: a run, a checkpoint or another program's file. Heads that it lacks or "
+        "that differ in size are initialised at random.",
+    )
     resume: str = setting(
         "auto",
-        "auto: from the run folder's last checkpoint; never: a new run; or the path of a run or "
-        "checkpoint, whose settings are used, with --out as a branch in another folder.",
+        "auto: from the run folder's last checkpoint; never: start a new run; or the path of a "
+        "run or checkpoint, whose settings are used. With another --out it branches off there, "
+        "with other optimizer settings if given.",
     )
-    extend: int = setting(0, "Continue to this many epochs in all, as one cosine.", at_least=0)
+    extend: int = setting(
+        0,
+        "Continue a run to this many epochs in all, more than it was started with, as one cosine. "
+        "0: off.",
+        at_least=0,
+    )
     data_changed: Literal["refuse", "accept"] = setting(
         "refuse",
-        "If a resumed run's data lost files (others replace them) or gained some (unused).",
+        "If a resumed run's data lost or gained files: refuse, or accept this one change. The "
+        "remaining images keep order and augmentations, some also replace lost ones, and new ones "
+        "are not used.",
     )
     tracker: str = setting(
-        "tensorboard", "tensorboard, wandb, mlflow, several as a,b, or none; beside metrics.jsonl."
+        "tensorboard",
+        "Where metrics go besides metrics.jsonl: tensorboard, wandb, mlflow, several as a,b, or "
+        "none. Their own variables set project and server (WANDB_PROJECT, MLFLOW_TRACKING_URI, "
+        "...).",
     )
-    log_every: int = setting(50, "Steps between two lines of metrics.", at_least=1)
-    save_every: int = setting(1000, "Steps between two checkpoints.", at_least=1)
-    max_steps: int = setting(0, "Steps after which to stop; 0: no limit.", at_least=0)
+    log_every: int = setting(50, "Steps between two log lines of metrics.", at_least=1)
+    save_every: int = setting(
+        1000, "Steps between two checkpoints; a killed run repeats at most this many.", at_least=1
+    )
+    max_steps: int = setting(
+        0, "Stop after this many steps of the full schedule; 0: no limit.", at_least=0
+    )
 
     def check(self) -> None:
         """Check the machines and the trackers."""

@@ -14,12 +14,16 @@ class VerifyConfig(Config):
     """Verify: what of a run is computed again."""
 
     step: int = setting(
-        0, "Check only the log line of this step, and list its images; 0: all lines.", at_least=0
+        0, "Verify only the log line of this step, from 1, and list its images; 0: all.", at_least=0
     )
-    data: str = setting("", "Data, as of train, if they have moved. Default: the run's.")
-    image_column: str = setting("", "Image column. Default: the run's, for its own data.")
-    label_column: str = setting("", "Label column. Default: the run's, for its own data.")
+    data: str = setting("", "Data, as for train, if they have moved. Default: the run's.")
+    image_column: str = setting("", "Column with the images. Default: the run's, for its own data.")
+    label_column: str = setting("", "Column with the labels. Default: the run's, for its own data.")
     pipeline: Literal["", "run", PipelineSetting] = setting(
-        "", "Also compare the batches of this pipeline (run: the run's). Default: decode no images."
+        "",
+        "Also compare the batches of this pipeline; run: the run's. Default: decode no images, "
+        "and compute order and draws alone.",
     )
-    workers: int = setting(-1, "Loader processes or threads; -1: one for each core.", at_least=-1)
+    workers: int = setting(
+        -1, "Loader threads (torchvision: processes). -1: one for each core.", at_least=-1
+    )

@@ -49,8 +49,8 @@ class MethodConfig(Config):
 class ProjectedConfig(MethodConfig):
     """Projector: the head whose outputs a method compares."""
 
-    projector_layers: int = setting(3, "Layers of the projector.", at_least=1)
-    dim: int = setting(128, "Dimension of the projector's output.", at_least=1)
+    projector_layers: int = setting(3, "Layers of the projection MLP.", at_least=1)
+    dim: int = setting(128, "Output dimension of the projector.", at_least=1)
     projector_dim: int = setting(2048, "Width of the projector's hidden layers.", at_least=1)
 
     @property

@@ -24,10 +24,10 @@ class MoCoV2Config(ProjectedConfig):
 
     projector_layers: int = 2
     temperature: float = setting(0.2, "Temperature of the softmax over similarities.", above=0)
-    queue: int = setting(65536, "Number of negatives from earlier batches.", at_least=1)
+    queue: int = setting(65536, "Projections of earlier batches to keep as negatives.", at_least=1)
     encoder_momentum: float = setting(0.999, "Momentum of the key encoder.", at_least=0, below=1)
     symmetric: bool = setting(
-        True, "Compare both views, as SimSiam's authors did, not only the first."
+        True, "Use both views as queries, as SimSiam's authors did, or only the first."
     )
 
     def doubts(self, *, images: int, batch: int, groups: int) -> list[str]:

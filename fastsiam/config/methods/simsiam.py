@@ -24,55 +24,62 @@ class SimSiamConfig(MethodConfig):
         "(https://arxiv.org/abs/2011.10566), 2020"
     )
 
-    projector_layers: int = setting(3, "Layers of the projector.", at_least=1)
-    dim: int = setting(2048, "Dimension of the projector's output.", at_least=1)
-    projector_dim: int = setting(0, "Its hidden width; 0: dim.", at_least=0)
-    predictor_dim: int = setting(512, "Hidden width of the predictor.", at_least=1)
+    projector_layers: int = setting(
+        3, "Layers of the projection MLP (paper: 3 on ImageNet, 2 on CIFAR-10).", at_least=1
+    )
+    dim: int = setting(2048, "Output dimension of the projector.", at_least=1)
+    projector_dim: int = setting(
+        0, "Width of the projector's hidden layers; 0: dim, as in the paper.", at_least=0
+    )
+    predictor_dim: int = setting(
+        512, "Width of the predictor's hidden layer (paper: a quarter of dim).", at_least=1
+    )
     predictor: Literal["trained", "fixed", "none"] = setting(
-        "trained", "Predictor: trained, fixed as initialised, or none (Table 1: both fail)."
+        "trained", "Trained, fixed at its initialisation, or none (Table 1: fixed and none fail)."
     )
     predictor_lr: Literal["constant", "cosine"] = setting(
-        "constant", "Predictor's rate: constant (68.1 in the paper) or decaying (67.7)."
+        "constant",
+        "Predictor's learning rate: constant (paper: 68.1), or decaying with the rest (67.7).",
     )
     head_bn: HeadNorm = setting(
         "default",
-        "BN on the heads (Table 3): none; hidden: after hidden layers; default: also on the "
-        "projector's output; all: also on the predictor's.",
+        "BN in the heads (Table 3). none; hidden: on hidden layers; default: also on the "
+        "projector's output; all: also on the predictor's output.",
     )
     output_affine: bool = setting(
         False,
-        "Scale and offset of the projector's last BN (68.1 with, 68.2 without).",
+        "Scale and offset in the BN of the projector's output (68.1 with, 68.2 without).",
         option=False,
     )
     stop_gradient: bool = setting(
-        True, "Stop the gradient through targets; otherwise collapse (Fig. 2)."
+        True, "Stop the gradient through the targets; without it training collapses (Fig. 2)."
     )
     similarity: Literal["cosine", "cross-entropy"] = setting(
-        "cosine", "Loss: cosine, or cross-entropy of softmax over channels (63.2)."
+        "cosine", "Loss: cosine similarity, or cross-entropy of the softmax over channels (63.2)."
     )
     symmetric: bool = setting(
-        True, "Predict both views; otherwise the second of each pair (64.8, 67.3)."
+        True,
+        "Predict each view from the other. Otherwise only the first view of each pair predicts "
+        "(64.8); --views 4 then makes two pairs of each image (67.3).",
     )
     alternate_every: int = setting(
         1,
-        "Steps whose targets come from the encoder before them (section 5.2): 1 is SimSiam, 0 an "
-        "epoch. Above 1 a frozen copy costs another forward pass.",
+        "Steps whose targets come from the encoder as it was before them (section 5.2): 1 is "
+        "SimSiam, 0 an epoch. Above 1 a frozen copy of the encoder costs another forward pass.",
         at_least=0,
         option=False,
     )
     target_average: float = setting(
         0.0,
-        "Momentum of a moving average of each image's projections as its target (section 5.2: "
-        "55.0 with 0.8 and predictor none); 0: off. Memory: dim float32 for each image.",
+        "Momentum of a moving average of each image's projections, used as its target; 0: off. "
+        "The paper has 0.8 with --predictor none (section 5.2: 55.0). It takes dim float32 for "
+        "each image on every GPU and in every checkpoint: 10.5 GB for ImageNet.",
         at_least=0,
         below=1,
         option=False,
     )
     encoder_momentum: float = setting(
-        0.0,
-        "Momentum of an encoder that gives the targets, as in BYOL (0.99); 0: off.",
-        at_least=0,
-        below=1,
+        0.0, "Momentum of a target encoder, as in BYOL (0.99); 0: off.", at_least=0, below=1
     )
 
     def check(self) -> None:

@@ -22,21 +22,36 @@ class SwAVConfig(ProjectedConfig):
         "Assignments](https://arxiv.org/abs/2006.09882), NeurIPS 2020"
     )
 
-    prototypes: int = setting(3000, "Number of prototypes.", at_least=1)
+    prototypes: int = setting(
+        3000, "Number of prototypes (clusters) to which images are assigned.", at_least=1
+    )
     temperature: float = setting(0.1, "Temperature of the softmax over similarities.", above=0)
-    epsilon: float = setting(0.05, "Entropy of the assignments.", above=0, option=False)
-    sinkhorn_rounds: int = setting(3, "Rounds of Sinkhorn.", at_least=1, option=False)
+    epsilon: float = setting(
+        0.05,
+        "Entropy of the Sinkhorn assignments; smaller is nearer to one prototype each.",
+        above=0,
+        option=False,
+    )
+    sinkhorn_rounds: int = setting(
+        3, "Sinkhorn iterations that balance the assignments.", at_least=1, option=False
+    )
     frozen_epochs: float = setting(
-        1.0, "Epochs in which the prototypes are frozen.", at_least=0, option=False
+        1.0, "Epochs at the start in which prototypes are not trained.", at_least=0, option=False
     )
-    queue: int = setting(0, "Projections of earlier batches that balance small ones.", at_least=0)
-    queue_from: float = setting(15.0, "Epochs before the queue is used.", at_least=0, option=False)
+    queue: int = setting(
+        0, "Projections of earlier batches to keep, which balance small ones; 0: none.", at_least=0
+    )
+    queue_from: float = setting(
+        15.0, "Epoch from which the queue is filled and used.", at_least=0, option=False
+    )
     predictor: Literal["trained", "none"] = setting(
-        "none", "Predictor of the compared branch: none, or trained (65.2 to 66.5)."
+        "none", "Predictor on one of the compared branches: none (66.5), or trained (65.2)."
     )
-    predictor_dim: int = setting(512, "Hidden width of the predictor, if there is one.", at_least=1)
+    predictor_dim: int = setting(
+        512, "Width of the predictor's hidden layer, if there is a predictor.", at_least=1
+    )
     stop_gradient: bool = setting(
-        True, "Stop the gradient through assignments; otherwise it diverges."
+        True, "Stop the gradient through the assignments; without it training diverges."
     )
 
     def check_views(self, views: int) -> None:
