@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastsiam.config.plain import from_plain
+from fastsiam.config.setting import checked
 from fastsiam.errors import CheckpointError
 from fastsiam.files import parsed_json, quoted
 
@@ -62,6 +62,6 @@ def parse_list(text: str) -> list[BadImage]:
         ValueError: the text is not a list of bad images.
     """
     try:
-        return [from_plain(BadImage, parsed_json(x), where="image") for x in text.splitlines()]
+        return [checked(BadImage, parsed_json(x), "image") for x in text.splitlines()]
     except TypeError as error:
         raise ValueError(f"fields are missing: {error}") from error

@@ -23,7 +23,7 @@ from fastsiam import distributed
 from fastsiam.config import ConvertConfig
 from fastsiam.config.evaluate import KnnConfig, LinearConfig
 from fastsiam.config.recipes import RECIPES
-from fastsiam.console import Tally, tally
+from fastsiam.console import tally
 from fastsiam.errors import DataError
 from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
 from fastsiam.files import explained
@@ -141,17 +141,13 @@ def make_images(folder: Path, *, seed: int = 0) -> None:
     """Write the demo's data set as JPEGs: folder/train|val/<class>/<number>.jpg."""
     generator = np.random.default_rng(seed)
     with tally("making images", len(CLASSES) * (TRAIN + VAL)) as made:
-        _make_images(folder, generator, made)
-
-
-def _make_images(folder: Path, generator: np.random.Generator, made: Tally) -> None:
-    for split, count in (("train", TRAIN), ("val", VAL)):
-        for kind, function in enumerate(CLASSES):
-            target = folder / split / function.__name__.strip("_")
-            target.mkdir(parents=True, exist_ok=True)
-            for number in range(count):
-                make_image(kind, generator).save(target / f"{number:04d}.jpg", quality=92)
-                made.add()
+        for split, count in (("train", TRAIN), ("val", VAL)):
+            for kind, function in enumerate(CLASSES):
+                target = folder / split / function.__name__.strip("_")
+                target.mkdir(parents=True, exist_ok=True)
+                for number in range(count):
+                    make_image(kind, generator).save(target / f"{number:04d}.jpg", quality=92)
+                    made.add()
 
 
 def make_images_once(folder: Path) -> None:

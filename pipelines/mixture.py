@@ -152,4 +152,4 @@ def shuffle_of(
     if not counts.all():
         empty = data.places[int(np.argmin(counts))]
         raise DataError(f"{empty} has no image to train on: leave it out of the mixture")
-    return Mixture(sets, data.shares or tuple(counts.tolist()), data.window, blocks)
+    return Mixture(sets, data.weights or tuple(counts.tolist()), data.window, blocks)

@@ -403,7 +403,7 @@ def knn_problem() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def linear(rank: int, world: int) -> dict[str, Any]:
     """Train two heads on shares of each batch, and validate uneven shares."""
-    config = LinearConfig(optimizer="lars", lrs="0.1,10", batch=20, epochs=3, seed=5)
+    config = LinearConfig(optimizer="lars", lrs=(0.1, 10), batch=20, epochs=3, seed=5)
     training = small_training(config, Place(rank, world, torch.device("cpu")))
     features, labels, held, held_labels = linear_problem()
     for epoch in range(3):

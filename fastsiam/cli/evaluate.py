@@ -34,39 +34,35 @@ measures = Commands(no_args_is_help=True, help="Measure the quality of a trained
 Network = Annotated[
     Path, typer.Argument(help="Run folder, a checkpoint, or a weights file of another program.")
 ]
-_UNRECORDED = {"json"}
-"""Settings of what leaves a record."""
-_OF_SEVERAL = {"gpus", *settings_of(NodesConfig)}
-"""Settings of what several processes do."""
 
 
 @measures.command()
 def knn(run: Network, config: KnnConfig) -> None:
     """Classify the validation images by their nearest training images (pool5 features, cosine)."""
-    from fastsiam.evaluate.command import evaluate_knn
+    from fastsiam.evaluate.command import evaluate_knn, preflight
 
     def show(record: Record) -> None:
         _show(record)
         if config.per_class:
             print("\n".join(record.class_lines()), flush=True)
 
-    _evaluated(evaluate_knn, run, config, show)
+    _on_ranks(partial(evaluate_knn, show=show), run, config, check=preflight)
 
 
 @measures.command()
 def linear(run: Network, config: LinearConfig) -> None:
     """Train a linear classifier on the frozen features (pool5), and validate it."""
-    from fastsiam.evaluate.command import evaluate_linear
+    from fastsiam.evaluate.command import evaluate_linear, preflight
 
-    _evaluated(evaluate_linear, run, config)
+    _on_ranks(partial(evaluate_linear, show=_show), run, config, check=preflight)
 
 
 @measures.command()
 def finetune(run: Network, config: FinetuneConfig) -> None:
     """Train the whole network with labels, of 1% or 10% of the images for instance; validate it."""
-    from fastsiam.evaluate.command import evaluate_finetuned
+    from fastsiam.evaluate.command import evaluate_finetuned, preflight
 
-    _evaluated(evaluate_finetuned, run, config)
+    _on_ranks(partial(evaluate_finetuned, show=_show), run, config, check=preflight)
 
 
 @measures.command(options=settings_of(DetectConfig).keys() - NOT_OF_DETECTION)
@@ -74,24 +70,12 @@ def detect(run: Network, config: DetectConfig) -> None:
     """Train detectors on the network (Faster R-CNN; Mask R-CNN on COCO); measure their AP."""
     from fastsiam.evaluate.detection.command import evaluate_detection, preflight
 
-    _evaluated(evaluate_detection, run, config, check=preflight)
+    _on_ranks(partial(evaluate_detection, show=_show), run, config, check=preflight)
 
 
 def _show(record: Record) -> None:
+    """Print a record; then it is written."""
     print("\n".join(record.summary), flush=True)
-
-
-def _evaluated(
-    evaluate: Callable[..., Record],
-    run: Path,
-    config: EvalConfig,
-    show: Callable[[Record], None] = _show,
-    check: Callable[[Path, Any], None] | None = None,
-) -> None:
-    """Evaluate on as many ranks as are asked for; rank 0 shows the record, then it is written."""
-    from fastsiam.evaluate.command import preflight
-
-    _on_ranks(partial(evaluate, show=show), run, config, check=check or preflight)
 
 
 def _on_ranks(
@@ -101,7 +85,7 @@ def _on_ranks(
     *,
     check: Callable[[Path, Any], None],
 ) -> None:
-    """Do something with a network on as many ranks as are asked for, once it was checked."""
+    """Use a network on as many ranks as are asked for, once the settings are checked."""
     from fastsiam import distributed
     from fastsiam.distributed.launch import launch
 
@@ -115,9 +99,9 @@ def _on_ranks(
     distributed.finish()
 
 
-@app.command(options=settings_of(FeaturesConfig).keys() - _UNRECORDED)
+@app.command(options=settings_of(FeaturesConfig).keys() - {"json"})
 def features(run: Network, config: FeaturesConfig) -> None:
-    """Write the features of every image to a file, for work of your own."""
+    """Write the features of every image to a file."""
     from fastsiam.evaluate.feature_files import preflight, write_features
 
     def write(run: Path, config: FeaturesConfig, place: Place) -> None:
@@ -128,7 +112,9 @@ def features(run: Network, config: FeaturesConfig) -> None:
     _on_ranks(write, run, config, check=preflight)
 
 
-@app.command(options=settings_of(NeighboursConfig).keys() - _UNRECORDED - _OF_SEVERAL)
+@app.command(
+    options=settings_of(NeighboursConfig).keys() - settings_of(NodesConfig) - {"json", "gpus"}
+)
 def neighbours(run: Network, config: NeighboursConfig) -> None:
     """Draw some images and those whose features are nearest to theirs."""
     from fastsiam import distributed

@@ -25,30 +25,29 @@ def export(
         Literal["plain", "torchvision", "timm", "simsiam", "moco", "swav", "detectron2"],
         typer.Option(
             "--format",
-            help="plain takes every network: a state dict, with a few lines of Python that rebuild "
-            "the network. The others are libraries whose names the weights shall have.",
+            help="plain: a state dict of any network, with Python code that rebuilds it. The "
+            "others: the names that these libraries expect.",
         ),
     ],
     out: Annotated[
         Path,
         typer.Option(
-            help="File to write: .safetensors, .pt, .pth, .pth.tar or .bin (simsiam, "
-            "moco, swav: not the first; detectron2: .pkl). A model card, FILE.md, comes beside it."
+            help="File to write: .safetensors (not simsiam, moco, swav), .pt, .pth, .pth.tar or "
+            ".bin; detectron2: .pkl. A model card, FILE.md, is written beside it."
         ),
     ],
     backbone: Annotated[
         str,
         typer.Option(
-            help="Network of a file whose names do not tell: convnext_tiny, timm/NAME. "
-            "Default: found out; plain ResNets are."
+            help="Network of a file whose names do not tell: convnext_tiny, timm/NAME. Not needed "
+            "for plain ResNets."
         ),
     ] = "",
     stem: Annotated[
         str,
         typer.Option(
-            help="First layers of a ResNet out of a file: imagenet, cifar, cifar-pad2 or "
-            "cifar-no-relu. Weights do not tell the last three apart: default is cifar, or what "
-            "the file's program has."
+            help="First layers of a ResNet in a file, as of train; weights do not tell the "
+            "padding. Default: what the file's program has, else cifar."
         ),
     ] = "",
     force: Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +11,7 @@ import typer
 
 from fastsiam.cli.options import Commands, usage_errors
 from fastsiam.config import AugmentConfig, DataConfig, NumericsConfig
-from fastsiam.config.flags import augment_from_flags, sections
+from fastsiam.config.flags import section_from_flags, sections
 from fastsiam.files import write_json
 
 app = Commands()
@@ -19,8 +19,10 @@ app = Commands()
 
 def _seen(flags: Mapping[str, Any]) -> tuple[DataConfig, AugmentConfig, int]:
     """Build what decides how an image is seen: data, augmentation and seed."""
-    data = DataConfig(**{f.name: flags[f.name] for f in fields(DataConfig)})
-    return data, augment_from_flags(flags), NumericsConfig(seed=flags["seed"]).seed
+    data, augment, numerics = (
+        section_from_flags(kind, flags) for kind in (DataConfig, AugmentConfig, NumericsConfig)
+    )
+    return data, augment, numerics.seed
 
 
 _SHOWN = {
@@ -39,20 +41,12 @@ def views(
     recipe: str,
     config: tuple[DataConfig, AugmentConfig, int],
     *,
-    run: Annotated[
-        str,
-        typer.Option(
-            is_eager=True,
-            help="Run, or a checkpoint of one, whose data and augmentation are shown.",
-        ),
-    ] = "",
     out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("views.png"),
     pipeline: Annotated[
         str,
         typer.Option(
-            help="Pipeline that makes the views; a,b shows several side by side. "
-            "auto is the fastest here, except for memory, which would decode all images. "
-            "Default: the run's, else auto."
+            help="Pipeline that makes the views; a,b shows several side by side. auto: the fastest "
+            "here, except memory. Default: that of --config, else auto."
         ),
     ] = "",
     images: Annotated[int, typer.Option(min=1, help="How many images.")] = 12,
@@ -63,12 +57,15 @@ def views(
         Path | None, typer.Option("--json", help="Write the drawn parameters of every view there.")
     ] = None,
 ) -> None:
-    """Show images beside the views that pipelines make of each, as training sees them."""
+    """Show images beside the views that pipelines make of each, as training sees them.
+
+    --config RUN shows those of a run.
+    """
     from fastsiam.report.pictures import check_picture, save_picture
     from fastsiam.report.views import show_views
 
     data, augment, seed = config
-    names: list[Any] = (pipeline or (data.pipeline if run else "auto")).split(",")
+    names: list[Any] = (pipeline or data.pipeline).split(",")
     with usage_errors():
         check_picture(out)
         sources = [replace(data, pipeline=name, workers=0) for name in names]

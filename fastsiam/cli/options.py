@@ -1,11 +1,8 @@
-"""The options of commands that take settings, made out of the settings' classes.
+"""Commands whose options are made from settings.
 
-An option that is not given is None. ``merge_sources`` says which value its setting has then, and
-``--help`` shows that as the default.
-
-Typer reads a command's options from the signature of its function, and each version of Typer has
-another constructor of options. A function's ``__signature__`` (PEP 362) is what they all read, so
-``with_options`` sets it: the one place that does.
+An option that is not given is None; its setting then has the value of the other sources, which
+``merge_sources`` merges. Typer reads options from a function's ``__signature__`` (PEP 362), which
+``_with_options`` sets.
 """
 
 from __future__ import annotations
@@ -15,12 +12,14 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
+from math import inf
 from pathlib import Path
-from typing import Annotated, Any
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
+import typer.core
 
-from fastsiam.cli.help import Command, show_all
 from fastsiam.config.files import (
     Settings,
     merge,
@@ -29,30 +28,77 @@ from fastsiam.config.files import (
     recorded,
     run_folder,
 )
-from fastsiam.config.flags import (
-    BRANCH_SETTINGS,
-    SEVERAL,
-    from_flags,
-    is_of_a_view,
-    to_flags,
-    train_settings,
-)
+from fastsiam.config.flags import BRANCH_SETTINGS, from_flags, to_flags, train_settings
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.setting import Config, Setting, settings_of, title
 
 _FRESH = "auto", "never", ""
 """Values of ``--resume`` that name no run."""
-_OF_A_BRANCH = *BRANCH_SETTINGS, "restarts", "extend", "extend_schedule"
+_OF_A_BRANCH = *BRANCH_SETTINGS, "extend"
 """Settings in which a branch may differ from the run that it branched off."""
-_READ_FIRST = "method", "resume"
-"""Options that ``--help`` behind them shows the defaults of."""
+_COMMON = {
+    "data", "pipeline", "workers", "bad_images", "crop", "backbone", "method", "epochs", "batch",
+    "lr", "accumulate", "seed", "precision", "compile", "knn_every", "device", "gpus", "nodes",
+    "rendezvous", "max_restarts", "out", "init", "resume", "tracker", "save_every",
+}  # fmt: skip
+"""Settings that ``--help`` of ``train`` and ``config`` shows; ``--help-all`` shows all."""
+_HELP_ALL = "fastsiam.help_all"
+
+
+class Command(typer.core.TyperCommand):
+    """A command whose help is plain text, with the options in sections."""
+
+    def _takes(self, name: str) -> bool:
+        return any(parameter.name == name for parameter in self.params)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Read the options; point out ``--set`` for a setting that has no option."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # versions of Typer differ in the class for unknown options
+            option = getattr(error, "option_name", "")
+            name = option.removeprefix("--").removeprefix("no-").replace("-", "_")
+            if self._takes("assignments") and name in train_settings():
+                error.message = f"No such option: {option}; pass --set {name}=VALUE"  # type: ignore[attr-defined]
+            raise
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments, options without a section, and the sections.
+
+        Settings of a training run have the defaults of the recipe, the method and the file that
+        are named before ``--help``.
+        """
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        settings: Mapping[str, Setting] = {}
+        defaults: Mapping[str, Any] = {}
+        if self._takes("assignments"):
+            with usage_errors():
+                defaults = merge_sources({k: v for k, v in ctx.params.items() if v}).flags
+            settings = train_settings()
+        is_short = self._takes("help_all") and _HELP_ALL not in ctx.meta
+        for parameter in self.get_params(ctx):
+            section = getattr(parameter, "rich_help_panel", None)
+            record = parameter.get_help_record(ctx)
+            if record is None or (is_short and section and parameter.name not in _COMMON):
+                continue
+            if section and (one := settings.get(parameter.name)):
+                record = record[0], _help(one, defaults.get(one.name, one.default))
+            kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            sections.setdefault(section or kind, []).append(record)
+        for name, records in sections.items():
+            if records:
+                formatter.write_paragraph()
+                formatter.write(f"{name}\n" if ": " in name else f"{name}:\n")
+                formatter.indent()
+                formatter.write_dl(records)
+                formatter.dedent()
 
 
 class Commands(typer.Typer):
     """A Typer app whose commands may take settings, and are listed with a whole sentence each."""
 
-    def __init__(self, *, help: str = "", **how: Any) -> None:
-        super().__init__(help=help, short_help=help, **how)
+    def __init__(self, *, help: str = "", **others: Any) -> None:
+        super().__init__(help=help, short_help=help, **others)
 
     def command(  # type: ignore[override]
         self,
@@ -61,85 +107,80 @@ class Commands(typer.Typer):
         options: Collection[str] | None = None,
         build: Callable[[Mapping[str, Any]], Any] = from_flags,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Return the decorator of a command; the arguments are those of ``with_options``."""
+        """Return the decorator of a command, with an option for each setting that it takes.
+
+        A parameter that is a ``Config`` has the settings of that class. A command with a parameter
+        ``recipe`` takes the settings of a training run as ``config``, which come from recipe,
+        method, run and file where no option gives them. A value that is not allowed is a usage
+        error (exit code 2).
+
+        Args:
+            name: of the command; by default that of the function.
+            options: names of the settings that get an option; by default all.
+            build: makes ``config`` out of all settings of a training run.
+        """
 
         def added(run: Callable[..., Any]) -> Callable[..., Any]:
-            command = with_options(run, options=options, build=build)
+            command = _with_options(run, options, build)
             super(Commands, self).command(name, cls=Command, short_help=f"{title(run)}.")(command)
             return run
 
         return added
 
 
-def with_options(
+def _with_options(
     run: Callable[..., None],
-    *,
-    options: Collection[str] | None = None,
-    build: Callable[[Mapping[str, Any]], Any] = from_flags,
+    options: Collection[str] | None,
+    build: Callable[[Mapping[str, Any]], Any],
 ) -> Callable[..., None]:
-    """Return a Typer command with options for the settings that a function takes.
-
-    A parameter that is a ``Config`` becomes an option for each of its settings. If there is one
-    named ``recipe``, without a default, ``config`` is that of a training run, and its settings come
-    from recipe, method, run and file where no flag gives them. Values that are refused are usage
-    errors (exit code 2).
-
-    Args:
-        run: the function; its other parameters are options as in any command.
-        options: names of the settings that there are options for; by default all.
-        build: makes ``config`` out of all settings of a training run.
-    """
+    """Return a function with Typer's options for the settings that another function takes."""
     parameters = inspect.signature(run, eval_str=True).parameters
-    of_a_run = "recipe" in parameters and parameters["recipe"].default is inspect.Parameter.empty
-    groups = {name: x.annotation for name, x in parameters.items() if _is_config(x.annotation)}
-    if of_a_run:
-        groups.pop("config", None)
-    each = [train_settings()] if of_a_run else []
-    each += [settings_of(kind) for kind in groups.values()]
-    if not each:
-        return run
-    shown = [
-        [x for x in group.values() if x.option and (options is None or x.name in options)]
-        for group in each
-    ]
-    own = [
-        x.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, x in parameters.items()
-        if name not in groups and not (of_a_run and name in ("recipe", "config"))
-    ]
+    of_a_run = "recipe" in parameters
+    own = {x: y for x, y in parameters.items() if not (of_a_run and x in ("recipe", "config"))}
+    groups = {
+        name: settings_of(x.annotation)
+        for name, x in own.items()
+        if isinstance(x.annotation, type) and issubclass(x.annotation, Config)
+    }
+    own = {name: x for name, x in own.items() if name not in groups}
 
-    # Typer takes the annotation of this name for that of an option: none begins with an underscore.
     def command(**_values: Any) -> None:
-        arguments = {x.name: _values.pop(x.name) for x in own}
-        with usage_errors():
-            flags = _flags(_values)
-            base = merge_sources(flags | {"run": arguments.get("run")}) if of_a_run else Settings()
+        arguments = {name: _values.pop(name) for name in own}
+        flags = {name: value for name, value in _values.items() if value not in (None, [])}
+        base = Settings()
+        if of_a_run:
+            with usage_errors():
+                flags = parse_assignments(flags.pop("assignments", ())) | flags
+                if isinstance(flags.get("data"), list):
+                    flags["data"], *flags["mixed_with"] = flags["data"]
+                base = merge_sources(flags)
         with usage_errors(base.source):
             if of_a_run:
                 arguments |= {"recipe": base.recipe, "config": build({**base.flags, **flags})}
-            for name, kind in groups.items():
-                given = flags.keys() & settings_of(kind).keys()
-                arguments[name] = kind(**{setting: flags[setting] for setting in given})
+            for name, group in groups.items():
+                given = {setting: flags[setting] for setting in group if setting in flags}
+                arguments[name] = parameters[name].annotation(**given)
         run(**arguments)
 
-    def notes(values: Mapping[str, Any]) -> dict[str, str]:
-        with usage_errors():
-            base = merge_sources(_flags(values)) if of_a_run else Settings()
-        texts = {x.name: _note(x, base.flags.get(x.name, x.default)) for x in chain(*shown)}
-        return texts | ({"recipe": f"default: {base.recipe}"} if of_a_run else {})
-
+    settings = [*groups.values()]
+    declared = [x.replace(kind=inspect.Parameter.KEYWORD_ONLY) for x in own.values()]
+    if of_a_run:
+        settings.insert(0, train_settings())
+        *sources, help_all = inspect.signature(_sources, eval_str=True).parameters.values()
+        declared = [*sources, *([help_all] if options is None else []), *declared]
+    for one in chain(*(group.values() for group in settings)):
+        if one.option and (options is None or one.name in options):
+            declared.append(_option(one, repeats=of_a_run))
     command.__name__, command.__doc__ = run.__name__, run.__doc__
-    *from_files, help_all = inspect.signature(_sources, eval_str=True).parameters.values()
-    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            *(from_files if of_a_run else []),
-            *own,
-            *(_option(one, group, of_a_run=of_a_run) for group in shown for one in group),
-            *([help_all] if of_a_run and options is None else []),
-        ]
-    )
-    command.notes = notes  # type: ignore[attr-defined]
+    command.__signature__ = inspect.Signature(declared)  # type: ignore[attr-defined]
     return command
+
+
+def _show_all(context: typer.Context, is_given: bool | None) -> None:
+    if is_given:
+        context.meta[_HELP_ALL] = True
+        typer.echo(context.get_help())
+        raise typer.Exit
 
 
 def _sources(
@@ -148,77 +189,106 @@ def _sources(
         str | None,
         typer.Option(
             is_eager=True,
-            help=f"Named starting point: {', '.join(RECIPES)}. Flags change single settings of it.",
+            help=f"Named starting point: {', '.join(RECIPES)}.  [default: {next(iter(RECIPES))}]",
         ),
     ] = None,
     config: Annotated[
         Path | None,
         typer.Option(
             is_eager=True,
-            help="Settings: a TOML or YAML file, or a run, whose config.json is read. They beat "
-            "the recipe's; flags beat them. fastsiam config writes such a file.",
+            help="Settings: a TOML or YAML file as fastsiam config prints it, or a run. They "
+            "override the recipe's; options override them.",
         ),
     ] = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
-            is_eager=True,
             metavar="NAME=VALUE",
-            help="A setting, as in a settings file, such as lr_end=0.001; may be given several "
-            "times. Some settings have no flag of their own; fastsiam config lists all.",
+            help="Any setting that fastsiam config lists, such as lr_end=0.001; may be repeated.",
         ),
     ] = None,
     help_all: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--help-all", is_eager=True, callback=show_all, help="Show all options and exit."
+            "--help-all", is_eager=True, callback=_show_all, help="Show all options and exit."
         ),
-    ] = False,
+    ] = None,
 ) -> None:
     """Declare the options that say where settings are from, and the one that shows all options."""
 
 
-def _flags(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the options that stand on the command line, those by ``--set`` too."""
-    flags = {name: value for name, value in values.items() if value not in (None, [])}
-    for first, others in SEVERAL.items():
-        if isinstance(flags.get(first), list):
-            flags[first], *flags[others] = flags[first]
-    return parse_assignments(flags.pop("assignments", ())) | flags
+def _option(one: Setting, *, repeats: bool) -> inspect.Parameter:
+    """Return the option of a setting, which is None unless it is given.
+
+    Its value stays text, which the setting's ``Config`` converts and checks.
+    """
+    kind: Any = bool if one.kind in (bool, bool | None) else str
+    if one.name == "data" and repeats:
+        kind = list[str]
+    option = typer.Option(
+        None,
+        is_eager=repeats and one.name == "method",
+        help=_help(one, one.default),
+        metavar=None if kind is bool else _metavar(one.kind),
+        rich_help_panel=one.section,
+    )
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(one.name, keyword, default=option, annotation=kind | None)
+
+
+def _help(one: Setting, default: Any) -> str:
+    """Return the help of an option, with its default, and the range of a share or percentage."""
+    text = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    if isinstance(default, bool):
+        text = one.flag if default else f"no-{one.flag}"
+    notes = [] if default in (None, "", ()) else [f"default: {text}"]
+    if min(one.bounds.get("below", inf), one.bounds.get("at_most", inf)) <= 100:
+        notes.append(one.range)
+    return f"{one.help}  [{'; '.join(notes)}]" if notes else one.help
+
+
+def _metavar(kind: Any) -> str:
+    """Return what the help shows as the value of an option."""
+    items = get_args(kind)
+    if get_origin(kind) is Literal:
+        return f"[{'|'.join(filter(None, items))}]"
+    if get_origin(kind) is tuple:
+        return f"{_metavar(items[0])},..."
+    if items:
+        return "|".join(_metavar(one) for one in items if one is not NoneType)
+    return {int: "INTEGER", float: "FLOAT"}.get(kind, "TEXT")
 
 
 def merge_sources(flags: Mapping[str, Any]) -> Settings:
-    """Return every setting as it is without its own flag: recipe < method < run < file.
+    """Return every setting as it is without its own option: recipe < method < run < file.
 
     Args:
-        flags: those of the command line; ``recipe``, ``method``, ``config``, ``resume``, ``run``
-            and ``out`` say where settings are from.
+        flags: those of the command line; ``recipe``, ``method``, ``config``, ``resume`` and
+            ``out`` say where settings are from.
 
     Raises:
         ValueError: one of them names nothing that holds settings.
     """
-    files = [read_settings(flags["config"])] if "config" in flags else []
+    files = [read_settings(Path(flags["config"]))] if "config" in flags else []
     resume = flags.get("resume") or "".join(str(x.flags.get("resume", "")) for x in files)
     run = None
     if resume not in _FRESH:
         run = _resumed_run(resume, str(flags.get("out", "")))
-    elif flags.get("run"):
-        run = _settings_of_run(Path(flags["run"]))
     base = merge(
         recipe=flags.get("recipe", ""),
         method=flags.get("method", ""),
         files=files if run is None else [run, *files],
     )
-    if run is not None and not base.flags["out"]:  # a file that names no folder asks for no other
+    if run is not None and not base.flags["out"]:  # the file asks for no other folder
         return replace(base, flags={**base.flags, "out": run.flags["out"]})
     return base
 
 
 def _resumed_run(path: str, out: str) -> Settings:
-    """Return the settings of a run that is resumed, in its own folder or in a branch's.
+    """Return the settings of a run that is resumed, in its own folder or in that of a branch.
 
-    A branch that has begun has settings of the optimizer of its own.
+    A branch that has started has its own settings of the optimizer.
     """
     run, folder = _settings_of_run(Path(path)), run_folder(Path(path))
     flags = {**run.flags, "resume": path, "out": "" if folder is None else str(folder)}
@@ -232,7 +302,7 @@ def _settings_of_run(path: Path) -> Settings:
     """Read the config.json of a run, or the settings in a checkpoint if that file is missing."""
     file = recorded(path)
     if file is not None:
-        return read_settings(file, goes_on=True)
+        return read_settings(file, resumes=True)
     from fastsiam.run import checkpoint
 
     return Settings(source=str(path), flags=to_flags(checkpoint.load(path).config))
@@ -240,47 +310,9 @@ def _settings_of_run(path: Path) -> Settings:
 
 @contextlib.contextmanager
 def usage_errors(source: str = "") -> Iterator[None]:
-    """Turn a ``ValueError`` inside into a usage error, with where settings are from."""
+    """Turn a ``ValueError`` inside into a usage error, with the source of the settings."""
     try:
         yield
     except ValueError as error:
         where = f" (with the settings of {source})" if source else ""
         raise typer.BadParameter(f"{error}{where}") from error
-
-
-def _option(one: Setting, group: list[Setting], *, of_a_run: bool) -> inspect.Parameter:
-    """Return the option of a setting, which is None unless it is given."""
-    kind: Any = str if one.kind == int | str else one.kind  # Typer knows no unions
-    metavar = None
-    if of_a_run and one.name in SEVERAL:
-        kind = list[str]
-    if is_of_a_view(one):
-        kind, metavar = str, f"{'INTEGER' if kind is int else 'FLOAT'}[,...]"
-    option = typer.Option(
-        None,
-        help=one.help,
-        is_eager=of_a_run and one.name in _READ_FIRST,
-        metavar=metavar,
-        rich_help_panel=one.section if len({x.section for x in group}) > 1 else None,
-    )
-    return inspect.Parameter(
-        one.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind | None
-    )
-
-
-def _note(one: Setting, value: Any) -> str:
-    """Return what ``--help`` says of a setting behind what it is for: default, range of shares."""
-    match value:
-        case bool():
-            text = one.flag if value else f"no-{one.flag}"
-        case tuple():
-            text = ", ".join(map(str, value))
-        case _:
-            text = "" if value is None else str(value)
-    ends = one.bounds.keys() & {"below", "at_most"}
-    return "; ".join(filter(None, [text and f"default: {text}", str(one.bounds) if ends else ""]))
-
-
-def _is_config(kind: Any) -> bool:
-    """Tell whether a parameter is a group of settings."""
-    return isinstance(kind, type) and issubclass(kind, Config)

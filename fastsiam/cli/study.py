@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fastsiam.cli.options import Commands, usage_errors
-from fastsiam.config.checks import check_name
+from fastsiam.config.setting import check_name
 from fastsiam.config.study import StudyConfig, StudyRunConfig, StudyTableConfig
 
 if TYPE_CHECKING:
@@ -56,8 +56,6 @@ def run(names: Names, config: StudyRunConfig) -> None:
     size = size.on(images, gpus=config.gpus, device=config.device)
     seeds = range(config.seeds or size.seeds)
     runs = runs_of(chosen, size, folder_of(config), seeds=seeds, linear=config.linear)
-    for one in runs:
-        one.check_settings()
     with usage_errors():
         gpus = preparation.check(runs)
     do_runs(runs, config, gpus=gpus)
@@ -65,10 +63,7 @@ def run(names: Names, config: StudyRunConfig) -> None:
 
 @app.command()
 def table(names: Names, config: StudyTableConfig) -> None:
-    """Show the tables of studies: the paper's figures, ours, and a verdict on each claim.
-
-    Figures are of what is done so far. With --record it is that file's table.
-    """
+    """Show the tables of studies: the paper's figures, ours, and a verdict on each claim."""
     from fastsiam.study.record import read_record, write_record
     from fastsiam.study.table import as_markdown, as_text
 

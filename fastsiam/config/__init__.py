@@ -1,13 +1,12 @@
-"""Every setting, as frozen dataclasses of the standard library alone: nothing here loads torch.
+"""Every setting, as frozen dataclasses; torch is not imported.
 
-``train`` and its sections (``data``, ``views``, ``model``), ``convert``, ``evaluate``; ``recipes``
-are named starting points; ``flags`` and ``plain`` are the same settings for command lines and
-records; ``files`` reads settings files and says what beats what.
+``setting`` defines what a setting is; ``train``, ``convert``, ``evaluate`` and others have the
+settings; ``recipes`` are named starting points; ``flags`` has the settings of a run under flat
+names; ``files`` reads settings files and merges the sources.
 """
 
 from __future__ import annotations
 
-from .checks import require as require
 from .convert import ConvertConfig as ConvertConfig
 from .data import AUTOMATIC as AUTOMATIC
 from .data import ColumnNames as ColumnNames
@@ -28,6 +27,7 @@ from .model import OWN_BACKBONES as OWN_BACKBONES
 from .model import BackboneConfig as BackboneConfig
 from .model import ModelConfig as ModelConfig
 from .model import Stem as Stem
+from .setting import require as require
 from .train import Compile as Compile
 from .train import MonitorConfig as MonitorConfig
 from .train import NumericsConfig as NumericsConfig

@@ -2,85 +2,76 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from fastsiam.config.urls import Url
 
-from .checks import require
 from .data import Alpha, ColumnNames, DataConfig, Exif
-from .setting import Config, setting
+from .setting import Config, require, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertConfig(Config):
     """Conversion of a data set into .beton files."""
 
-    source: str = setting(
-        "", "Where the data are: a folder or a file. Default: $FASTSIAM_DATA, else ./data."
-    )
+    source: str = setting("", "Folder or file with the data. Default: $FASTSIAM_DATA, else ./data.")
     image_column: str = setting(
-        "", "Column that holds the images of parquet or Arrow data, or the paths of a list."
+        "", "Column with the images of parquet or Arrow data, or with the paths of a list."
     )
     label_column: str = setting(
-        "", "Column that holds the labels of parquet or Arrow data, or of a list."
+        "", "Column with the labels of parquet or Arrow data, or of a list."
     )
     out: str = setting(
-        "",
-        "Folder for train.beton, val.beton and manifest.json. "
-        "Default: beside the source, its name with -beton.",
+        "", "Folder for train.beton, val.beton and manifest.json. Default: SOURCE-beton."
     )
     max_side: int = setting(
-        0, "Shrink images whose longer side has more pixels than this; 0 leaves them.", at_least=0
+        0, "Shrink images to at most this longer side in pixels. 0: keep sizes.", at_least=0
     )
     short_side: int = setting(
-        0, "Shrink images whose shorter side has more pixels than this; 0 leaves them.", at_least=0
+        0, "Shrink images to at most this shorter side in pixels. 0: keep sizes.", at_least=0
     )
     quality: int = setting(
         95,
-        "JPEG quality of images that are encoded: other formats than JPEG, CMYK, and what is "
-        "shrunk; other JPEGs keep their bytes.",
+        "JPEG quality of images that are encoded: shrunk ones, CMYK, other formats than JPEG.",
         at_least=1,
         at_most=100,
     )
     raw: bool | None = setting(
-        None, "Store pixels, not JPEGs: for small images. Default: only those that come as pixels."
+        None, "Store pixels instead of JPEGs, for small images. Default: if they come as pixels."
     )
     exif: Exif = setting(
-        "ignore",
-        "Orientation in an image's EXIF data: ignore it, as torchvision does; or apply it, which "
-        "re-encodes the images that it turns.",
+        "ignore", "EXIF orientation: ignore it, or apply it, which re-encodes rotated images."
     )
     alpha: Alpha = setting(
-        "drop", "Transparent pixels: drop the transparency; or lay the image over white or black."
+        "drop", "Transparent pixels: drop the transparency, or draw the image over white or black."
     )
     limit: int = setting(
-        0,
-        "Take at most so many images of each split, the classes in their proportions; 0 takes all.",
-        at_least=0,
+        0, "Largest number of images of each split, all classes in proportion. 0: all.", at_least=0
     )
-    seed: int = setting(0, "Decides which images --limit takes.")
+    seed: int = setting(0, "Seed of the choice of images for --limit.")
     part: str = setting(
         "",
-        "Convert one part of several, such as 2/8, into a file of its own. "
-        "The parts in one folder are one data set; convert folder makes one file of them.",
+        "Convert one part of several, such as 2/8, into its own file; the parts in one folder are "
+        "one data set, which fastsiam convert folder makes one file.",
     )
     parts: int = setting(
         0,
-        "Convert into so many parts, by dask's workers; other schedulers run --part, such as 2/8. "
-        "0 makes one file of each split, here.",
+        "Convert into this many parts by dask's workers; other schedulers run --part 2/8 and so "
+        "on. 0: one file for each split, by this process.",
         at_least=0,
         at_most=99999,
     )
     scheduler: str = setting(
         "",
-        "Address of dask's scheduler, such as tcp://host:8786. Default: $DASK_SCHEDULER_ADDRESS; "
-        "without it, workers on this machine for as long as the conversion takes.",
+        "Address of the dask scheduler, such as tcp://host:8786. Default: "
+        "$DASK_SCHEDULER_ADDRESS, else workers on this machine.",
     )
     skip_bad: bool = setting(
         False, "Leave out images that cannot be read, and list them in the manifest."
     )
-    workers: int = setting(-1, "Processes; -1 is one for each core.", at_least=-1)
+    workers: int = setting(-1, "Worker processes. -1: one for each core.", at_least=-1)
 
     def check(self) -> None:
         """Refuse settings that contradict each other."""
@@ -91,10 +82,7 @@ class ConvertConfig(Config):
         )
         require(not (self.parts and self.part), "--part is one of --parts: leave one of them out")
         number, count = self.part_of
-        require(
-            1 <= number <= count <= 99999,
-            f"part must be such as 2/8, the first number from 1 to the second, not {self.part!r}",
-        )
+        require(1 <= number <= count <= 99999, f"part must be such as 2/8, not {self.part!r}")
 
     @property
     def root(self) -> Path | Url:
@@ -109,9 +97,5 @@ class ConvertConfig(Config):
     @property
     def part_of(self) -> tuple[int, int]:
         """Number of the part, from 1, and how many there are; (0, -1) if it makes no sense."""
-        if not self.part:
-            return 1, 1
-        number, _, count = self.part.partition("/")
-        if not (number.isascii() and number.isdigit() and count.isascii() and count.isdigit()):
-            return 0, -1
-        return int(number), int(count)
+        match = re.fullmatch(r"([0-9]+)/([0-9]+)", self.part or "1/1")
+        return (int(match[1]), int(match[2])) if match else (0, -1)

@@ -1,8 +1,7 @@
-"""Settings of the data: where the images are, and by which pipeline they are loaded."""
+"""Settings of the data: where the images are, and how they are loaded."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from dataclasses import dataclass, replace
@@ -12,14 +11,13 @@ from typing import Literal, NamedTuple, get_args
 
 from fastsiam.config.urls import Url, place
 
-from .checks import require, share
-from .setting import Config, setting
+from .setting import Config, require, setting
 
 ImagePipeline = Literal["torchvision", "native", "ffcv", "dali", "memory"]
-"""Pipelines that load images; ``fastsiam.pipelines.backends`` has what each can do."""
+"""Pipelines that load images; ``fastsiam.pipelines.backends`` lists the features of each."""
 Pipeline = Literal[ImagePipeline, "synthetic"]
 PipelineSetting = Literal["auto", Pipeline]
-"""One by name, or the one that ``fastsiam.pipelines.automatic`` chooses for the images."""
+"""A pipeline by name, or the one that ``fastsiam.pipelines.automatic`` chooses."""
 
 
 Exif = Literal["ignore", "apply"]
@@ -27,7 +25,7 @@ Alpha = Literal["drop", "white", "black"]
 
 
 class ColumnNames(NamedTuple):
-    """Columns of a table that hold the images and their labels; "" lets types and names decide."""
+    """Columns of a table that hold the images and their labels; "" finds them by type and name."""
 
     image: str = ""
     label: str = ""
@@ -42,125 +40,113 @@ class DataConfig(Config):
 
     data: str = setting(
         "",
-        "Converted folder or .beton file, .tar or .parquet file, folder of images, of tars or of "
-        "Hugging Face's datasets (saved to disk, or parquet), with train/ beside val/ or test/ or "
-        "without; a list of image files (.csv or .parquet with a column path); tars, .beton and "
-        ".parquet also by an address: s3://, gs://, az:// or https://. Several --data are trained "
-        "on as a mixture; the first is evaluated. Default: $FASTSIAM_DATA, else ./data.",
+        "Training images: a folder of images (with train/ beside val/ or test/, or without), of "
+        "tars, of parquet files, or of a Hugging Face dataset saved to disk; a .tar, .parquet or "
+        ".beton file; a converted folder; a list of image files (.csv or .parquet with a column "
+        "path); or an address s3://, gs://, az:// or https:// of tars, .beton or parquet. Repeat "
+        "--data to train on a mixture; the first is evaluated. Default: $FASTSIAM_DATA, else "
+        "./data.",
     )
     mixed_with: tuple[str, ...] = setting(
-        (), "The other data sets of a mixture: all --data but the first.", option=False
+        (), "The other data sets of a mixture: every --data after the first.", option=False
     )
-    weights: str = setting(
-        "",
-        "Share of each data set of a mixture in every epoch, such as 0.7,0.3, in any unit. "
-        "Default: its number of images.",
+    weights: tuple[float, ...] = setting(
+        (),
+        "Shares of the data sets of a mixture in every batch, such as 0.7,0.3. Default: in "
+        "proportion to their images.",
+        above=0,
+        below=inf,
     )
     image_column: str = setting(
         "",
-        "Column that holds the images of parquet or Arrow data, or the paths of a list. "
-        "Default: found by type and name; path in a list.",
+        "Column with the images of parquet or Arrow data, or with the paths of a list. Default: "
+        "found by type and name.",
     )
     label_column: str = setting(
         "",
-        "Column that holds the labels, integers or names of classes, of parquet or Arrow data or "
-        "of a list. Default: label, labels, fine_label or cls, else the only ClassLabel.",
+        "Column with the labels of parquet or Arrow data, or of a list. Default: label, labels, "
+        "fine_label or cls, else the only ClassLabel.",
     )
     holdout: str = setting(
         "",
-        "Share of each class of the training images to leave out and validate on, such as 10%, "
-        "where there are no validation images: the same images in every command. 0: nothing.",
+        "Share of each class of the training images to validate on, such as 10%, if there are no "
+        "validation images. 0: none.",
     )
     shuffle: str = setting(
         "full",
-        "full: any image may come at any time. window:N: blocks of neighbouring images in a random "
-        "order, and images moved within N places, so that reading from object storage or a disk "
-        "that turns fetches what lies together; N is best many times the batch, such as "
+        "full, or window:N: shuffle blocks of neighbouring images, and images within N places, so "
+        "that object storage and hard disks read them together; N should be many batches, such as "
         "window:16384.",
     )
     bad_images: Literal["stop", "replace"] = setting(
         "stop",
-        "What to do about an image that cannot be decoded: stop; or replace, which shows another "
-        "image in its place, the same by any pipeline on any number of processes, and leaves it "
-        "out of evaluations. May change when a run continues.",
+        "If an image cannot be decoded: stop, or replace it by another one, the same in all "
+        "pipelines and on any number of ranks, and leave it out of evaluations. May change on "
+        "resume.",
     )
     exif: Exif = setting(
         "ignore",
-        "Orientation in an image's EXIF data: ignore it, as torchvision does; or apply it, so that "
-        "photographs of phones are upright. A .beton file is as --exif of its conversion made it.",
+        "EXIF orientation: ignore it, as torchvision does, or apply it. .beton files keep the "
+        "orientation of their conversion.",
     )
     alpha: Alpha = setting(
         "drop",
         "Transparent pixels: drop the transparency, as torchvision does, which shows the colours "
-        "that are stored under it; or lay the image over white or black.",
+        "below; or draw the image over white or black.",
     )
     pipeline: PipelineSetting = setting(
         "auto",
-        "How images become batches: compiled code in threads (native); PIL in worker processes "
-        "(torchvision); FFCV; DALI; decoded once and kept on the device (memory); or ready tensors "
-        "(synthetic). auto is the fastest that is installed and can read the data, memory if all "
+        "native: compiled code in threads; torchvision: PIL in worker processes; ffcv and dali: "
+        "these libraries; memory: images are decoded once and kept on the device; synthetic: "
+        "random tensors. auto: the fastest that is installed and reads the data, memory if all "
         "images fit; a resumed run keeps its own.",
     )
     workers: int | str = setting(
         -1,
-        "Loader processes (torchvision) or threads (native, ffcv, dali, memory; at least 1) of "
-        "each rank; -1 is one for each core of the rank, 0 loads in the training process. auto "
-        "(native, ffcv): the fewest threads that do not slow training down, found by timing the "
-        "first hundred batches.",
+        "Loader threads (torchvision: processes) of each rank. -1: one for each core; 0 "
+        "(torchvision): load in the training process; auto (native, ffcv): the fewest that do not "
+        "slow training down, timed over the first hundred batches.",
     )
     prefetch: int = setting(
-        2, "native, ffcv, dali: batches that are made ahead of the training step.", at_least=1
+        2, "native, ffcv, dali: batches to prepare ahead of the training step.", at_least=1
     )
     cache: str = setting(
-        "",
-        "Folder in which what is read of remote data is kept, for the next epoch and for other "
-        "runs: on a disk of this machine, and this user's own. Default: nothing is kept.",
+        "", "Folder on a local disk that caches remote data for later epochs and runs."
     )
     cache_gb: float = setting(
-        100.0,
-        "GB (10^9 bytes) that the cache holds at most; what was not used for longest makes room.",
-        above=0,
+        100.0, "Largest size of the cache in GB; the least recently used data are deleted.", above=0
     )
     os_cache: bool = setting(
         True,
-        "ffcv: map the file and leave caching to the system; "
-        "otherwise FFCV reads it into memory of its own, in each rank nearly as much as the file.",
+        "ffcv: memory-map the file. Otherwise FFCV reads it into the memory of each rank, which "
+        "takes nearly the size of the file.",
         option=False,
     )
-
     dali_hw_decoder_load: float = setting(
         0.9,
-        "dali on a GPU: share of the images, 0 to 1, that goes to the GPU's JPEG engine; its cores "
-        "decode the rest. DALI's default is 0.65, which favors latency; NVIDIA measured training "
-        "1.8% faster at 0.9, and its MLPerf runs use 0.99. Measure yours: fastsiam bench sweep "
-        "--over jpeg-engine --pipelines dali.",
+        "dali on a GPU: share of the images that its JPEG engine decodes; its cores decode the "
+        "others. DALI's default is 0.65; NVIDIA measured training 1.8% faster at 0.9.",
         at_least=0,
         at_most=1,
         option=False,
     )
 
     def check(self) -> None:
-        """Refuse values that no type or range tells."""
-        with contextlib.suppress(ValueError):
-            object.__setattr__(self, "workers", int(self.workers))
+        """Check the settings that are not described by a type and a range."""
         require(
             self.workers == "auto" or (isinstance(self.workers, int) and self.workers >= -1),
             f"workers must be auto or at least -1, not {self.workers}",
         )
-        object.__setattr__(self, "mixed_with", tuple(self.mixed_with))
-        places = self.places
-        shares = self.shares
         require(
-            not shares or (len(shares) == len(places) > 1 and all(0 < x < inf for x in shares)),
-            f"weights are one number above 0 for each --data of a mixture, not {self.weights!r} "
-            f"for {len(places)}",
+            not self.weights or len(self.weights) == len(self.places) > 1,
+            f"weights must be a number for each --data of a mixture, not {self.weights} for "
+            f"{len(self.places)}",
         )
         if not share(self.holdout, "holdout"):
-            object.__setattr__(self, "holdout", "")  # 0, 0% and nothing are one setting
+            object.__setattr__(self, "holdout", "")  # "0", "0%" and "" are one setting
         require(
             re.fullmatch(r"full|window:[1-9][0-9]*", self.shuffle) is not None,
-            f"shuffle must be full, or window:N with N images, such as window:16384, not "
-            f"{self.shuffle!r}",
+            f"shuffle must be full, or window:N such as window:16384, not {self.shuffle!r}",
         )
 
     @property
@@ -195,7 +181,7 @@ class DataConfig(Config):
             data: where they are; "" is where these are.
             columns: their columns; "" takes this one's name if the data are the same, else none.
         """
-        moved = replace(self, data=data, mixed_with=(), weights="") if data else self
+        moved = replace(self, data=data, mixed_with=(), weights=()) if data else self
         known = self.columns if self.has_same_root(moved) else AUTOMATIC
         return replace(
             moved,
@@ -218,14 +204,27 @@ class DataConfig(Config):
     def parts(self) -> tuple[DataConfig, ...]:
         """The settings of each data set of a mixture, or these."""
         each = (self.data, *self.mixed_with)
-        return tuple(replace(self, data=one, mixed_with=(), weights="") for one in each)
+        return tuple(replace(self, data=one, mixed_with=(), weights=()) for one in each)
 
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """The weights of the data sets of a mixture, in any unit; empty if none are given."""
-        try:
-            return tuple(float(weight) for weight in self.weights.split(",") if self.weights)
-        except ValueError:
-            raise ValueError(
-                f"weights are numbers, such as 0.7,0.3, not {self.weights!r}"
-            ) from None
+
+def share(text: str, name: str) -> float:
+    """Return the percentage of a share such as "10%"; 0.0 for "", "0" and "0%".
+
+    Args:
+        text: the setting.
+        name: name of the setting, for the message.
+
+    Raises:
+        ValueError: it is neither 0 nor a share above 0% and below 100%.
+    """
+    if text in ("", "0", "0%"):
+        return 0.0
+    try:
+        percent = float(text.removesuffix("%"))
+    except ValueError:
+        percent = 0.0
+    require(
+        text.endswith("%") and 0 < percent < 100,
+        f"{name} must be a share above 0% and below 100%, such as 10%, or 0, not {text!r}",
+    )
+    return percent

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .checks import nearest, require
 from .methods import METHOD_CONFIGS, MethodConfig
 from .methods.simsiam import SimSiamConfig
-from .setting import Config, setting
+from .setting import Config, require, setting
 
 Stem = Literal["imagenet", "cifar", "cifar-pad2", "cifar-no-relu"]
 
@@ -18,39 +17,36 @@ OWN_BACKBONES = ("resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackboneConfig(Config):
-    """The encoder that every method trains (section 3 of the paper)."""
+    """Backbone: the encoder that every method trains (section 3 of the paper)."""
 
     backbone: str = setting(
         "resnet50",
-        "Encoder without its classifier: resnet10 (one block a stage), 18, 34, 50, 101 or 152; any "
-        "other classification network of torchvision's, such as convnext_tiny or vit_b_16; or "
-        "timm/NAME. The paper's recipe is for ResNets: with others, ViTs above all, it is untried.",
+        "Encoder without its classifier: resnet10 (one block in each stage), resnet18, 34, 50, "
+        "101 or 152; another classification network of torchvision, such as vit_b_16; or "
+        "timm/NAME. The paper's recipe is for ResNets and is untested with others.",
     )
     stem: Stem = setting(
         "imagenet",
-        "First layers of a ResNet: 7x7 stride 2 and max-pool, or (for 32-pixel images) 3x3 stride "
-        "1, no pool. cifar-pad2 pads that by 2 pixels, as solo-learn does; cifar-no-relu has no "
-        "ReLU after it, as lightly's CIFAR networks in an nn.Sequential: to continue from theirs.",
+        "First layers of a ResNet. imagenet: 7x7 convolution of stride 2 and max-pooling; cifar: "
+        "3x3 of stride 1 without pooling, for 32-pixel images; cifar-pad2: the same padded by 2 "
+        "pixels, as in solo-learn; cifar-no-relu: the same without a ReLU, as in lightly's CIFAR "
+        "networks, to continue from their weights.",
     )
     width: int = setting(
-        64,
-        "Channels of a ResNet's first stage; 64 is the standard network, less makes a narrow one.",
-        at_least=1,
+        64, "Channels of a ResNet's first stage; 64 is the standard network.", at_least=1
     )
     zero_init_residual: bool = setting(
         True,
-        "Start each residual block as the identity: the scale of its last BN at 0.",
+        "Initialise the last BN scale of each residual block to 0, so that it starts as the "
+        "identity.",
         option=False,
     )
 
     def check(self) -> None:
         """Refuse settings that contradict each other."""
-        misspelt = "" if self.is_own else nearest(self.backbone, OWN_BACKBONES, alike=0.8)
-        usual = self.stem == "imagenet" and self.width == 64
-        require(usual or not misspelt, f"unknown backbone {self.backbone!r}; {misspelt}")
         require(
-            self.is_own or usual,
-            f"stem and width are settings of {', '.join(OWN_BACKBONES)}: leave them out with "
+            self.is_own or (self.stem == "imagenet" and self.width == 64),
+            f"stem and width are settings of {', '.join(OWN_BACKBONES)}; leave them out with "
             f"{self.backbone}",
         )
 
@@ -70,10 +66,10 @@ class BackboneConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(BackboneConfig):
-    """Model: a backbone, and the method that trains it."""
+    """Method: what trains the backbone."""
 
     method: MethodConfig = setting(
         SimSiamConfig(),
-        f"What is trained on the backbone: {', '.join(METHOD_CONFIGS)}.",
-        flat=str,
+        f"Method that trains the backbone: {', '.join(METHOD_CONFIGS)}.",
+        nested=str,
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .checks import require
-from .setting import Config, setting
+from .setting import Config, require, setting
 
 DEFAULT_PORT = 29500
 """Port of ``--rendezvous`` if it names none."""
@@ -18,33 +17,23 @@ class NodesConfig(Config):
 
     nodes: int | str = setting(
         1,
-        "Machines: N, or MIN:MAX to continue with fewer when some are lost and with more when some "
-        "join. The same command runs on each; --gpus counts those of one machine.",
+        "Number of machines, or MIN:MAX to continue with fewer when some are lost and with more "
+        "when some join. The same command runs on each.",
     )
     rendezvous: str = setting(
-        "",
-        "Several machines: HOST:PORT where they meet: the name or address of one of them, and a "
-        "port that is free there.",
+        "", "Several machines: HOST:PORT where they meet, one of them and a free port there."
     )
     rendezvous_timeout: float = setting(
-        600.0,
-        "Several machines: seconds to wait for the others, at the start and at a restart.",
-        above=0,
+        600.0, "Several machines: seconds to wait for the others at a start or restart.", above=0
     )
 
     def check(self) -> None:
-        """Refuse settings that contradict each other.
-
-        Raises:
-            ValueError: says which.
-        """
+        """Check number and address of the machines."""
         require(
-            bool(re.fullmatch(r"\d+(:\d+)?", str(self.nodes))) and self.min_nodes >= 1,
-            f"nodes must be a number of machines from 1 on, or MIN:MAX, not {self.nodes!r}",
+            bool(re.fullmatch(r"\d+(:\d+)?", str(self.nodes)))
+            and 1 <= self.min_nodes <= self.max_nodes,
+            f"nodes must be a number of machines, or MIN:MAX, not {self.nodes!r}",
         )
-        if str(self.nodes).isdecimal():  # the command line has text alone
-            object.__setattr__(self, "nodes", int(self.nodes))
-        require(self.min_nodes <= self.max_nodes, f"nodes {self.nodes}: MIN is above MAX")
         require(
             self.max_nodes == 1 or bool(self.rendezvous),
             f"nodes {self.nodes} needs rendezvous: HOST:PORT of one of the machines",

@@ -1,31 +1,30 @@
-"""A setting: its default, what it is for, and which values it takes, all written once.
+"""A setting: default, help and allowed values, defined once as the field of a ``Config``.
 
-``lr: float = setting(0.05, "Base learning rate.", above=0)`` is a field of a ``Config``. From it
-follow the check of its value, its option with its ``--help``, and its comment in a settings file.
+``lr: float = setting(0.05, "Base learning rate.", above=0)`` is all that a setting needs. Its
+check, its option on the command line and its comment in a settings file follow from it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from .checks import or_nearest
-
 _T = TypeVar("_T")
-_CALLED = {
+_NAMES = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
     str: "text",
     NoneType: "nothing",
 }
-_CONVERTED: dict[Any, Callable[[Any], Any]] = {
+_PARSERS: dict[Any, Callable[[Any], Any]] = {
     bool: lambda text: {"true": True, "false": False}[text.lower()],
     int: int,
     float: float,
@@ -38,50 +37,47 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-class Bounds(dict[str, float]):
-    """The range of a number, by the names of ``setting``'s arguments."""
-
-    def contain(self, value: float) -> bool:
-        """Tell whether a number lies within; nan lies within no bounds."""
-        return all(_COMPARISONS[name](value, bound) for name, bound in self.items())
-
-    def __str__(self) -> str:
-        """Return the range for messages, such as "at least 0 and below 1"."""
-        if self.keys() == {"at_least", "at_most"}:
-            return f"from {self['at_least']} to {self['at_most']}"
-        return " and ".join(f"{name.replace('_', ' ')} {bound}" for name, bound in self.items())
-
-
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting of a group of settings."""
+    """One setting of a ``Config``."""
 
     name: str
     kind: Any
-    """Its type; a ``Literal`` has its choices."""
+    """Its type; a ``Literal`` for choices."""
     default: Any
     help: str
-    bounds: Bounds
+    bounds: Mapping[str, float]
+    """The range of a number, by the names of the arguments of ``setting``."""
     owner: type
-    """The ``Config`` that has it."""
+    """The ``Config`` that it belongs to."""
     section: str
-    """What the settings beside it in ``--help`` and files are about."""
-    option: bool = True
-    """Whether there is an option for it."""
-    flat: type | None = None
-    """What stands on the command line for the groups of settings that it holds, if it does."""
+    """Heading: the docstring of the class that first has it."""
+    option: bool
+    """Whether the command line has an option for it."""
+    nested: bool
+    """Whether it holds other ``Config`` objects, which check their own values."""
 
     @property
     def flag(self) -> str:
-        """Its name as the command line spells it, without the dashes before it."""
+        """Its name on the command line, without dashes."""
         return self.name.replace("_", "-")
 
-    def check(self, value: Any) -> None:
-        """Raise ``ValueError`` unless the value is of the setting's type, choices and range."""
-        checked(self.kind, value, self.flag)
-        numbers = value if isinstance(value, tuple | list) else [value]
-        if value is not None and not all(map(self.bounds.contain, numbers)):
-            raise ValueError(f"{self.flag} must be {self.bounds}, not {value}")
+    @property
+    def range(self) -> str:
+        """Its range as text, such as "at least 0 and below 1"."""
+        return " and ".join(f"{x.replace('_', ' ')} {end}" for x, end in self.bounds.items())
+
+    def allows(self, number: float) -> bool:
+        """Tell whether a number is in the range; nan is in no range."""
+        return all(_COMPARISONS[name](number, end) for name, end in self.bounds.items())
+
+    def checked(self, value: Any) -> Any:
+        """Return a value as the setting's type; raise ``ValueError`` if it is not allowed."""
+        value = checked(self.kind, value, self.flag)
+        numbers = value if isinstance(value, tuple) else () if value is None else (value,)
+        if not all(map(self.allows, numbers)):
+            raise ValueError(f"{self.flag} must be {self.range}, not {value}")
+        return value
 
 
 def setting(
@@ -93,127 +89,156 @@ def setting(
     below: float | None = None,
     at_most: float | None = None,
     option: bool = True,
-    flat: type | None = None,
+    nested: type | None = None,
 ) -> _T:
     """Return the field of a setting. A subclass may change its default alone: ``lr: float = 0.1``.
 
     Args:
-        default: its value unless another is given.
-        help: what it is for, with the unit.
-        above, at_least, below, at_most: range of a number, or of each number of several.
-        option: whether there is an option for it.
-        flat: of a field that holds other groups, the type that stands for it on the command line.
+        default: the default value.
+        help: its purpose, with the unit.
+        above, at_least, below, at_most: range of a number, or of each number in a tuple.
+        option: whether the command line has an option for it; ``--set`` takes every setting.
+        nested: for a field that holds other ``Config`` objects, the type of its option.
     """
     ends = {"above": above, "at_least": at_least, "below": below, "at_most": at_most}
-    bounds = Bounds({name: end for name, end in ends.items() if end is not None})
-    metadata = {"help": help, "bounds": bounds, "option": option, "flat": flat}
+    bounds = {name: end for name, end in ends.items() if end is not None}
+    metadata = {"help": help, "bounds": bounds, "option": option, "nested": nested}
     value: _T = field(default=default, metadata=metadata)
     return value
 
 
 class Config:
-    """A group of settings: a frozen dataclass whose values are checked when one is built."""
+    """A group of settings: a frozen dataclass that converts and checks its values."""
 
     __slots__ = ()
 
     def __post_init__(self) -> None:
         for one in settings_of(type(self)).values():
-            if one.flat is None:
-                one.check(getattr(self, one.name))
+            if not one.nested:
+                object.__setattr__(self, one.name, one.checked(getattr(self, one.name)))
         self.check()
 
     def check(self) -> None:
         """Raise ``ValueError`` if settings contradict each other."""
 
 
-def settings_of(cls: type, section: str = "") -> dict[str, Setting]:
-    """Return the settings of a ``Config`` by name, without fields that hold other groups.
-
-    Args:
-        cls: the dataclass.
-        section: what they are about; by default what the class that first has each is about.
-    """
-    return _settings_of(cls, section)
+def settings_of(cls: type) -> dict[str, Setting]:
+    """Return the settings of a ``Config`` by name, those of its base classes first."""
+    return _settings_of(cls)
 
 
 @cache
-def _settings_of(cls: Any, section: str) -> dict[str, Setting]:
+def _settings_of(cls: Any) -> dict[str, Setting]:
     hints, settings = get_type_hints(cls), {}
     groups: list[Any] = [base for base in cls.__mro__ if is_dataclass(base)]
     for own in fields(cls):
         bases = [base for base in groups if own.name in base.__dataclass_fields__]
         each = [base.__dataclass_fields__[own.name].metadata for base in bases]
-        metadata = next(filter(None, each), None)  # a changed default has none of its own
-        if metadata:
+        if metadata := next(filter(None, each), None):  # a changed default has none of its own
             settings[own.name] = Setting(
                 name=own.name,
-                kind=metadata["flat"] or hints[own.name],
+                kind=metadata["nested"] or hints[own.name],
                 default=own.default,
+                help=metadata["help"],
+                bounds=metadata["bounds"],
                 owner=cls,
-                section=section or title(bases[-1]),
-                **metadata,
+                section=title(bases[-1]),
+                option=metadata["option"],
+                nested=metadata["nested"] is not None,
             )
     return settings
 
 
 def title(documented: object) -> str:
-    """Return what a group of settings or a command is about: its docstring's first sentence."""
+    """Return the first sentence of a docstring, without its full stop."""
     first = inspect.cleandoc(documented.__doc__ or "").split("\n\n")[0]
     return " ".join(first.split()).partition(". ")[0].rstrip(".")
 
 
-def checked(kind: Any, value: Any, name: str, *, text: bool = False) -> Any:
-    """Return a value as its type has it: a float for a whole number, a tuple for a list.
+def checked(kind: Any, value: Any, name: str) -> Any:
+    """Convert a plain value, from a file or the command line, to a type.
+
+    Text is parsed where a number, a truth value or a tuple is wanted. Lists become tuples, and
+    mappings become dataclasses, whose missing fields get their defaults.
 
     Args:
         kind: the type.
-        value: plain, as files and flags have it.
-        name: of the setting, for the message.
-        text: whether a text may stand for a number, for true or false, or for a list of these.
+        value: the plain value.
+        name: name of the setting, for the message.
 
     Raises:
-        ValueError: it is of another type, or none of the choices.
+        ValueError: the value is not of this type, or a dataclass has no field of a given name.
     """
     items, origin = get_args(kind), get_origin(kind)
     if origin in (Union, UnionType):
         for one in items:
             with contextlib.suppress(ValueError):
-                return checked(one, value, name, text=text)
+                return checked(one, value, name)
     elif origin is Literal:
         if value in items:
             return value
     elif origin is tuple:
-        if text and isinstance(value, str):
-            value = value.strip("[]").split(",")
+        if isinstance(value, str):
+            value = [part for part in value.strip("[]").split(",") if part]
         if isinstance(value, list | tuple):
             kinds = items[:1] * len(value) if items[-1] is Ellipsis else items
             if len(kinds) == len(value):
                 pairs = zip(kinds, value, strict=True)
-                return tuple(checked(one, item, name, text=text) for one, item in pairs)
+                return tuple(checked(one, item, name) for one, item in pairs)
+    elif is_dataclass(kind):
+        if isinstance(value, kind):  # type: ignore[arg-type]
+            return value
+        if isinstance(value, Mapping):
+            return _dataclass_of(kind, value, f"{name}." if name else "")
     elif type(value) is kind:
         return value
-    elif (kind is float and type(value) is int) or (text and isinstance(value, str)):
+    elif (kind is float and type(value) is int) or isinstance(value, str):
         with contextlib.suppress(ValueError, KeyError, OverflowError):
-            return _CONVERTED[kind](value)
-    raise ValueError(_refusal(name, kind, value))
+            return _PARSERS[kind](value)
+    raise ValueError(f"{name or 'settings'} must be {_description(kind)}, not {value!r}")
 
 
-def _refusal(name: str, kind: Any, value: Any) -> str:
-    """Return the message that a value is not of a type, with the nearest choice if there is one."""
-    message = f"{name} must be {_called(kind)}, not {value!r}"
-    choices = get_args(kind) if get_origin(kind) is Literal else ()
-    return or_nearest(message, value, choices) if isinstance(value, str) else message
+def _dataclass_of(kind: Any, values: Mapping[Any, Any], prefix: str) -> Any:
+    hints = get_type_hints(kind)
+    known = [f"{prefix}{one.name}" for one in fields(kind)]
+    for name in values:
+        check_name("setting", f"{prefix}{name}", known)
+    return kind(**{k: checked(hints[k], v, f"{prefix}{k}") for k, v in values.items()})
 
 
-def _called(kind: Any) -> str:
-    """Return what a message calls a type."""
-    if get_origin(kind) in (Union, UnionType):
-        return " or ".join(map(_called, get_args(kind)))
-    if get_origin(kind) is Literal:
-        *others, last = map(str, get_args(kind))
-        return f"{', '.join(others)} or {last}" if others else last
-    if get_origin(kind) is tuple:
-        items = get_args(kind)
-        several = items[-1] is Ellipsis
-        return f"a list of {_called(items[0])}" if several else f"{len(items)} numbers"
-    return _CALLED.get(kind, str(kind))
+def _description(kind: Any) -> str:
+    """Return what messages call a type."""
+    items, origin = get_args(kind), get_origin(kind)
+    if origin in (Union, UnionType):
+        return " or ".join(map(_description, items))
+    if origin is Literal:
+        return f"one of {', '.join(filter(None, items))}"
+    if origin is tuple:
+        return "values separated by commas" if items[-1] is ... else f"{len(items)} numbers"
+    return "a table of settings" if is_dataclass(kind) else _NAMES[kind]
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ``ValueError`` with the message unless the condition holds."""
+    if not condition:
+        raise ValueError(message)
+
+
+def check_name(what: str, name: object, known: Collection[str]) -> None:
+    """Raise ``ValueError`` unless a name is known; suggest the nearest one."""
+    if name not in known:
+        hint = nearest(str(name), known) or f"there are {', '.join(known)}"
+        raise ValueError(f"unknown {what} {name!r}; {hint}")
+
+
+def nearest(name: str, known: Iterable[str], *, most: int = 1, alike: float = 0.6) -> str:
+    """Return "did you mean a or b?" for a misspelt name, or "" if no name resembles it.
+
+    Args:
+        name: the misspelt name.
+        known: the names to choose from.
+        most: how many to suggest.
+        alike: how much they must resemble it, from 0 to 1.
+    """
+    close = difflib.get_close_matches(name, list(dict.fromkeys(known)), n=most, cutoff=alike)
+    return f"did you mean {' or '.join(close)}?" if close else ""

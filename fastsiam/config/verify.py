@@ -1,4 +1,4 @@
-"""Settings of ``fastsiam verify``; fastsiam/cli/options.py makes its command line out of them."""
+"""Settings of ``fastsiam verify``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,8 @@ class VerifyConfig(Config):
     """Verify: what of a run is computed again."""
 
     step: int = setting(
-        0,
-        "Look at the log line of this step alone (the first is 1), and list the images that the "
-        "step was trained on; 0 is all lines.",
-        at_least=0,
+        0, "Verify only the log line of this step, from 1, and list its images; 0: all.", at_least=0
     )
-    data: str = setting("", "Data as of train, if they lie elsewhere now; default: the run's.")
-    image_column: str = setting(
-        "", "Column of the images, as of train; default: the run's, for the run's own data."
-    )
-    label_column: str = setting(
-        "", "Column of the labels, as of train; default: the run's, for the run's own data."
-    )
+    data: str = setting("", "Data, as for train, if they have moved. Default: the run's.")
+    image_column: str = setting("", "Column with the images. Default: the run's, for its own data.")
+    label_column: str = setting("", "Column with the labels. Default: the run's, for its own data.")

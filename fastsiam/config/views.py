@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from .checks import require
-from .setting import Config, setting
+from .setting import Config, require, setting
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -23,15 +22,15 @@ def usual_resize(crop: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewConfig(Config):
-    """One view: how it is made of an image. Defaults are the paper's (section 3)."""
+    """Each view: how it is made of an image. Defaults are the paper's (section 3)."""
 
     crop: int = setting(224, "Side of a view, in pixels.", at_least=1)
     scale_min: float = setting(
-        0.2, "Smallest crop, as a share of the image's area.", above=0, at_most=1
+        0.2, "Smallest area of a crop, as a share of the image's area.", above=0, at_most=1
     )
     scale_max: float = setting(
         1.0,
-        "Largest crop, as a share of the image's area.",
+        "Largest area of a crop, as a share of the image's area.",
         above=0,
         at_most=1,
         option=False,
@@ -40,45 +39,42 @@ class ViewConfig(Config):
     ratio_max: float = setting(4 / 3, "Largest width / height of a crop.", above=0, option=False)
     crop_of: int = setting(
         -1,
-        "Number of an earlier view, from 0, whose crop and flip this view shows in colours of its "
-        "own; -1 has its own crop.",
+        "Number of an earlier view, from 0, whose crop and flip are used with other colours; -1: "
+        "none.",
         at_least=-1,
         option=False,
     )
     flip_p: float = setting(0.5, "Probability of a horizontal flip.", at_least=0, at_most=1)
     jitter_p: float = setting(0.8, "Probability of the colour jitter.", at_least=0, at_most=1)
-    brightness: float = setting(0.4, "Brightness factor is drawn from 1 -+ this.", at_least=0)
-    contrast: float = setting(0.4, "Contrast factor is drawn from 1 -+ this.", at_least=0)
-    saturation: float = setting(0.4, "Saturation factor is drawn from 1 -+ this.", at_least=0)
+    brightness: float = setting(
+        0.4, "The brightness factor of the jitter is drawn from 1 - X to 1 + X.", at_least=0
+    )
+    contrast: float = setting(
+        0.4, "The contrast factor of the jitter is drawn from 1 - X to 1 + X.", at_least=0
+    )
+    saturation: float = setting(
+        0.4, "The saturation factor of the jitter is drawn from 1 - X to 1 + X.", at_least=0
+    )
     hue: float = setting(
         0.1,
-        "Hue shift is drawn from -+ this, in turns of the colour circle (0 to 0.5).",
+        "The hue shift of the jitter is drawn from -X to X turns of the colour circle.",
         at_least=0,
         at_most=0.5,
     )
     gray_p: float = setting(0.2, "Probability that a view becomes gray.", at_least=0, at_most=1)
-    blur_p: float = setting(0.5, "Probability of the Gaussian blur.", at_least=0, at_most=1)
+    blur_p: float = setting(0.5, "Probability of a Gaussian blur.", at_least=0, at_most=1)
     blur_sigma_min: float = setting(
-        0.1,
-        "Smallest sigma of the blur, in pixels of the view.",
-        above=0,
-        option=False,
+        0.1, "Smallest sigma of the blur, in pixels of the view.", above=0, option=False
     )
     blur_sigma_max: float = setting(
-        2.0,
-        "Largest sigma of the blur, in pixels of the view.",
-        above=0,
-        option=False,
+        2.0, "Largest sigma of the blur, in pixels of the view.", above=0, option=False
     )
     solarise_p: float = setting(
-        0.0,
-        "Probability that bright levels are inverted, after the blur; SimSiam has none.",
-        at_least=0,
-        at_most=1,
+        0.0, "Probability that bright levels are inverted, after the blur.", at_least=0, at_most=1
     )
     solarise_threshold: int = setting(
         128,
-        "Levels from this on, 0 to 255, are inverted when a view is solarised.",
+        "Solarisation inverts levels from this one on (0 to 255).",
         at_least=0,
         at_most=255,
         option=False,
@@ -98,8 +94,9 @@ class AugmentConfig(Config):
 
     views: tuple[ViewConfig, ...] = setting(
         (ViewConfig(), ViewConfig()),
-        "Views of each image; settings of views: one for all, or a,b.",
-        flat=int,
+        "Number of views of each image; their settings take one value for all, or one for each: "
+        "a,b.",
+        nested=int,
     )
     mean: tuple[float, float, float] = setting(
         IMAGENET_MEAN,

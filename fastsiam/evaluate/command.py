@@ -88,8 +88,8 @@ def evaluate_knn(
     own = subject.pretrained.config.monitor if subject.pretrained.config else MonitorConfig()
     votes = [
         (k, temperature)
-        for k in config.ks or [own.knn_k]
-        for temperature in config.temperatures or [own.knn_temperature]
+        for k in config.k or [own.knn_k]
+        for temperature in config.temperature or [own.knn_temperature]
     ]
     bank, queries = subject.loaders()
     evaluation = subject.evaluation(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastsiam.config import OptimConfig
-from fastsiam.console import rounded
 from fastsiam.methods import ParamGroup
 
 SETTINGS = ("momentum", "weight_decay", "trust", "adapt_all")
@@ -200,74 +198,15 @@ def rates_at(
 def decaying_rate(config: OptimConfig, step: int, steps_per_epoch: int) -> float:
     """Return the learning rate of the groups with schedule "cosine" at a step.
 
-    A restart is a cosine that starts at the rate of the previous step.
-
     Args:
-        config: base rate, batch, epochs and restarts.
+        config: base rate, batch, epochs and warm-up.
         step: optimizer step, from 0.
         steps_per_epoch: optimizer steps in an epoch.
     """
-    total, peak = config.epochs * steps_per_epoch, peak_lr(config)
-    end = peak * config.lr_end
-    if config.before_restart is None:
-        warmup, start = round(config.warmup_epochs * steps_per_epoch), peak * config.warmup_from
-        return cosine(peak, step, total=total, warmup=warmup, start=start, end=end)
-    before, restart = config.before_restart
-    if step < restart:
-        return decaying_rate(before, step, steps_per_epoch)
-    last = decaying_rate(before, restart - 1, steps_per_epoch)
-    return cosine(last, step - restart, total=total - restart, end=min(end, last))
-
-
-def extend_schedule(
-    config: OptimConfig,
-    *,
-    epochs: int,
-    schedule: Literal["whole", "restart"],
-    step: int,
-    steps_per_epoch: int,
-) -> tuple[OptimConfig, str]:
-    """Extend the schedule of a run that has started.
-
-    Args:
-        config: the present settings.
-        epochs: new number of epochs, larger than the present one.
-        schedule: "whole" for one cosine over all epochs, "restart" for a cosine from the last rate
-            over the remaining epochs.
-        step: steps done.
-        steps_per_epoch: optimizer steps in an epoch.
-
-    Returns:
-        The new settings, and a message on the learning rate.
-
-    Raises:
-        ValueError: a restart is useless, because the rate is almost zero or still warms up.
-    """
-    if config.before_restart is not None and config.before_restart[1] == step:
-        config, _ = config.before_restart  # no step was taken since the last restart: replace it
-    whole = replace(config, epochs=epochs, restarts="")
-    last = decaying_rate(config, max(0, step - 1), steps_per_epoch)
-    jump = decaying_rate(whole, step, steps_per_epoch)
-    if schedule == "whole":
-        return whole, (
-            f"learning rate: {last:.3g} now, {jump:.3g} at the next step: "
-            f"a cosine over all {epochs} epochs"
-        )
-    peak = peak_lr(config)
-    if step < max(1, round(config.warmup_epochs * steps_per_epoch)):
-        raise ValueError("the learning rate is still warming up; use --extend-schedule whole")
-    if last < _TOO_SMALL * peak:
-        raise ValueError(
-            f"the learning rate is down to {last:.3g}, {last / peak:.2%} of its peak, too low to "
-            f"learn with; --extend-schedule whole starts at {jump:.3g}"
-        )
-    restarts = ",".join(filter(None, [config.restarts, f"{config.epochs}@{step}"]))
-    left = f"{rounded(epochs - step / steps_per_epoch)} epochs"
-    return replace(config, epochs=epochs, restarts=restarts), (
-        f"learning rate: {last:.3g} now and at the next step, {last / peak:.0%} of its peak: "
-        f"a cosine from there to {min(last, peak * config.lr_end):.3g} "
-        f"over the remaining {left}"
-    )
+    peak, warmup = peak_lr(config), round(config.warmup_epochs * steps_per_epoch)
+    start, end = peak * config.warmup_from, peak * config.lr_end
+    total = config.epochs * steps_per_epoch
+    return cosine(peak, step, total=total, warmup=warmup, start=start, end=end)
 
 
 def set_rates(optimizer: torch.optim.Optimizer, rates: dict[str, float]) -> None:

@@ -19,7 +19,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 from torchvision.ops import StochasticDepth
 
 from fastsiam.config import OWN_BACKBONES, BackboneConfig
-from fastsiam.config.checks import nearest
+from fastsiam.config.setting import nearest
 from fastsiam.errors import BackendError
 from fastsiam.model.batch_norm import recomputation, unknown_batch_norm
 

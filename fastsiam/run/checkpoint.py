@@ -6,6 +6,7 @@ weights, the optimizer and the number of steps, without the state of generators 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -21,7 +22,7 @@ import fastsiam
 from fastsiam.config import TrainConfig
 from fastsiam.config.flags import changes_text, differences
 from fastsiam.errors import CheckpointError, DamagedError
-from fastsiam.files import explained, quoted, reason, written_whole
+from fastsiam.files import explained, parsed_json, quoted, reason, written_whole
 
 FORMAT = 2
 """Version of the file format. 1 is that of fastsiam 0.1, with another layout of the settings, and
@@ -204,14 +205,16 @@ def locate(path: Path) -> Path:
     return file
 
 
-def load(path: Path) -> Checkpoint:
+def load(path: Path, *, resumes: bool = False) -> Checkpoint:
     """Read a checkpoint with torch's restricted unpickler; all tensors are on the CPU.
 
     Args:
         path: a checkpoint, or a run's folder for its last one.
+        resumes: whether its run is to be resumed.
 
     Raises:
-        CheckpointError: it is missing, corrupt, or not a fastsiam checkpoint.
+        CheckpointError: it is missing, corrupt, not a fastsiam checkpoint, or its run cannot be
+            resumed.
     """
     path = locate(path)
     before = path.with_name("previous.pt")
@@ -229,7 +232,24 @@ def load(path: Path) -> Checkpoint:
         raise DamagedError(
             f"cannot read {path}: it is corrupt, its content does not match its checksum{other}"
         )
-    return parse(path, state)
+    found = parse(path, state)
+    if resumes:
+        _check_schedule(state["config"], path.parent.parent)
+    return found
+
+
+def _check_schedule(settings: Mapping[str, Any], run: Path) -> None:
+    """Check the settings of a run of 0.2, which could restart the cosine when it was extended.
+
+    Raises:
+        CheckpointError: the run's learning rate follows such a schedule.
+    """
+    if settings.get("optim", {}).get("restarts"):
+        raise CheckpointError(
+            f"{run} was extended with --extend-schedule restart, which was removed after version "
+            "0.2, so it cannot be resumed; to continue training with another learning rate, branch "
+            f"off: --resume {quoted(run)} --out OTHER --lr RATE"
+        )
 
 
 def _differs(state: Any) -> bool:
@@ -251,18 +271,20 @@ def load_newest(run: Path) -> tuple[Checkpoint | None, str]:
         "".
 
     Raises:
-        CheckpointError: the run has checkpoints, but all are unreadable.
+        CheckpointError: the run has checkpoints, but all are unreadable, or it cannot be resumed.
     """
     path, before = last(run), previous(run)
     if not exists(run):
         return None, ""
+    with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
+        _check_schedule(parsed_json((run / "config.json").read_bytes())["config"], run)
     try:
-        return load(path), ""
+        return load(path, resumes=True), ""
     except CheckpointError as error:
         if path.is_file() and not isinstance(error, DamagedError):
             raise
         try:
-            found = load(before)
+            found = load(before, resumes=True)
         except CheckpointError:
             raise error from None
     what = "corrupt" if path.is_file() else "missing"

@@ -16,21 +16,14 @@ from fastsiam.config import TrainConfig
 from fastsiam.config.flags import from_flags, to_flags
 
 ClaimKind = Literal[
-    "collapses",
-    "stands",
-    "degenerates",
-    "works",
-    "fails",
-    "better",
-    "worse",
-    "alike",
-    "unstable",
+    "collapses", "stands", "degenerates", "works", "fails", "better", "worse", "alike", "unstable"
 ]
 Changes = Mapping[str, Any]
 """Changed settings by their flags' names: a value, or a function of the recipe's settings."""
 _METHODS = ("simclr", "mocov2", "byol", "swav", "simsiam")
 """The methods of Table 4."""
-_FIGURE = "linear top-1 of ResNet-50 on ImageNet after 100 epochs"
+Figure = str | float | None
+"""A result of the paper in percent, or its description; None if there is neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +51,10 @@ class Row:
 
     variant: Variant
     title: str
-    paper: float | str | None
-    """The paper's accuracy in percent, or its description; None if the paper has neither."""
+    paper: Figure
     claims: tuple[Claim, ...]
-    original: float | str | None = None
-    """The accuracy in the method's original paper, in percent; None if the table lacks it."""
+    original: Figure = None
+    """The result in the method's original paper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +66,9 @@ class Study:
     source: str
     """Table or figure number in the paper."""
     rows: tuple[Row, ...]
-    reference: str
+    reference: str = "baseline"
     """Name of the row whose gain over an untrained network the other rows are compared with."""
-    figure: str
+    figure: str = "linear top-1 of ResNet-50 on ImageNet after 100 epochs"
     """Description of the paper's numbers."""
 
 
@@ -132,13 +124,7 @@ def _byol_times(times: int) -> dict[str, Callable[[Mapping[str, Any]], float]]:
     }
 
 
-def _row(
-    variant: str,
-    title: str,
-    paper: float | str,
-    claims: str,
-    original: float | str | None = None,
-) -> Row:
+def _row(variant: str, title: str, paper: Figure, claims: str, original: Figure = None) -> Row:
     own = tuple(claim for text in claims.split(", ") if text for claim in _claims(text))
     return Row(VARIANTS[variant], title, None if paper == "" else paper, own, original)
 
@@ -149,16 +135,8 @@ def _claims(text: str) -> list[Claim]:
     return [Claim(kind, name) for name in names.split() or [""]]  # type: ignore[arg-type]
 
 
-def _study(
-    name: str,
-    *,
-    title: str,
-    source: str,
-    rows: Sequence[Any],
-    reference: str = "baseline",
-    figure: str = _FIGURE,
-) -> Study:
-    return Study(name, title, source, tuple(_row(*row) for row in rows), reference, figure)
+def _study(name: str, *, rows: Sequence[Any], **others: str) -> Study:
+    return Study(name=name, rows=tuple(_row(*row) for row in rows), **others)
 
 
 _DATA = tomllib.loads(Path(__file__).with_name("catalogue.toml").read_text())

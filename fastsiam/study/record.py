@@ -15,8 +15,8 @@ from typing import Any
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.flags import FIXED_SECTIONS, flags_by_section
-from fastsiam.config.plain import from_plain
 from fastsiam.config.run_settings import RunSettings
+from fastsiam.config.setting import checked
 from fastsiam.config.study import StudyConfig
 from fastsiam.errors import DataError
 from fastsiam.files import explained, parsed_json, written_for_user
@@ -44,15 +44,13 @@ class Result:
     z_std: float | None
     """Std of the l2-normalised projections times sqrt(d) at the end; None if the run diverged."""
     rank: float | None
-    """Effective rank of the projections at the end; None if the run diverged."""
+    """Effective rank of the projections at the end, likewise."""
     loss: float | None
-    """Loss at the end; None if the run diverged."""
+    """Loss at the end, likewise."""
     batch: int
-    """Images per batch."""
     images: int
-    """Number of training images in kNN's bank; 0 if the run ended before a kNN evaluation."""
+    """Training images in kNN's bank; 0 if the run ended before a kNN evaluation."""
     diverged: bool
-    """Whether the run ended because the loss was not finite."""
     epochs: tuple[float, ...]
     """Epoch of each log line, for the curves of loss, z_std and rank."""
     loss_curve: tuple[float, ...]
@@ -80,15 +78,14 @@ class RowRecord:
     """A row of a study's table: a ``Row`` with its results."""
 
     variant: str
-    """Name of its variant."""
     title: str
     setting: str
     """Settings that differ from the scale's recipe."""
-    paper: float | str | None
+    paper: str | float | None
     claims: tuple[Claim, ...]
     results: tuple[Result, ...]
     """Results of the finished seeds."""
-    original: float | str | None = None
+    original: str | float | None = None
 
     @property
     def linear(self) -> list[float]:
@@ -102,13 +99,11 @@ class StudyRecord:
     """A study at a scale: a ``Study`` and a ``Scale`` with the results."""
 
     study: str
-    """Name of the study."""
     title: str
     source: str
     figure: str
     reference: str
     scale: str
-    """Name of the scale."""
     network: str
     """Network and images of the scale."""
     measure: Measure
@@ -119,7 +114,6 @@ class StudyRecord:
     command: str
     """Command that trains the runs."""
     date: str
-    """Date of the record."""
     environments: tuple[dict[str, Any], ...]
     """The distinct ``fastsiam.environment`` of the runs."""
     cached: bool = False
@@ -186,13 +180,7 @@ def read_result(run: Run) -> Result | None:
 
 
 def collect(study: Study, scale: Scale, runs: Sequence[Run], config: StudyConfig) -> StudyRecord:
-    """Return the record of a study's finished runs.
-
-    Args:
-        study: the study.
-        scale: of the runs.
-        runs: all runs of this study, finished or not.
-        config: options of the command.
+    """Return the record of a study's runs, of which unfinished ones are left out.
 
     Raises:
         FastSiamError: a file cannot be read.
@@ -216,13 +204,7 @@ def collect(study: Study, scale: Scale, runs: Sequence[Run], config: StudyConfig
 def study_record(
     study: Study, scale: Scale, results: Mapping[str, Sequence[Result]]
 ) -> StudyRecord:
-    """Return the record of a study, without command, environments and pixels.
-
-    Args:
-        study: the study.
-        scale: of the runs.
-        results: results of the finished seeds, by the variants' names.
-    """
+    """Return the record of a study, given the results of the finished seeds by variant."""
     return StudyRecord(
         study=study.name,
         title=study.title,
@@ -256,9 +238,8 @@ def study_record(
 def setting(scale: Scale, variant: Variant) -> str:
     """Return the settings in which a variant differs from the scale's base recipe.
 
-    Returns:
-        Text such as ``batch 64, warmup-epochs 1.2``. For a variant of another method: its name and
-        the differences from that method's recipe, such as ``method simclr, epochs 12``.
+    The text is such as ``batch 64, warmup-epochs 1.2``, or, with the differences from another
+    method's recipe, ``method simclr, epochs 12``.
     """
     base, own, config = scale.base, scale.base_of(variant), scale.recipe_of(variant)
     if own.model.method.name == base.model.method.name or not variant.changes:
@@ -291,7 +272,7 @@ def read_record(path: Path) -> StudyRecord:
         environments = tuple(map(dict, plain.pop("environments")))
         claims = {row.variant.name: row.claims for row in STUDIES[plain["study"]].rows}
         plain["rows"] = [row | {"claims": ()} for row in plain["rows"]]
-        record: StudyRecord = from_plain(StudyRecord, plain | {"environments": ()})
+        record: StudyRecord = checked(StudyRecord, plain | {"environments": ()}, "")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is not a record of `fastsiam study`: {error}") from error
     names = {"", *(row.variant for row in record.rows)}

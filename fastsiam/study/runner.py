@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
 
 from fastsiam.config.study import StudyRunConfig
 from fastsiam.console import Console, duration
@@ -39,13 +38,11 @@ def do_runs(runs: Sequence[Run], config: StudyRunConfig, *, gpus: Sequence[str] 
 
     Raises:
         Interrupted: on SIGINT, SIGTERM or SIGHUP; active runs save their state first.
-        FastSiamError: a run failed, its folder has other settings, or another process uses it.
+        FastSiamError: a run failed, or its folder has other settings.
     """
     for run in runs:
         run.check_settings()
     left = [run for run in runs if not run.is_done]
-    for run in left:
-        run.check_free()
     Console().say(f"{len(runs):,} runs, {len(runs) - len(left):,} of them done")
     # Limited by all runs, including finished ones, so that a resumed run has the same cores.
     config = replace(config, parallel=min(config.parallel, len(runs)))
@@ -69,9 +66,8 @@ def slots(config: StudyRunConfig, gpus: Sequence[str]) -> list[dict[str, str]]:
             chosen = dict.fromkeys(gpus[(first + i) % len(gpus)] for i in range(config.gpus))
             own["CUDA_VISIBLE_DEVICES"] = ",".join(chosen)
         if config.parallel > 1:
-            own[cores.SHARE] = str(cores.share(config.parallel * config.gpus))
-            if "OMP_NUM_THREADS" not in os.environ:
-                own["OMP_NUM_THREADS"] = own[cores.SHARE]
+            share = str(cores.share(config.parallel * config.gpus))
+            own |= {cores.SHARE: share, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", share)}
         found.append(own)
     return found
 
@@ -93,22 +89,25 @@ class _Work:
         self._console = Console()
         self._waiting, self._slots, self._left = deque(runs), slots, len(runs)
         self._tasks: list[_Task] = []
-        self._failures: list[FastSiamError] = []
+        self._failure: FastSiamError | None = None
         self._signal = 0
 
     def finish(self) -> None:
         """Execute the runs; start no further run after a failure or a signal."""
         try:
             while True:
-                while self._waiting and self._slots and not self._failures and not self._signal:
-                    self._begin(self._waiting.popleft(), self._slots.pop(0))
+                while self._waiting and self._slots and not self._failure and not self._signal:
+                    run = self._waiting.popleft()
+                    run.prepare()
+                    verb = "resuming" if (run.folder / "checkpoints").exists() else "starting"
+                    self._console.say(f"{verb} {run.name}; its output is in {run.log_file}")
+                    self._start(run, self._slots.pop(0), time.monotonic())
                 if not self._tasks:
                     break
                 time.sleep(_TICK)
                 for task in [task for task in self._tasks if task.process.poll() is not None]:
                     self._tasks.remove(task)
-                    if not self._continues(task):
-                        self._slots.append(task.slot)
+                    self._stage_ended(task)
         finally:
             self.kill()
         if self._signal and self._left:
@@ -117,8 +116,8 @@ class _Work:
                 "command to continue",
                 exit_code=128 + self._signal,
             )
-        if self._failures:
-            raise self._failures[0]
+        if self._failure:
+            raise self._failure
 
     def stop(self, number: int) -> None:
         """Ask the runs to save their state and end."""
@@ -136,12 +135,6 @@ class _Work:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(task.process.pid, signal.SIGKILL)
 
-    def _begin(self, run: Run, slot: dict[str, str]) -> None:
-        run.prepare()
-        verb = "resuming" if (run.folder / "checkpoints").exists() else "starting"
-        self._console.say(f"{verb} {run.name}; its output is in {run.log_file}")
-        self._start(run, slot, time.monotonic())
-
     def _start(self, run: Run, slot: dict[str, str], began: float) -> None:
         """Start a run's next stage; forward a signal that arrived meanwhile."""
         task = _Task(run, slot, _start_stage(run, slot), began)
@@ -149,26 +142,24 @@ class _Work:
         if self._signal:
             task.process.terminate()
 
-    def _continues(self, task: _Task) -> bool:
-        """Handle the end of a stage; return whether the run's next stage was started."""
+    def _stage_ended(self, task: _Task) -> None:
+        """Start the run's next stage, or free its slot."""
         run, code = task.run, task.process.returncode
-        if self._signal and not run.is_done:
-            return False
-        last = _last_lines(run.log_file, _RANKS_LINES) if code > 0 else []
-        if lost := [line for line in last if NOT_FINITE in line]:
-            with written_for_user(run.diverged_file) as temporary:
-                temporary.write_text(f"{lost[0]}\n")
-        result = read_result(run)
-        if result is None and (code or not run.is_trained):
-            self._failures.append(_failed(run, code))
-            return False
-        if result is None:
-            self._start(run, task.slot, task.began)
-            return True
-        self._left -= 1
-        took = duration(time.monotonic() - task.began)
-        self._console.say(f"{run.name}: {_figures(result, run)} in {took}; {self._left:,} left")
-        return False
+        if not self._signal or run.is_done:
+            if code > 0 and (lost := [x for x in _last_lines(run.log_file) if NOT_FINITE in x]):
+                with written_for_user(run.diverged_file) as temporary:
+                    temporary.write_text(f"{lost[0]}\n")
+            result = read_result(run)
+            if result is None and not code and run.is_trained:
+                return self._start(run, task.slot, task.began)
+            if result is None:
+                self._failure = self._failure or _failed(run, code)
+            else:
+                self._left -= 1
+                took = duration(time.monotonic() - task.began)
+                said = f"{run.name}: {_figures(result, run)} in {took}; {self._left:,} left"
+                self._console.say(said)
+        self._slots.append(task.slot)
 
 
 def _figures(result: Result, run: Run) -> str:
@@ -195,9 +186,7 @@ def _start_stage(run: Run, slot: dict[str, str]) -> subprocess.Popen[bytes]:
 
     If this process is killed, the run saves and stops.
     """
-    with explained(FastSiamError, f"cannot write {run.log_file}"):
-        log: IO[Any] = run.log_file.open("ab")
-    with log:
+    with explained(FastSiamError, f"cannot write {run.log_file}"), run.log_file.open("ab") as log:
         return subprocess.Popen(
             _command(run),
             stdin=subprocess.DEVNULL,
@@ -213,12 +202,12 @@ def _failed(run: Run, code: int) -> FastSiamError:
     if code < 0:
         why = f"killed by {signal_name(-code)}"
     elif code:
-        why = (_last_lines(run.log_file, 1) or [f"exit code {code}"])[0].removeprefix("error: ")
+        why = [f"exit code {code}", *_last_lines(run.log_file)][-1].removeprefix("error: ")
     else:
         why = "it has no kNN evaluation after its last epoch"
     return FastSiamError(f"{run.name} failed ({why}); see {run.log_file}")
 
 
-def _last_lines(path: Path, count: int) -> list[str]:
+def _last_lines(path: Path) -> list[str]:
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    return [line.strip() for line in lines if line.strip()][-count:]
+    return [line.strip() for line in lines if line.strip()][-_RANKS_LINES:]

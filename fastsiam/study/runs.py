@@ -17,7 +17,6 @@ from fastsiam.config.flags import changes_text, differences, from_flags
 from fastsiam.config.study import StudyConfig
 from fastsiam.errors import FastSiamError
 from fastsiam.files import written_for_user
-from fastsiam.run.folder import user_of
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import read_records
 from fastsiam.study.catalogue import Study, Variant
@@ -79,10 +78,7 @@ class Run:
 
     @property
     def linear_top1(self) -> float | None:
-        """Top-1 of the linear evaluation after the last epoch, in percent; None without one.
-
-        Only evaluations with the scale's features count: cached ones, or those of random crops.
-        """
+        """Top-1 of the linear evaluation after the last epoch on the scale's kind of features."""
         found = [
             record.headline["top1"]
             for record in read_records(self.folder)
@@ -100,18 +96,6 @@ class Run:
         """
         with written_for_user(self.settings_file) as temporary:
             temporary.write_text(to_toml(self.config, recipe=self.scale.recipe))
-
-    def check_free(self) -> None:
-        """Check that no other process uses the run's folder.
-
-        Raises:
-            FastSiamError: names the process that does.
-        """
-        if who := user_of(self.folder):
-            raise FastSiamError(
-                f"{self.folder} is in use by {who}, perhaps of another study; wait for it or end "
-                "it, then run the same command again"
-            )
 
     def check_settings(self) -> None:
         """Check that a run that has started has the same settings.

@@ -1,33 +1,9 @@
-"""Verdicts on the paper's claims.
+"""Verdicts on the paper's claims: each *holds*, is *contradicted*, or *cannot be told*.
 
-A claim *holds*, is *contradicted*, or *cannot be told* at this scale with these seeds.
-
-Some claims are judged by counting seeds. If the condition is true in only some seeds, the verdict
-is *cannot be told*.
-
-- **collapses**: at the end of every seed, z_std is below 0.5 or the effective rank is below 4, as
-  in the warnings of ``fastsiam.train.guard``. **stands** means that it does not collapse. If no BN
-  centres the projections, the bound on z_std is half of the untrained network's value, but at least
-  0.1. Runs of older versions did not measure that value; half of the first log line's is used.
-- **degenerates**: every seed ends with a loss below -0.9 and z_std below 0.1.
-
-The other claims are judged by a mean over seeds, with a two-sided t test against a bound, and need
-at least two seeds. *Gain* is top-1 after training minus top-1 of the same untrained network (minus
-chance if that was not measured). A claim is contradicted if the test shows the opposite.
-
-- **works**: the gain is above 0. This depends on the row's own runs alone.
-- **fails**: the gain is below a quarter of the gain of the study's reference row. The verdict is
-  *cannot be told* unless the reference itself works.
-- **better**, **worse** than another row: the difference of top-1 is above or below 0.
-- **alike** to another row: the difference is between -1 and 1 percentage points.
-- **unstable**: the mean absolute change of the loss between log lines, in the second half of the
-  run, is more than 1.5 times the reference's. The claim also holds if a seed diverged that did not
-  diverge in the reference.
-
-Rows are compared seed by seed, without seeds that diverged in both. Tests that compare rows are
-corrected for their number in the study by Holm's method: the chance that any of them holds or is
-contradicted by accident is 5%. **works** is tested at 5% without correction, so that the same runs
-get the same verdict in every study.
+docs/study.md lists the criteria. **collapses**, **stands** (does not collapse) and **degenerates**
+are judged by counting seeds; they cannot be told if the seeds differ. The others are judged by a
+mean over seeds, with a two-sided t test against a bound. Rows are compared seed by seed, without
+seeds that diverged in both, and these tests are corrected for their number in the study (Holm).
 
 A seed diverged if its loss was not finite. It counts with the top-1 of chance, but not as collapse:
 "a model with a diverging loss, which is another pattern of failure, may also exhibit a chance-level
@@ -243,10 +219,7 @@ def _is_unstable(own: Results, reference: Results) -> Verdict:
 
 
 def roughness(result: Result) -> float | None:
-    """Return the mean absolute change of the loss between log lines, in the second half of the run.
-
-    It is None for fewer than two lines.
-    """
+    """Return the mean absolute change of the loss between log lines in the run's second half."""
     losses = result.loss_curve[len(result.loss_curve) // 2 :]
     return fmean(abs(b - a) for a, b in pairwise(losses)) if len(losses) > 1 else None
 

@@ -19,7 +19,7 @@ from fastsiam.errors import CheckpointError
 from fastsiam.files import quoted
 from fastsiam.interchange import Pretrained, load_pretrained
 from fastsiam.methods import Method, method_skeleton
-from fastsiam.methods.optim import decaying_rate, extend_schedule
+from fastsiam.methods.optim import decaying_rate
 from fastsiam.model.numerics import with_resolved_precision
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.checkpoint import Checkpoint
@@ -119,12 +119,10 @@ def _branched(found: Checkpoint, start: Checkpoint, config: TrainConfig) -> tupl
     }
     said = f"branches off {path} after step {found.step:,} (epoch {rounded(found.epoch)})"
     if changed:
-        now = decaying_rate(found.config.optim, max(0, found.step - 1), found.steps_per_epoch)
-        then = decaying_rate(start.config.optim, found.step, found.steps_per_epoch)
-        said += (
-            f", {changes_text(changed, between=', ')}; "
-            f"learning rate: {now:.3g} now, {then:.3g} at the next step"
-        )
+        said += f", {changes_text(changed, between=', ')}"
+    now = float(found.optimizer["param_groups"][0]["lr"])
+    then = decaying_rate(start.config.optim, found.step, found.steps_per_epoch)
+    said += f"; learning rate: {now:.3g} now, {then:.3g} at the next step"
     return replace(start, branch=branch), said
 
 
@@ -206,9 +204,9 @@ def _extended(
         The settings, the checkpoint, and a message about the new schedule, or "".
 
     Raises:
-        CheckpointError: there is no run to extend, or its schedule cannot be extended.
+        CheckpointError: there is no run to extend, or it is longer.
     """
-    epochs, schedule = config.run.extend, config.run.extend_schedule
+    epochs = config.run.extend
     if not epochs:
         return config, start, ""
     if start is None:
@@ -221,21 +219,17 @@ def _extended(
         raise CheckpointError(
             f"--extend {epochs} is less than the run's {optim.epochs} epochs; pass a larger number"
         )
+    longer = replace(optim, epochs=epochs)
     if epochs > optim.epochs:
-        try:
-            optim, rates = extend_schedule(
-                optim,
-                epochs=epochs,
-                schedule=schedule,
-                step=start.step,
-                steps_per_epoch=start.steps_per_epoch,
-            )
-        except ValueError as error:
-            raise CheckpointError(f"--extend-schedule {schedule}: {error}") from error
-        said = f"extended from {start.config.optim.epochs} to {epochs} epochs; {rates}"
+        last = decaying_rate(optim, max(0, start.step - 1), start.steps_per_epoch)
+        after = decaying_rate(longer, start.step, start.steps_per_epoch)
+        said = (
+            f"extended from {optim.epochs} to {epochs} epochs; learning rate: {last:.3g} now, "
+            f"{after:.3g} at the next step: a cosine over all {epochs} epochs"
+        )
     asked = max(config.optim.epochs, epochs)  # a later check refuses more than --extend
-    own = replace(config.optim, epochs=asked, restarts=optim.restarts)
-    start = replace(start, config=replace(start.config, optim=optim))
+    own = replace(config.optim, epochs=asked)
+    start = replace(start, config=replace(start.config, optim=longer))
     return replace(config, optim=own), start, said
 
 

@@ -24,8 +24,8 @@ pytest.importorskip("lightly", reason="needs lightly: pip install lightly")
 
 METHODS = ["mocov2", "simsiam", "fastsiam", "simclr", "byol", "swav"]
 SMALL = {
-    "mocov2": ["--queue", "32", "--no-sync-bn", "--bn-images", "4"],
-    "swav": ["--prototypes", "20", "--queue", "16", "--set", "queue_from=0.5"],
+    "mocov2": ["--set", "queue=32", "--no-sync-bn", "--bn-images", "4"],
+    "swav": ["--set", "prototypes=20", "--set", "queue=16", "--set", "queue_from=0.5"],
 }
 
 

@@ -109,7 +109,7 @@ def test_a_run_is_a_command_of_the_program(tmp_path: Path) -> None:
         words = run.command
         given = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
         settings = parse_assignments(given)
-    assert settings["epochs"] == 1 and settings["gpus"] == 4
+    assert settings["epochs"] == "1" and settings["gpus"] == "4"
 
 
 def test_every_fault_comes_as_often_as_the_others(

@@ -1,4 +1,4 @@
-"""The command line: errors in one line, fast help, and what each command prints and leaves."""
+"""The command line: errors in one line, fast help, and what each command prints and writes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ from typer.testing import CliRunner
 
 from fastsiam import cli
 from fastsiam.bench.cases import CASES
-from fastsiam.config import (
-    Pipeline,
-    TrainConfig,
-)
+from fastsiam.config import Pipeline, TrainConfig
 from fastsiam.errors import RANK_LOST, FastSiamError, Interrupted
 from fastsiam.kernels import library
 from fastsiam.pipelines.backends import Backend
@@ -31,35 +28,21 @@ from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--help"],
-        ["train", "--help"],
-        ["eval", "knn", "--help"],
-        ["bench", "--help"],
-        ["--version"],
-    ],
-)
-def test_help_does_not_import_torch(arguments: list[str]) -> None:
+def test_help_does_not_import_torch() -> None:
+    """The longest help, from the checkout."""
     script = (
-        "import sys; from fastsiam.cli import main\n"
-        "try: main()\nfinally: assert 'torch' not in sys.modules"
+        "import sys; from cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
     )
-    subprocess.run(
-        [sys.executable, "-c", script, *arguments], check=True, capture_output=True, cwd=ROOT
-    )
+    command = [sys.executable, "-c", script, "train", "--help"]
+    done = subprocess.run(command, check=True, capture_output=True, cwd=ROOT, text=True)
+    assert "--lr" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--recipe", "nothing"], "unknown recipe 'nothing'; there are imagenet, cifar10, demo"),
-        (["--lr", "0"], "lr must be above 0, not 0.0"),
-        (["--pipeline", "fcv"], "'--pipeline': 'fcv' is not one of 'auto', 'torchvision', "),
-        (["--pipeline", "fcv"], "'synthetic'; did you mean ffcv?"),
-        (["--lr", "abc"], "'--lr': 'abc' "),
-        (["--lr", "\\d"], "'--lr': '\\\\d' "),
+        (["--recipe", "imagnet"], "unknown recipe 'imagnet'; did you mean imagenet?"),
+        (["--pipeline", "fcv"], "pipeline must be one of auto, torchvision, "),
         (["--gpus", "3", "--device", "cpu"], "batch 512 cannot be shared equally by 3 ranks"),
         (["--batch", "4", "--gpus", "4", "--device", "cpu"], "BN needs 2"),
         (["--no-such-flag"], "No such option"),
@@ -90,137 +73,72 @@ def bad_world(kind: str, folder: Path) -> list[str]:
     """Make something that cannot work and return the arguments that run into it."""
     data = folder / "data"
     match kind:
-        case "empty":
-            data.mkdir()
-        case "one":
-            write_images(data, classes=1, each=1)
         case "few":
             write_images(data, classes=2, each=3)
-        case "truncated" | "no image":
+        case "truncated":
             write_images(data, classes=2, each=8)
             bad = data / "class1" / "004.jpg"
-            bad.write_bytes(bad.read_bytes()[:300] if kind == "truncated" else b"not a jpeg")
+            bad.write_bytes(bad.read_bytes()[:300])
         case "bad out":
             write_images(data)
             (folder / "file").write_text("")
             return ["--data", str(data), "--out", str(folder / "file" / "run")]
-        case "gpus":
+        case "gpus" | "fp16":
             write_images(data)
-            return ["--data", str(data), "--gpus", "80"]
-        case "fp16":
-            write_images(data)
-            return ["--data", str(data), "--precision", "fp16", "--device", "cpu"]
+            wrong = {"gpus": ["--gpus", "80"], "fp16": ["--precision", "fp16", "--device", "cpu"]}
+            return ["--data", str(data), *wrong[kind]]
     return ["--data", str(data), "--out", str(folder / "run")]
 
 
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (
-            "missing",
-            r"no data at .*data: name a folder of images, a .* with --data or \$FASTSIAM_DATA",
-        ),
-        ("empty", r"data holds no images"),
-        ("one", r"holds 1 image, fewer than one batch of 8"),
-        (
-            "few",
-            r"holds 6 images, fewer than one batch of 8: add images or choose a smaller --batch",
-        ),
+        ("missing", r"no data at .*data: name a folder of images, .* --data or \$FASTSIAM_DATA"),
+        ("few", r"holds 6 images, fewer than one batch of 8: add images or choose a smaller"),
         ("truncated", r"cannot decode .*class1/004\.jpg: .*; repair or remove the file"),
-        ("no image", r"cannot decode .*class1/004\.jpg: it is not an image;"),
         ("bad out", r"cannot create the run folder .*: Not a directory"),
         ("gpus", r"--gpus 80: torch finds .*; pass at most"),
         ("fp16", r"--precision fp16 needs a GPU"),
     ],
 )
-def test_the_users_world_in_one_line(kind: str, message: str, tmp_path: Path) -> None:
-    small = "--backbone resnet10 --stem cifar --width 4 --dim 16 --predictor-dim 4 --crop 16"
-    done = fastsiam(
-        "train",
-        *small.split(),
-        "--batch",
-        "8",
-        "--epochs",
-        "2",
-        "--workers",
-        "1",
-        *bad_world(kind, tmp_path),
-        code=1,
-    )
+def test_an_error_is_one_line(kind: str, message: str, tmp_path: Path) -> None:
+    small = "--backbone resnet10 --stem cifar --width 4 --dim 16 --predictor-dim 4 --crop 16 "
+    small += "--batch 8 --epochs 2 --workers 1"
+    done = fastsiam("train", *small.split(), *bad_world(kind, tmp_path), code=1)
     lines = [line for line in done.stderr.splitlines() if line.startswith("error")]
     assert len(lines) == 1 and re.search(message, lines[0]), done.stderr
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("notes", "line"),
-    [
-        ([], "error: no such thing"),
-        (["saved last.pt at step 7"], "error: no such thing (saved last.pt at step 7)"),
-        (["one", "two"], "error: no such thing (one) (two)"),
-    ],
-)
-def test_notes_stand_behind_the_message(
-    notes: list[str], line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail() -> None:
-        error = FastSiamError("no such thing")
-        for note in notes:
-            error.add_note(note)
-        raise error
-
-    monkeypatch.setattr(cli, "app", fail)
-    with pytest.raises(SystemExit) as exit:
-        cli.main()
-    assert exit.value.code == 1 and capsys.readouterr().err == f"{line}\n"
-
-
-def test_a_signal_has_its_own_exit_code(
+def test_how_errors_end_the_program(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stop() -> None:
-        raise Interrupted("SIGTERM: stopped", exit_code=143)
+    """Notes follow the message, a signal has its own exit code, a bug has its traceback."""
+    noted = FastSiamError("no such thing")
+    noted.add_note("saved last.pt at step 7")
+    for error, code, line in (
+        (noted, 1, "error: no such thing (saved last.pt at step 7)\n"),
+        (Interrupted("SIGTERM: stopped", exit_code=143), 143, "SIGTERM: stopped\n"),
+    ):
 
-    monkeypatch.setattr(cli, "app", stop)
-    with pytest.raises(SystemExit) as exit:
-        cli.main()
-    assert exit.value.code == 143 and capsys.readouterr().err == "SIGTERM: stopped\n"
+        def fail(error: BaseException = error) -> None:
+            raise error
 
-
-def test_an_os_error_of_the_program_is_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a file is the user's, the operation on it says so in a line of its own."""
-
-    def fail() -> None:
-        raise FileNotFoundError("a helper's own socket")
-
-    monkeypatch.setattr(cli, "app", fail)
+        monkeypatch.setattr(cli, "app", fail)
+        with pytest.raises(SystemExit) as exit:
+            cli.main()
+        assert (exit.value.code, capsys.readouterr().err) == (code, line)
+    monkeypatch.setattr(cli, "app", lambda: Path("/no such file").read_text())
     with pytest.raises(FileNotFoundError):
         cli.main()
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["views", "--data", "{images}", "--recipe", "cifar10", "--out", "{file}/views.png"],
-        ["views", "--data", "{images}", "--json", "{file}/v.json", "--out", "{file}.png"],
-        ["demo", "--out", "{file}/demo"],
-    ],
-    ids=["views", "the views' draws", "demo"],
-)
-def test_a_file_that_cannot_be_written_is_one_line(
-    arguments: list[str], images: Path, tmp_path: Path
-) -> None:
-    """A file stands where a folder is needed."""
+def test_a_file_that_cannot_be_written_is_one_line(images: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    places = {"file": tmp_path / "file", "images": images}
-    done = fastsiam(*(argument.format(**places) for argument in arguments), code=1)
-    assert_one_line_of_a_file(done.stderr)
-
-
-def assert_one_line_of_a_file(said: str) -> None:
+    out = ["--out", str(tmp_path / "file" / "views.png")]
+    said = fastsiam("views", "--data", str(images), "--recipe", "cifar10", *out, code=1).stderr
     (line,) = [line for line in said.splitlines() if line.startswith("error")]
-    why = r"(Not a directory; check the path: .+|.*/file is not a folder)"
-    assert re.match(rf"error: cannot write .*file/.*: {why}$", line)
+    assert line.startswith("error: cannot write ") and "/file is not a folder" in line
     assert "Traceback" not in said
 
 
@@ -266,54 +184,28 @@ def assert_one_line_of_004(said: str) -> None:
 
 
 def test_eval_knn_prints_its_protocol(small: TrainConfig, tmp_path: Path) -> None:
-    run = train_here(small, "imagenet")
-    out = tmp_path / "knn.json"
-    done = fastsiam(
-        "eval",
-        "knn",
-        str(run),
-        "--baselines",
-        "--k",
-        "7",
-        "--temperature",
-        "0.1",
-        "--json",
-        str(out),
-    )
+    run, out = train_here(small, "imagenet"), tmp_path / "knn.json"
+    votes = ["--k", "7", "--temperature", "0.1"]
+    done = fastsiam("eval", "knn", str(run), "--baselines", *votes, "--json", str(out))
     lines = done.stdout.splitlines()
-    assert [line.split(":")[0] for line in lines] == [
-        "raw pixels",
-        "untrained network",
-        "after 4 epochs",
-    ]
+    networks = [line.split(":")[0] for line in lines]
+    assert networks == ["raw pixels", "untrained network", "after 4 epochs"]
     assert all("(k 7, T 0.1, bank 24)" in line for line in lines)
     record = json.loads(out.read_text())
     assert record["pixels"]["k"] == record["untrained"]["k"] == 7
     assert record["trained"]["k"] == 7 and f"{record['trained']['top1']:.2f}%" in lines[2]
-    again = fastsiam(
-        "eval", "knn", str(run / "checkpoints" / "last.pt"), "--k", "7", "--temperature", "0.1"
-    )
+    again = fastsiam("eval", "knn", str(run / "checkpoints" / "last.pt"), *votes)
     assert again.stdout.splitlines() == lines[2:]
-
-
-def test_eval_knn_without_a_run(tmp_path: Path) -> None:
     assert "is not a run folder" in fastsiam("eval", "knn", str(tmp_path), code=1).stderr
 
 
-@pytest.mark.parametrize("pipeline", ["torchvision", "memory", "torchvision,memory"])
-def test_views_writes_the_sheet_and_the_draws(pipeline: str, images: Path, tmp_path: Path) -> None:
+def test_views_writes_the_sheet_and_the_draws(images: Path, tmp_path: Path) -> None:
     out, record = tmp_path / "views.png", tmp_path / "views.json"
-    arguments = [
-        "--data",
-        str(images),
-        "--pipeline",
-        pipeline,
-        "--recipe",
-        "cifar10",
-        "--images",
-        "5",
-    ]
-    fastsiam("views", *arguments, "--out", str(out), "--json", str(record))
+    shown = ["views", "--recipe", "cifar10", "--images", "5"]
+    fastsiam(
+        *shown, "--pipeline", "torchvision,memory", "--out", str(out), "--json", str(record),
+        environment={"FASTSIAM_DATA": str(images)},
+    )  # fmt: skip
     with Image.open(out) as sheet:
         assert sheet.width > 900 and sheet.height > 150
         assert len(sheet.getcolors(10**6) or []) > 500
@@ -321,49 +213,28 @@ def test_views_writes_the_sheet_and_the_draws(pipeline: str, images: Path, tmp_p
     assert len(drawn) == 5 and all(len(image["views"]) == 2 for image in drawn)
     assert drawn[0]["views"][0]["box"] != drawn[0]["views"][1]["box"]
     assert Path(drawn[0]["path"]).exists()
-
-
-def test_views_of_a_pipeline_that_there_is_not(images: Path) -> None:
-    done = fastsiam("views", "--data", str(images), "--pipeline", "torchvision,disk", code=2)
-    assert "pipeline must be auto, torchvision, native, ffcv, dali" in done.stderr
-    done = fastsiam("views", "--data", str(images), "--out", "views.xyz", code=2)
+    done = fastsiam(*shown, "--data", str(images), "--pipeline", "torchvision,disk", code=2)
+    assert "pipeline must be one of auto, torchvision, native, ffcv, dali" in done.stderr
+    done = fastsiam(*shown, "--data", str(images), "--out", "views.xyz", code=2)
     assert "--out views.xyz has no ending of a picture format" in done.stderr
 
 
-@pytest.fixture
-def untried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pipelines whose packages are not imported, which takes ten seconds."""
-    monkeypatch.setattr(Backend, "readiness", lambda self, device: f"{self.name} on {device}")
-
-
-def info(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["fastsiam", "info", "--json", str(path)])
-    cli.main()
-
-
-@pytest.mark.usefixtures("untried")
-def test_info_lists_versions_and_pipelines(
+def test_info_lists_versions_pipelines_and_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        info(tmp_path / "info.json", monkeypatch)
-    assert not ended.value.code
-    assert_info(capsys.readouterr().out, tmp_path / "info.json")
-
-
-@pytest.mark.usefixtures("untried")
-def test_info_says_which_kernels_and_what_decodes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    """Without importing the pipelines' packages, which takes ten seconds."""
+    monkeypatch.setattr(Backend, "readiness", lambda self, device: f"{self.name} on {device}")
     oldest = library.kinds()[-1]
     monkeypatch.setenv(library.CHOICE, oldest)
-    monkeypatch.setattr(sys, "argv", ["fastsiam", "info"])
+    path = tmp_path / "info.json"
+    monkeypatch.setattr(sys, "argv", ["fastsiam", "info", "--json", str(path)])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert not ended.value.code
     said = capsys.readouterr().out
     assert re.search(rf"^kernels +{oldest}$", said, re.MULTILINE)
     assert re.search(rf"^JPEGs by +{re.escape(library.decoder_name())}$", said, re.MULTILINE)
+    assert_info(said, path)
 
 
 @pytest.mark.slow
@@ -379,31 +250,3 @@ def assert_info(said: str, path: Path) -> None:
     record = json.loads(path.read_text())
     assert record["pipelines"].keys() == set(get_args(Pipeline))
     assert record["cores"] >= 1
-
-
-@pytest.mark.usefixtures("untried")
-def test_info_that_cannot_be_written_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(SystemExit) as ended:
-        info(tmp_path / "file" / "info.json", monkeypatch)
-    assert ended.value.code == 1
-    assert_one_line_of_a_file(capsys.readouterr().err)
-
-
-def test_data_root_comes_from_the_environment(images: Path, tmp_path: Path) -> None:
-    arguments = ["views", "--recipe", "cifar10", "--images", "1", "--out", "v.png"]
-    fastsiam(*arguments, environment={"FASTSIAM_DATA": str(images)}, folder=tmp_path)
-    assert (tmp_path / "v.png").exists()
-
-
-def test_cli_py_runs_from_the_checkout() -> None:
-    done = subprocess.run(
-        [sys.executable, "cli.py", "--version"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.startswith("fastsiam ")

@@ -1,4 +1,4 @@
-"""The methods' variants by their commands: trained, resumed, evaluated, exported."""
+"""Variants whose methods keep state, resumed on another number of ranks."""
 
 from __future__ import annotations
 
@@ -8,49 +8,12 @@ import pytest
 import torch
 
 from fastsiam.config import TrainConfig
-from fastsiam.interchange import load_pretrained
 from fastsiam.run import checkpoint as checkpoints
-from fastsiam.run.log import read_metrics
 from tests.configs import flags, with_settings
-from tests.methods.variants import EVERY, RELATED
+from tests.methods.variants import EVERY
 from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
 from tests.tiers import rest_slow
-
-NAMES = [
-    "fastsiam 4",
-    "2 steps",
-    "average",
-    "no predictor",
-    "fixed predictor",
-    "no BN",
-    "affine, BN on all",
-    "asymmetric 2x",
-    "momentum encoder",
-    *RELATED,
-]
-
-
-@pytest.mark.parametrize("name", rest_slow(NAMES))
-def test_it_is_trained_resumed_evaluated_and_exported(
-    name: str, small: TrainConfig, tmp_path: Path
-) -> None:
-    variant, run, out = EVERY[name], tmp_path / "run", tmp_path / "plain.pt"
-    config = variant.applied(small, epochs=2, lr=0.1, knn_every=1)
-    fastsiam("train", *flags(with_settings(config, max_steps=4)))
-    assert checkpoints.load(run).step == 4
-    done = fastsiam("train", *flags(config))
-    assert "step 6 of 6" in done.stderr
-    kinds = [line["kind"] for line in read_metrics(run)]
-    assert kinds.count("train") == 6 and kinds.count("knn") == 3
-    assert "after 2 epochs" in fastsiam("eval", "knn", str(run), "--k", "5").stdout
-    fastsiam("export", str(run), "--format", "plain", "--out", str(out))
-    card = out.with_name("plain.pt.md").read_text()
-    assert variant.method.title in card
-    trained, exported = load_pretrained(run).network(), load_pretrained(out).network()
-    images = torch.randn(2, 3, 16, 16)
-    torch.testing.assert_close(exported(images), trained(images), atol=0, rtol=0)
-
 
 KEEPING = ["average, 2 steps, asymmetric 2x", "mocov2", "swav, queue", "byol"]
 

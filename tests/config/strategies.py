@@ -7,24 +7,22 @@ from typing import Any, Literal, get_args, get_origin
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from fastsiam.config import METHOD_CONFIGS, TrainConfig
+from fastsiam.config import METHOD_CONFIGS, TrainConfig, ViewConfig
 from fastsiam.config.files import merge
-from fastsiam.config.flags import from_flags, is_of_a_view, train_settings
+from fastsiam.config.flags import from_flags, train_settings
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.setting import Setting, settings_of
 
 TEXTS = {
     "data": ["", 's3://a/b"', 'a "b"\\c\té'],
-    "weights": [""],
     "holdout": ["", "10%"],
     "shuffle": ["full", "window:8"],
     "backbone": ["resnet18", "convnext_tiny", "timm/x"],
-    "restarts": [""],
     "rendezvous": ["", "node1:29500"],
     "resume": ["auto", "never"],
     "tracker": ["none", "wandb,mlflow"],
 }
-"""Values of those texts that are not free."""
+"""Values of the texts that are not arbitrary."""
 
 
 @st.composite
@@ -36,10 +34,10 @@ def configs(draw: st.DrawFn) -> TrainConfig:
     method = draw(st.sampled_from(methods))
     flags = dict(merge(recipe=recipe, method=method).flags)
     known = train_settings() | settings_of(METHOD_CONFIGS[method])
-    names = sorted(flags.keys() - {"views", "method", "nodes"})
+    names = sorted(flags.keys() - {"views", "method", "nodes", "weights"})
     for name in draw(st.lists(st.sampled_from(names), max_size=4, unique=True)):
         one = value(known[name])
-        if is_of_a_view(known[name]):
+        if known[name].owner is ViewConfig:
             several = st.lists(one, min_size=views, max_size=views)
             one = one | several.map(lambda each: ",".join(map(str, each)))
         flags[name] = draw(one)
@@ -60,10 +58,10 @@ def value(setting: Setting) -> st.SearchStrategy[Any]:
         return st.sampled_from(TEXTS[setting.name]) if setting.name in TEXTS else st.text()
     if kind == tuple[str, ...]:
         return st.lists(st.text(min_size=1), max_size=2).map(tuple)
-    if kind is int:
+    if kind in (int, int | str):
         first = int(bounds.get("at_least", 0))
         return st.integers(first, int(bounds.get("at_most", first + 1000)))
     least = bounds.get("at_least", bounds.get("above", 0.0))
     most = bounds.get("at_most", bounds.get("below", least + 1e6))
-    number = st.floats(least, most).filter(bounds.contain)
+    number = st.floats(least, most).filter(setting.allows)
     return number if kind is float else st.tuples(*[number] * len(get_args(kind)))

@@ -1,4 +1,4 @@
-"""Settings files: read, refused by name, and added up; written, and read back to the same."""
+"""Settings files: read, refused by name, merged, and written."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_every_setting_is_written_with_a_comment() -> None:
 
 TOML = """
 recipe = "cifar10"
+weight-decay = 1e-4
 [optim]
 lr = 1
-weight-decay = 1e-4
 [augment]
 crop = [24, 32]
 mean = [0, 0.5, 1]
@@ -48,20 +48,17 @@ compile = "off"
 """
 YAML = """
 recipe: cifar10
-optim: {lr: 1, weight_decay: 1e-4}
+weight_decay: 1e-4
+optim: {lr: 1}
 augment:
   crop: 24,32
   mean: [0, 0.5, 1]
 step:
   compile: off
 """
-JSON = """{"recipe": "cifar10", "optim": {"lr": 1, "weight_decay": 1e-4}, "step":
-{"compile": "off"}, "augment": {"crop": "24,32", "mean": [0, 0.5, 1]}}"""
 
 
-@pytest.mark.parametrize(
-    ("name", "text"), [("a.toml", TOML), ("a.yaml", YAML), ("a.yml", YAML), ("a.json", JSON)]
-)
+@pytest.mark.parametrize(("name", "text"), [("a.toml", TOML), ("a.yaml", YAML)])
 def test_the_same_settings_in_every_format(name: str, text: str, tmp_path: Path) -> None:
     settings = merge(files=[read_settings(write(tmp_path, text, name))])
     expected = with_settings(
@@ -73,57 +70,33 @@ def test_the_same_settings_in_every_format(name: str, text: str, tmp_path: Path)
         compile="off",
     )
     assert (settings.recipe, from_flags(settings.flags)) == ("cifar10", expected)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[optim]\nlrr = 1", "unknown setting optim.lrr; did you mean optim.lr?"),
-        ("[data]\nlr = 1", "unknown setting data.lr; did you mean optim.lr?"),
-        ("lr = 1", "unknown setting lr; did you mean optim.lr?"),
-        ("[optimm]\nlr = 1", "unknown section 'optimm'; there are data, augment, model, "),
-        ("recipe = 'imagnet'", "unknown recipe 'imagnet'; there are imagenet, "),
-        ("[model]\nmethod = 'none'", "unknown method 'none'; there are simsiam"),
-        ("[optim]\nlr = 'fast'", "optim.lr must be a number, not 'fast'"),
-        ("[optim]\nepochs = 2.5", "optim.epochs must be a whole number, not 2.5"),
-        ("[optim]\nepochs = true", "optim.epochs must be a whole number, not True"),
-        ("[numerics]\ntf32 = 1", "numerics.tf32 must be true or false, not 1"),
-        ("[data]\ndata = 3", "data.data must be text, not 3"),
-        ("[optim]\noptimizer = 'adam'", "optim.optimizer must be sgd or lars, not 'adam'"),
-        ("[augment]\nmean = [1, 2]", "augment.mean must be 3 numbers, not [1, 2]"),
-        ("[augment]\ncrop = 1.5", "augment.crop must be a whole number, not 1.5"),
-        ("[optim]\nweight-decay = 1\nweight_decay = 2", "optim.weight_decay is there twice"),
-        ("optim = 3", "optim must be a table of settings, not 3"),
-    ],
-)
-def test_what_is_wrong_is_named_in_one_line(text: str, message: str, tmp_path: Path) -> None:
-    path = write(tmp_path, text)
-    with pytest.raises(ValueError) as caught:
-        read_settings(path)
-    said = str(caught.value)
-    assert said.startswith(f"{path}: {message}") and "\n" not in said
+    empty = merge(files=[read_settings(write(tmp_path, "", name))])
+    assert from_flags(empty.flags) == RECIPES["imagenet"]()
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.toml", "lr = = 1", r"a\.toml cannot be read as TOML: .*line 1"),
-        ("a.yaml", "a: [1", r"a\.yaml cannot be read as YAML: .*line 1"),
-        ("a.json", "{", r"a\.json cannot be read as JSON: .*line 1"),
-        ("a.yaml", "- 1", "settings must be a table of sections"),
-        ("a.yaml", "7:\n  lr: 1", r"a\.yaml: unknown section '7'; there are data, "),
-        ("a.yaml", '"o\\np": {}', r"a\.yaml: unknown section 'o\\np'; there are data, "),
-        ("a.json", '{"optim": {"l\\nr": 1}}', r"a\.json: unknown setting optim\.'l\\nr'"),
-        ("a.json", '{"config": 3}', r"a\.json: config must be a table of sections, not 3"),
-        ("a.txt", "", r"a\.txt: settings are in files \.toml, \.yaml, \.yml, \.json"),
+        ("a.toml", "[optim]\nlrr = 1", r"unknown setting 'lrr'; did you mean lr\?"),
+        ("a.toml", "recipe = 'imagnet'", r"unknown recipe 'imagnet'; did you mean imagenet\?"),
+        ("a.toml", "[model]\nmethod = 'none'", r"unknown method 'none'; there are .*simsiam"),
+        ("a.toml", "lr = = 1", "line 1"),
+        ("a.yaml", "a: [1", "line 1"),
+        ("a.json", "{", "line 1"),
+        ("a.yaml", "- 1", "it must be a table of settings"),
+        ("a.yaml", '"o\\np": 1', r"unknown setting 'o\\np'"),
+        ("a.json", '{"config": 3}', "settings must be a table of sections"),
+        ("a.json", '{"config": {"optim": {"lr": "fast"}}}', r"optim\.lr must be a number"),
+        ("a.txt", "", r"settings are in files \.toml, \.yaml or \.json"),
     ],
 )
-def test_what_holds_no_settings_is_one_line(
+def test_what_is_wrong_is_one_line_with_the_file(
     name: str, text: str, message: str, tmp_path: Path
 ) -> None:
+    path = write(tmp_path, text, name)
     with pytest.raises(ValueError, match=message) as caught:
-        read_settings(write(tmp_path, text, name))
-    assert "\n" not in str(caught.value)
+        read_settings(path)
+    assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
@@ -132,28 +105,13 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
             read_settings(path)
 
 
-def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
-    for name in ("a.toml", "a.yaml"):
-        read = merge(files=[read_settings(write(tmp_path, "", name))])
-        assert from_flags(read.flags) == RECIPES["imagenet"]()
-
-
-def test_a_run_of_0_1_is_read_but_for_where_it_is() -> None:
+def test_a_run_of_0_1_is_read_without_its_place() -> None:
     old = ROOT / "tests" / "data" / "run-0.1"
     settings = read_settings(old)
     assert settings.recipe == "imagenet" and settings.flags["predictor_dim"] == 4
     record: dict[str, Any] = json.loads((old / "config.json").read_text())["config"]
     config = TrainConfig.from_dict(record)
-    expected = {name: x for name, x in to_flags(config).items() if name in settings.flags}
-    assert settings.flags == expected and not {"out", "resume"} & settings.flags.keys()
     assert from_flags(merge(files=[settings]).flags) == with_settings(config, out="", resume="auto")
-
-
-def test_a_run_with_a_wrong_value_is_one_line(tmp_path: Path) -> None:
-    record = {"recipe": "demo", "config": TrainConfig().to_dict()}
-    record["config"]["optim"]["lr"] = "fast"  # type: ignore[index]
-    with pytest.raises(ValueError, match=r"config\.json: optim\.lr must be a number, not 'fast'"):
-        read_settings(write(tmp_path, json.dumps(record), "config.json"))
 
 
 def test_files_add_up_and_a_chosen_method_drops_the_others_settings() -> None:
@@ -168,13 +126,3 @@ def test_files_add_up_and_a_chosen_method_drops_the_others_settings() -> None:
         from_flags({**other, "views": 3})
         with pytest.raises(ValueError, match="queue is no setting of simsiam"):
             from_flags(merge(files=[Settings(flags={"queue": 5})]).flags)
-
-
-def test_a_name_that_methods_share_takes_the_values_of_each(tmp_path: Path) -> None:
-    """SimSiam's predictor may be fixed; SwAV, which has one by the same name, refuses that."""
-    text = '[model]\nmethod = "simsiam"\npredictor = "fixed"\n'
-    flags = merge(files=[read_settings(write(tmp_path, text))]).flags
-    assert from_flags(flags).model.method.described()["predictor"].endswith("not trained")
-    swav = merge(files=[read_settings(write(tmp_path, text.replace("simsiam", "swav")))]).flags
-    with pytest.raises(ValueError, match="predictor must be trained or none, not 'fixed'"):
-        from_flags(swav)

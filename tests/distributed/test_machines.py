@@ -273,7 +273,7 @@ def test_where_they_cannot_meet(text: str) -> None:
     ("nodes", "message"),
     [
         (2, "nodes 2 needs rendezvous"),
-        ("2:1", "MIN is above MAX"),
+        ("2:1", "nodes must be a number of machines"),
         ("0:4", "nodes must be a number of machines"),
         ("two", "nodes must be a number of machines"),
     ],

@@ -34,7 +34,7 @@ from tests.configs import with_settings
 from tests.conftest import write_images
 
 HERE = Place(0, 1, torch.device("cpu"))
-KNN = KnnConfig(k="5", workers=0, device="cpu")
+KNN = KnnConfig(k=(5,), workers=0, device="cpu")
 LINEAR = LinearConfig(epochs=2, batch=6, workers=0, device="cpu", cached=True)
 
 

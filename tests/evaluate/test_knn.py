@@ -152,7 +152,7 @@ def test_evaluation_leaves_the_backbone_as_it_was() -> None:
 
 
 def test_evaluation_of_a_run_with_baselines(run: Path) -> None:
-    config = KnnConfig(baselines=True, workers=0, device="cpu", k="5,3", temperature="0.2,0.07")
+    config = KnnConfig(baselines=True, workers=0, device="cpu", k=(5, 3), temperature=(0.2, 0.07))
     record = evaluate_knn(run, config, HERE)
     assert [(r["features"], r["k"], r["temperature"]) for r in record.results] == [
         (kind, k, t)
@@ -186,7 +186,7 @@ def test_every_pipeline_gives_the_same_record(
     pipeline: Any, run: Path, images: Path, tmp_path: Path
 ) -> None:
     convert("folder", ConvertConfig(source=str(images), out=str(tmp_path / "made")), Silent())
-    config = KnnConfig(data=str(tmp_path / "made"), workers=1, k="1,5")
+    config = KnnConfig(data=str(tmp_path / "made"), workers=1, k=(1, 5))
     expected, record = (
         evaluate_knn(run, replace(config, pipeline=name), HERE)
         for name in ("torchvision", pipeline)

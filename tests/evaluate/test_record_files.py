@@ -53,7 +53,7 @@ def test_a_disk_that_is_full_from_the_start(
     with small_disk(tmp_path / "disk", 8) as disk:
         shutil.copytree(run, disk / "run")
         fill(disk)
-        knn = KnnConfig(workers=0, k="5")
+        knn = KnnConfig(workers=0, k=(5,))
         assert evaluate_knn(disk / "run", knn, CPU).results
         assert "No space left on device" in capfd.readouterr().err
         features = FeaturesConfig(out=str(disk / "f.npy"), workers=0)
@@ -80,7 +80,7 @@ def test_a_disk_that_fills_up_meanwhile(
 ) -> None:
     """The record is shown before it is found that it cannot be written; the state is kept."""
     shown: list[Record] = []
-    config = LinearConfig(workers=0, cached=True, epochs=2, optimizer="sgd", lrs="1")
+    config = LinearConfig(workers=0, cached=True, epochs=2, optimizer="sgd", lrs=(1,))
     with small_disk(tmp_path / "disk", 8) as disk:
         shutil.copytree(run, disk / "run")
 

@@ -23,15 +23,15 @@ HERE = Place(0, 1, torch.device("cpu"))
 
 def trained(config: LinearConfig, rates: list[float]) -> Any:
     """Train heads on a little problem, all images in their order in each epoch."""
-    training = small_training(replace(config, lrs=",".join(map(str, rates))), HERE)
+    training = small_training(replace(config, lrs=tuple(rates)), HERE)
     features, labels, _, _ = linear_problem()
     for epoch in range(config.epochs):
         training.epoch(epoch, zip(features.split(20), labels.split(20), strict=True))
     return training
 
 
-LARS = LinearConfig(optimizer="lars", lrs="300", batch=20, epochs=3, seed=5)
-SGD = LinearConfig(optimizer="sgd", lrs="30", batch=20, epochs=3, weight_decay=0.01, seed=5)
+LARS = LinearConfig(optimizer="lars", lrs=(300,), batch=20, epochs=3, seed=5)
+SGD = LinearConfig(optimizer="sgd", lrs=(30,), batch=20, epochs=3, weight_decay=0.01, seed=5)
 
 
 def lars_by_hand(weight: Tensor, gradient: Tensor, buffer: Tensor, rate: float) -> None:

@@ -52,9 +52,9 @@ def test_evaluations_are_those_of_the_cpu(pipeline: Any, gpu: TrainConfig) -> No
     torch.backends.cudnn.allow_tf32 = False
     few = {"epochs": 3, "batch": 8, **shared}
     cases: list[tuple[Any, Any]] = [
-        (evaluate_knn, KnnConfig(k="1,5", **shared)),
-        (evaluate_linear, LinearConfig(lrs="0.1,10", cached=True, **few)),
-        (evaluate_linear, LinearConfig(lrs="0.1,10", **few)),
+        (evaluate_knn, KnnConfig(k=(1, 5), **shared)),
+        (evaluate_linear, LinearConfig(lrs=(0.1, 10), cached=True, **few)),
+        (evaluate_linear, LinearConfig(lrs=(0.1, 10), **few)),
     ]
     for evaluate, config in cases:
         there, here = (evaluate(run, config, place) for place in places)

@@ -80,7 +80,7 @@ def test_a_stem_is_said_where_weights_do_not_tell(tmp_path: Path) -> None:
     assert str(guessed).startswith("ResNet-10 (stem taken for cifar) of torchvision")
     assert str(said).startswith("ResNet-10 (cifar-pad2 stem) of torchvision")
     assert torch.equal(said.network()(X), method.backbone(X))
-    with pytest.raises(ValueError, match="stem must be imagenet, cifar"):
+    with pytest.raises(ValueError, match="stem must be one of imagenet, cifar"):
         load_pretrained(path, stem="cifar-pad9")
     with pytest.raises(CheckpointError, match=r"holds cifar-pad2, not cifar$"):
         load_pretrained(tmp_path / "run", stem="cifar")

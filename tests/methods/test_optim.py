@@ -16,7 +16,6 @@ from fastsiam.methods.optim import (
     Lars,
     build_optimizer,
     decaying_rate,
-    extend_schedule,
     peak_lr,
     rates_at,
     set_rates,
@@ -69,8 +68,6 @@ def test_a_cosine_between_two_rates() -> None:
     assert rates[100] == pytest.approx(4.8) and rates[550] == pytest.approx((4.8 + 0.0048) / 2)
     assert 0.0048 < rates[-1] < 0.00485
     assert rates[:100] == sorted(rates[:100]) and rates[100:] == sorted(rates[100:])[::-1]
-    restarted = replace(config, restarts="50@100", epochs=100)
-    assert decaying_rate(restarted, 999, 10) == pytest.approx(0.0048, rel=1e-2)
 
 
 def test_predictor_rate_neither_decays_nor_warms_up() -> None:
@@ -235,70 +232,3 @@ def test_lars_is_built_from_the_settings_and_its_state_is_saved() -> None:
 def rate(config: OptimConfig, step: int) -> float:
     """Return the encoder's rate, with 10 steps an epoch."""
     return rates_at(config, GROUPS, step, 10)["encoder"]
-
-
-def test_a_longer_schedule_is_one_cosine_over_all_epochs() -> None:
-    short = OptimConfig(epochs=20, batch=256, warmup_epochs=2)
-    whole, said = extend_schedule(short, epochs=40, schedule="whole", step=200, steps_per_epoch=10)
-    assert whole == replace(short, epochs=40)
-    now, after = rate(short, 199), rate(whole, 200)
-    assert now == pytest.approx(3.8e-6, rel=0.01) and after == pytest.approx(0.02707, rel=1e-3)
-    assert said == (
-        f"learning rate: {now:.3g} now, {after:.3g} at the next step: a cosine over all 40 epochs"
-    )
-    assert [rate(whole, step) for step in range(20)] == [rate(short, step) for step in range(20)]
-
-
-def test_a_restart_falls_from_the_last_rate_to_zero() -> None:
-    """Twice; what came before stays, and the predictor's rate."""
-    first = OptimConfig(epochs=20, batch=256, warmup_epochs=2)
-    second, said = extend_schedule(
-        first, epochs=40, schedule="restart", step=100, steps_per_epoch=10
-    )
-    third, _ = extend_schedule(second, epochs=50, schedule="restart", step=300, steps_per_epoch=10)
-    assert (second.epochs, second.restarts) == (40, "20@100")
-    assert (third.epochs, third.restarts) == (50, "20@100,40@300")
-    last = rate(first, 99)
-    assert said == (
-        f"learning rate: {last:.3g} now and at the next step, {last / 0.05:.0%} of its peak: "
-        "a cosine from there to 0 over the remaining 30 epochs"
-    )
-    table = [rate(third, step) for step in range(500)]
-    assert table[:100] == [rate(first, step) for step in range(100)]
-    assert table[100:300] == [rate(second, step) for step in range(100, 300)]
-    assert table[100] == table[99] == last and table[300] == table[299]
-    for step in (100, 157, 299):
-        expected = last * (1 + math.cos(math.pi * (step - 100) / 300)) / 2
-        assert table[step] == pytest.approx(expected)
-    assert all(a >= b for a, b in pairwise(table[20:])) and 0 < table[-1] < 1e-5
-    assert {rates_at(third, GROUPS, step, 10)["predictor"] for step in range(500)} == {0.05}
-    again, _ = extend_schedule(third, epochs=60, schedule="whole", step=400, steps_per_epoch=10)
-    assert again == replace(first, epochs=60)
-
-
-def test_a_restart_falls_to_where_the_cosine_was_to_end() -> None:
-    first = OptimConfig(epochs=20, batch=256, lr_end=0.5)
-    second, said = extend_schedule(
-        first, epochs=40, schedule="restart", step=100, steps_per_epoch=10
-    )
-    assert "a cosine from there to 0.025 over the remaining 30 epochs" in said
-    table = [rate(second, step) for step in range(400)]
-    assert all(a >= b for a, b in pairwise(table))
-    assert table[-1] == pytest.approx(0.025, rel=1e-4)
-
-
-def test_a_restart_from_nothing_is_refused() -> None:
-    config = OptimConfig(epochs=20, batch=256, warmup_epochs=2)
-    for step, message in (
-        (200, r"down to 3\.81e-06, 0\.01% of its peak.*whole starts at 0\.0271"),
-        (19, "is still warming up"),
-        (0, "is still warming up"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            extend_schedule(config, epochs=40, schedule="restart", step=step, steps_per_epoch=10)
-
-
-@pytest.mark.parametrize("restarts", ["x", "20", "20@", "@5", "20@0", "40@5", "20@9,30@9", "-1@3"])
-def test_restarts_that_make_no_sense_are_refused(restarts: str) -> None:
-    with pytest.raises(ValueError, match="restarts must"):
-        OptimConfig(epochs=40, restarts=restarts)

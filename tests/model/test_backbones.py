@@ -244,9 +244,7 @@ def test_stem_and_width_are_settings_of_our_resnets() -> None:
     for setting in ({"stem": "cifar"}, {"width": 16}):
         with pytest.raises(ValueError, match="stem and width are settings of resnet10"):
             ModelConfig(backbone="convnext_tiny", **setting)
-        with pytest.raises(ValueError, match=r"^unknown backbone 'resnet51'; .* resnet50\?$"):
-            ModelConfig(backbone="resnet51", **setting)
-    with pytest.raises(ValueError, match="stem must be imagenet, cifar"):
+    with pytest.raises(ValueError, match="stem must be one of imagenet, cifar"):
         ModelConfig(stem="cifar-pad3")  # type: ignore[arg-type]
 
 

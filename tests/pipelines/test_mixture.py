@@ -118,7 +118,7 @@ def test_every_pipeline_shows_a_mixture_as_it_shows_one_folder(
     two: Any = {"data": str(halves[0]), "mixed_with": (str(halves[1]),), "weights": "3,1"}
     data = DataConfig(**two, pipeline=name, workers=0)
     store, _, _ = open_training(data)
-    one = replace(data, data=str(images), mixed_with=(), weights="")
+    one = replace(data, data=str(images), mixed_with=(), weights=())
     assert [store.name(i).partition("/")[2] for i in range(len(store))] == [
         open_split(one, "train").name(i) for i in range(len(store))
     ]
@@ -131,7 +131,7 @@ def test_every_pipeline_shows_a_mixture_as_it_shows_one_folder(
 
 
 def test_in_a_loop_of_ones_own_it_resumes(halves: list[Path]) -> None:
-    data = DataConfig(data=str(halves[0]), mixed_with=(str(halves[1]),), weights="1,4", workers=0)
+    data = DataConfig(data=str(halves[0]), mixed_with=(str(halves[1]),), weights=(1, 4), workers=0)
     with ViewLoader(data, SMALL, batch=4) as loader, ViewLoader(data, SMALL, batch=4) as other:
         whole = [batch.view1 for batch in loader]
         batches = iter(other)
@@ -152,8 +152,8 @@ def test_what_is_held_out_is_of_each_data_set(halves: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("weights", ["1", "1,2,3", "1,0", "1,-1", "a,b", "1,nan"])
-def test_weights_are_one_number_for_each_data_set(weights: str) -> None:
-    with pytest.raises(ValueError, match="weights are"):
+def test_weights_are_one_number_for_each_data_set(weights: Any) -> None:
+    with pytest.raises(ValueError, match="weights must be"):
         DataConfig(data="a", mixed_with=("b",), weights=weights)
-    with pytest.raises(ValueError, match="weights are"):
-        DataConfig(data="a", weights="1")
+    with pytest.raises(ValueError, match="weights must be"):
+        DataConfig(data="a", weights=(1,))

@@ -67,7 +67,7 @@ def test_runs_of_a_sweep_are_compared(small: TrainConfig, tmp_path: Path) -> Non
         for lr in (0.1, 0.5)
     ]
     record = evaluate_knn(
-        runs[1], KnnConfig(workers=0, baselines=True, k="3"), Place(0, 1, torch.device("cpu"))
+        runs[1], KnnConfig(workers=0, baselines=True, k=(3,)), Place(0, 1, torch.device("cpu"))
     )
     for run, compiled in zip(runs, (False, True), strict=True):
         settings = json.loads((run / "config.json").read_text())

@@ -21,13 +21,10 @@ from fastsiam.study.scales import SCALES, scale
 ROWS = [(study, row) for study in STUDIES.values() for row in study.rows]
 
 
-def test_there_is_a_recipe_for_every_scale() -> None:
-    assert tuple(SCALES) == get_args(ScaleName)
-
-
 @pytest.mark.parametrize("name", SCALES)
 def test_every_variant_is_a_run(name: ScaleName, tmp_path: Path) -> None:
     """Its settings are valid and survive the file that the run is begun with."""
+    assert tuple(SCALES) == get_args(ScaleName)
     size = scale(name).on("images", gpus=2, device="cpu")
     for run in runs_of(STUDIES.values(), size, tmp_path, seeds=[1]):
         assert run.config.numerics.seed == 1 and not run.config.run.trackers
@@ -119,18 +116,3 @@ def test_at_a_small_scale_methods_differ_in_heads_loss_and_rate_alone(name: Scal
         assert replace(own.model, method=base.model.method) == base.model
     swav = size.recipe_of(STUDIES["swav"].rows[0].variant).model.method
     assert isinstance(swav, SwAVConfig) and swav.frozen_epochs == 0.4  # a tenth
-
-
-def test_figures_that_tables_share_are_the_same() -> None:
-    """But the baseline's, which Table 3 has as 68.2, and appendix D's, of CIFAR-10."""
-    figures: dict[str, set[object]] = {}
-    for study, row in ROWS:
-        if study.name not in ("cifar10", "batch-norm"):
-            figures.setdefault(row.variant.name, set()).add(row.paper)
-    assert {name: found for name, found in figures.items() if len(found) > 1} == {}
-
-
-def test_epochs_of_ones_own_keep_everything_else() -> None:
-    own, longer = scale("demo"), scale("demo", epochs=50)
-    assert longer.base.optim.epochs == 50
-    assert differences(own.base, longer.base) == {"epochs": (12, 50)}

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fastsiam.bench.report import renew
-from fastsiam.environment import environment
 from fastsiam.errors import DataError
 from fastsiam.study.catalogue import STUDIES
 from fastsiam.study.record import StudyRecord, read_record, setting, write_record
@@ -42,13 +39,6 @@ def test_records_of_version_0_2_are_read_and_judged_by_todays_claims() -> None:
         found = read_record(file)
         claims = [row.claims for row in STUDIES[found.study].rows]
         assert [row.claims for row in found.rows] == claims and found.seeds == [0, 1, 2]
-
-
-def test_a_row_that_a_record_lacks_is_not_compared_with(
-    table_1: StudyRecord, tmp_path: Path
-) -> None:
-    write_record(tmp_path / "x.json", replace(table_1, rows=table_1.rows[1:]))
-    assert "better" not in as_text(read_record(tmp_path / "x.json"))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"environments": []}', '{"environments": 1}'])
@@ -100,63 +90,9 @@ def test_reasons_have_the_figures(table_1: StudyRecord) -> None:
     )
 
 
-def test_the_caption_says_what_the_figures_are(table_1: StudyRecord) -> None:
-    said = caption(table_1)
-    for part in (
-        "The paper's figures: linear top-1 of ResNet-50 on ImageNet after 100 epochs",
-        "Ours: kNN top-1 of ResNet-10, 16 wide, on the demo's images (4,000 training images)",
-        "epochs: 12",
-        "seeds 0, 1, 2",
-        "chance is 10%",
-        f"torch {environment()['packages']['torch']}",
-        "2026-01-31",
-        "`fastsiam study run predictor --scale demo`",
-    ):
-        assert part in said
-
-
-def test_a_study_without_a_run_has_a_table(table_1: StudyRecord) -> None:
-    rows = tuple(replace(one, results=()) for one in table_1.rows)
-    empty = replace(table_1, rows=rows, environments=())
-    assert "seeds to judge by: 0; it takes two" in as_text(empty)
-    assert {line[4] for line in cells(empty)[1]} == {"0"}
-
-
 def test_a_table_for_a_terminal_and_for_a_page(table_1: StudyRecord) -> None:
     text, page = as_text(table_1), as_markdown(table_1)
     assert text.startswith("The predictor (Table 1)\n") and text.endswith(caption(table_1))
     assert page.startswith(caption(table_1)) and page.count("<li>") == len(reasons(table_1))
     widths = {len(line) for line in page.splitlines() if line.startswith("|")}
     assert len(widths) == 1
-
-
-def test_a_page_holds_the_table(table_1: StudyRecord, tmp_path: Path) -> None:
-    write_record(tmp_path / "results" / "predictor.json", table_1)
-    page = tmp_path / "study.md"
-    page.write_text("before\n<!-- study: results/predictor.json -->\nold\n<!-- /study -->\nafter\n")
-    for _ in range(2):
-        assert renew(page, tmp_path) == ["results/predictor.json"]
-        assert page.read_text() == (
-            "before\n<!-- study: results/predictor.json -->\n\n"
-            f"{as_markdown(table_1)}\n\n<!-- /study -->\nafter\n"
-        )
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("<!-- study: missing.json -->\n<!-- /study -->\n", "cannot read .*missing.json"),
-        ("<!-- study: a b -->\n<!-- /study -->\n", "a marker is <!-- study: PATH -->"),
-        ("<!-- study: a.json -->\nold\n", "line 1: no <!-- /study --> follows"),
-        ("<!-- study: a.json -->\n<!-- /bench -->\n", "line 1: no <!-- /study --> follows"),
-    ],
-)
-def test_wrong_markers_change_nothing(
-    table_1: StudyRecord, text: str, message: str, tmp_path: Path
-) -> None:
-    write_record(tmp_path / "a.json", table_1)
-    page = tmp_path / "page.md"
-    page.write_text(text)
-    with pytest.raises(DataError, match=message):
-        renew(page, tmp_path)
-    assert page.read_text() == text

@@ -16,7 +16,6 @@ from fastsiam.study.verdicts import (
     interval,
     judge,
     judge_all,
-    roughness,
     within,
 )
 from tests.study.results import record, result, row
@@ -67,10 +66,8 @@ def collapsed(seed: int) -> Result:
         (row(60, 61), NOT, HOLDS),
         ((collapsed(0), result(1)), OPEN, OPEN),
         ((result(0, z_std=0.9, rank=3.9),), HOLDS, NOT),  # few dimensions, whatever their spread
-        ((result(0, z_std=0.49),), HOLDS, NOT),
         ((result(0, z_std=0.5, rank=4.0),), NOT, HOLDS),  # the last that is no collapse
         ((result(0, diverged=True),), OPEN, OPEN),
-        ((collapsed(0), result(1, diverged=True)), HOLDS, NOT),
         ((), OPEN, OPEN),
     ],
 )
@@ -87,7 +84,6 @@ def test_collapse(own: Results, collapses: Outcome, stands: Outcome) -> None:
         (row(17, 16, 17.2), NOT, HOLDS),  # it unlearns
         (row(28, 36, 27), OPEN, OPEN),  # gains 8, 16, 7 about 10
         (row(60), OPEN, OPEN),
-        ((), OPEN, OPEN),
         ((*row(55, 56), result(2, diverged=True)), OPEN, OPEN),  # it has the top-1 of chance
         (tuple(result(seed, diverged=True) for seed in range(3)), NOT, HOLDS),
     ],
@@ -95,11 +91,6 @@ def test_collapse(own: Results, collapses: Outcome, stands: Outcome) -> None:
 def test_gain(own: Results, works: Outcome, fails: Outcome) -> None:
     assert judged("works", own).outcome == works
     assert judged("fails", own).outcome == fails
-
-
-def test_a_reference_that_unlearns_is_contradicted() -> None:
-    rows = {"other": row(15, 16, 14)}
-    assert judge(Claim("works"), "other", rows, reference="other").outcome == NOT
 
 
 def test_beside_a_reference_that_learns_nothing_nothing_fails() -> None:
@@ -116,8 +107,6 @@ def test_beside_a_reference_that_learns_nothing_nothing_fails() -> None:
         (False, (0.5, 0.3), HOLDS),
         (False, (0.5, 0.24), NOT),
         (False, (0.04, 0.11), HOLDS),  # the first log line is a low of its own
-        (False, (0.04, 0.09), NOT),
-        (False, (1.0, 0.49), NOT),
     ],
 )
 def test_a_low_spread_from_the_beginning_is_no_collapse(
@@ -155,19 +144,12 @@ def test_order(own: Results, better: Outcome, worse: Outcome) -> None:
     assert judged("worse", own).outcome == worse
 
 
-def test_differences_are_paired() -> None:
-    """Seeds that differ by far more than the rows do hide nothing."""
-    found = judged("better", row(41, 61.1, 81), row(40, 60, 80))
-    assert found.outcome == HOLDS and "1.03" in found.reason
-
-
 @pytest.mark.parametrize(
     ("own", "outcome"),
     [
         (row(60.2, 61.1, 59.2), HOLDS),
         (row(63, 64, 62.1), NOT),
         (row(57, 58, 56.1), NOT),
-        (row(10, 11, 9), NOT),  # 50 points less
         (row(61, 62.2, 59.5), OPEN),
         (row(60), OPEN),
     ],
@@ -192,11 +174,6 @@ def losses(*rough: float) -> Results:
         result(seed, losses=[0.0, 9.0, 0.0, 9.0, *[-0.5, -0.5 - by] * 2])
         for seed, by in enumerate(rough)
     )
-
-
-def test_roughness_is_of_the_second_half() -> None:
-    assert [roughness(one) for one in losses(0.1, 0.2)] == pytest.approx([0.1, 0.2])
-    assert roughness(result(0, losses=[1.0])) is None
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def test_evaluations_leave_them_out(
     assert evaluate_knn(damaged_run, KnnConfig(workers=0), place).results[0]["bank"] == 22
     assert any(f"2 bad images of {tmp_path / 'data' / 'train'} are" in m for m in caplog.messages)
     for cached in (True, False):
-        config = LinearConfig(workers=0, cached=cached, epochs=1, batch=8, lrs="0.1")
+        config = LinearConfig(workers=0, cached=cached, epochs=1, batch=8, lrs=(0.1,))
         linear = evaluate_linear(damaged_run, config, place)
         assert linear.best["top1"] >= 0
     with pytest.raises(ImageError, match=r"class0/001\.jpg: it is empty"):

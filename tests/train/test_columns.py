@@ -20,7 +20,7 @@ from tests.configs import flags, with_settings
 from tests.pipelines.store.test_columns import saved, table
 from tests.processes import fastsiam
 
-KNN = KnnConfig(k="1", workers=0, device="cpu")
+KNN = KnnConfig(k=(1,), workers=0, device="cpu")
 HERE = Place(0, 1, torch.device("cpu"))
 
 

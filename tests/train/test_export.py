@@ -42,9 +42,9 @@ def test_export_end_to_end(small: TrainConfig, tmp_path: Path) -> None:
     fastsiam("train", *flags(config))
     run = Path(config.run.out)
     place = Place(0, 1, torch.device("cpu"))
-    quick = LinearConfig(cached=True, lrs="0.1,3", workers=0, batch=8, epochs=1)
+    quick = LinearConfig(cached=True, lrs=(0.1, 3), workers=0, batch=8, epochs=1)
     linear = evaluate_linear(run, quick, place)
-    evaluate_knn(run, KnnConfig(workers=0, untrained=True, k="3"), place)  # of other weights
+    evaluate_knn(run, KnnConfig(workers=0, untrained=True, k=(3,)), place)  # of other weights
     out = tmp_path / "r18.safetensors"
     done = fastsiam("export", str(run), "--format", "timm", "--out", str(out))
     assert done.stdout.splitlines()[1:] == [f"wrote {out}", f"wrote {out}.md"]
@@ -92,7 +92,7 @@ def test_wrong_usage_is_told(tmp_path: Path) -> None:
     bad = fastsiam("export", path, "--format", "timm", "--out", "x.onnx", code=2)
     assert "a file of format timm ends in" in bad.stderr
     said = "--format", "timm", "--out", str(tmp_path / "x.pth"), "--stem", "cifar-pad3"
-    assert "stem must be imagenet, cifar" in fastsiam("export", path, *said, code=2).stderr
+    assert "stem must be one of imagenet, cifar" in fastsiam("export", path, *said, code=2).stderr
     assert not (tmp_path / "x.pth").exists()
 
 

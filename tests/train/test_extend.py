@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
 from fastsiam.config import TrainConfig
 from fastsiam.errors import CheckpointError
+from fastsiam.interchange import load_pretrained
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
 from fastsiam.train.command import train_here
@@ -28,13 +29,10 @@ def begun(small: TrainConfig) -> TrainConfig:
     return config
 
 
-@pytest.mark.parametrize("schedule", ["whole", "restart"])
-def test_an_extended_run_is_exact_when_interrupted(
-    schedule: str, begun: TrainConfig, tmp_path: Path
-) -> None:
+def test_an_extended_run_is_exact_when_interrupted(begun: TrainConfig, tmp_path: Path) -> None:
     """Extended and interrupted at once; by the same command; extended again; against one piece."""
     run = tmp_path / "run"
-    longer = with_settings(begun, extend=6, extend_schedule=schedule)
+    longer = with_settings(begun, extend=6)
     shutil.copytree(run, tmp_path / "whole")
     train_here(with_settings(longer, out=str(tmp_path / "whole")), "imagenet")
 
@@ -44,11 +42,10 @@ def test_an_extended_run_is_exact_when_interrupted(
     one, other = checkpoints.load(run), checkpoints.load(tmp_path / "whole")
     assert same_state(one.model, other.model) and same_state(one.optimizer, other.optimizer)
     assert one.config.optim.epochs == 6
-    assert one.config.optim.restarts == ("4@6" if schedule == "restart" else "")
     rates = [line[5] for line in history(run)]
     assert all(a >= b for a, b in pairwise(rates[6:]))
 
-    again = with_settings(longer, extend=8, extend_schedule="whole")
+    again = with_settings(longer, extend=8)
     train_here(again, "imagenet")
     assert checkpoints.load(run).step == 24 and len(history(run)) == 24
     peak = begun.optim.lr * begun.optim.batch / 256
@@ -96,9 +93,33 @@ def test_what_cannot_be_extended_is_refused_and_left_alone(
     assert checkpoints.load(tmp_path / "run").config.optim.epochs == 4
 
 
-def test_a_restart_from_a_rate_near_zero_is_refused(begun: TrainConfig, tmp_path: Path) -> None:
-    long = with_settings(begun, epochs=400, out=str(tmp_path / "long"), max_steps=1)
-    state = checkpoints.load(train_here(long, "imagenet"))
-    checkpoints.save(checkpoints.last(tmp_path / "long"), replace(state, step=1199))
-    with pytest.raises(CheckpointError, match="--extend-schedule restart: the learning rate is"):
-        train_here(with_settings(long, extend=500, extend_schedule="restart"), "imagenet")
+def test_a_branch_can_be_longer(begun: TrainConfig, tmp_path: Path) -> None:
+    branch = with_settings(begun, out=str(tmp_path / "b"), resume=str(tmp_path / "run"), extend=5)
+    train_here(with_settings(branch, max_steps=8), "imagenet")
+    train_here(branch, "imagenet")
+    assert checkpoints.load(tmp_path / "b").step == 15
+    assert checkpoints.load(tmp_path / "run").config.optim.epochs == 4
+
+
+def test_a_run_of_0_2_with_the_removed_schedule_branches_off(
+    begun: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is evaluated and exported, and is not resumed with another learning rate."""
+    run, branch = tmp_path / "run", tmp_path / "branch"
+    settings = json.loads((run / "config.json").read_text())
+    state = torch.load(checkpoints.last(run), weights_only=True)
+    del state["digest"]
+    longer = {"config": state["config"] | {"optim": state["config"]["optim"] | {"restarts": "2@6"}}}
+    for record, checkpoint in ((settings | longer, state), (settings, state | longer)):
+        (run / "config.json").write_text(json.dumps(record))
+        torch.save(checkpoint, checkpoints.last(run))
+        for own in ({}, {"extend": 6}, {"resume": str(run)}):
+            with pytest.raises(CheckpointError, match=r"restart, which was removed .*--out OTHER"):
+                train_here(with_settings(begun, **own), "imagenet")
+        assert load_pretrained(run).epoch == 2
+    capfd.readouterr()
+    other = {"resume": str(run), "out": str(branch), "lr": 0.25, "max_steps": 7}
+    train_here(with_settings(begun, **other), "imagenet")
+    assert " now, 0.00391 at the next step" in capfd.readouterr().err
+    train_here(with_settings(begun, **other | {"max_steps": 8}), "imagenet")
+    assert checkpoints.load(branch).step == 8

@@ -46,7 +46,7 @@ def test_a_run_is_evaluated_exported_and_described(
 ) -> None:
     assert set(SIZES) == set(METHOD_CONFIGS)
     run = train_here(of(method, small), "imagenet")
-    knn = evaluate_knn(run, KnnConfig(workers=0, k="3"), HERE)
+    knn = evaluate_knn(run, KnnConfig(workers=0, k=(3,)), HERE)
     linear = evaluate_linear(run, LinearConfig(workers=0, epochs=1, batch=8), HERE)
     tuned = evaluate_finetuned(run, FinetuneConfig(workers=0, epochs=1, batch=8), HERE)
     assert all(0 <= record.results[0]["top1"] <= 100 for record in (knn, linear, tuned))

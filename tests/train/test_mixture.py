@@ -22,7 +22,7 @@ def mixed(small: TrainConfig, images: Path, tmp_path: Path) -> TrainConfig:
     alone = tmp_path / "alone" / "train"
     shutil.copytree(images / "train" / "class1", alone / "class1")
     return with_settings(
-        small, mixed_with=(str(alone.parent),), weights="1,1", knn_every=0, tracker="none"
+        small, mixed_with=(str(alone.parent),), weights=(1, 1), knn_every=0, tracker="none"
     )
 
 
@@ -36,7 +36,7 @@ def test_a_run_on_a_mixture_resumes_exactly_and_can_be_verified(
     assert digests(run) == digests(whole)
     assert "agree" in verified(run)
     with pytest.raises(CheckpointError, match="weights: 1,1 -> 1,2"):
-        train_here(with_settings(mixed, weights="1,2"), "imagenet")
+        train_here(with_settings(mixed, weights=(1, 2)), "imagenet")
 
 
 def test_an_image_that_is_lost_is_named(mixed: TrainConfig) -> None:

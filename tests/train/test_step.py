@@ -74,8 +74,8 @@ def count_faults(kept: bool) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"compile": "yes"}, "compile must be auto, on or off"),
-        ({"activation_memory": 1.5}, "activation-memory must be from 0 to 1"),
+        ({"compile": "yes"}, "compile must be one of auto, on, off"),
+        ({"activation_memory": 1.5}, "activation-memory must be at least 0 and at most 1"),
         ({"compile": "off", "cuda_graphs": True}, "cuda-graphs needs"),
     ],
 )
@@ -87,7 +87,7 @@ def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> Non
 def test_what_cannot_work_is_refused_before_anything_starts(small: TrainConfig) -> None:
     from fastsiam.errors import DeviceError
 
-    with pytest.raises(ValueError, match="cuda-graphs does not go with accumulate"):
+    with pytest.raises(ValueError, match="cuda-graphs cannot be combined with accumulate"):
         replace(
             small,
             optim=replace(small.optim, accumulate=2),
@@ -99,5 +99,5 @@ def test_what_cannot_work_is_refused_before_anything_starts(small: TrainConfig) 
         preflight(with_settings(small, sync_bn_ranks=3), world=2)
     with pytest.raises(ValueError, match=r"4 images that a rank processes .* groups of 3: choose"):
         preflight(with_settings(small, sync_bn=False, bn_images=3), world=2)
-    with pytest.raises(ValueError, match="bn-images is of images on one rank: add --no-sync-bn"):
+    with pytest.raises(ValueError, match="bn-images needs --no-sync-bn"):
         with_settings(small, bn_images=2)

@@ -68,7 +68,7 @@ def test_convolutions_are_not_autotuned_in_evaluations(monkeypatch: pytest.Monke
 def test_linear_heads(dtype: torch.dtype, optimizer: Any, gpu: Gpu) -> None:
     """Of three rates, on features of any type."""
     training = linear_training(
-        LinearConfig(optimizer=optimizer, batch=8, epochs=2, lrs="0.1,1,10"),
+        LinearConfig(optimizer=optimizer, batch=8, epochs=2, lrs=(0.1, 1, 10)),
         features=12, classes=CLASSES, steps_per_epoch=3, place=PLACE,
     )  # fmt: skip
     features = torch.empty(8, 12, device=CUDA, dtype=dtype), batches(dtype)[0].label

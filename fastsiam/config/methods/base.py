@@ -1,12 +1,11 @@
-"""What the settings of every method have, and of those with a projection head."""
+"""Settings of every method, and of those with a projection head."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from fastsiam.config.checks import require
-from fastsiam.config.setting import Config, setting
+from fastsiam.config.setting import Config, require, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +22,8 @@ class MethodConfig(Config):
     """What builds it, as ``module:name``; called with these settings, a backbone and ``images``."""
 
     def described(self) -> dict[str, str]:
-        """Return its settings for people, by what they are of."""
-        return {f.name.replace("_", " "): in_words(getattr(self, f.name)) for f in fields(self)}
+        """Return its settings as text, by name."""
+        return {f.name.replace("_", " "): str(getattr(self, f.name)) for f in fields(self)}
 
     @property
     def centred(self) -> bool:
@@ -48,34 +47,13 @@ class MethodConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectedConfig(MethodConfig):
-    """A method that compares projections."""
+    """Projector: the head whose outputs a method compares."""
 
-    projector_layers: int = setting(
-        3, "Layers of the projection MLP (3 for ImageNet, 2 for CIFAR-10).", at_least=1
-    )
-    dim: int = setting(128, "Dimension of the projector's output.", at_least=1)
+    projector_layers: int = setting(3, "Layers of the projection MLP.", at_least=1)
+    dim: int = setting(128, "Output dimension of the projector.", at_least=1)
     projector_dim: int = setting(2048, "Width of the projector's hidden layers.", at_least=1)
 
     @property
     def hidden_widths(self) -> list[int]:
         """Widths of the projector's hidden layers."""
         return [self.projector_dim] * (self.projector_layers - 1)
-
-    def described(self) -> dict[str, str]:
-        """Return its settings for people, by what they are of; those of each head in one."""
-        layers = f"{self.projector_layers} layers, {self.projector_dim} wide, to {self.dim}"
-        said = super(ProjectedConfig, self).described()
-        for name in ("projector layers", "dim", "projector dim"):
-            del said[name]
-        if "predictor" in said:
-            width = said.pop("predictor dim")
-            if said["predictor"] == "trained":
-                said["predictor"] = f"{self.dim}-{width}-{self.dim}"
-        return {"projector": layers} | said
-
-
-def in_words(value: Any) -> str:
-    """Return the value of a setting for people."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return str(value)

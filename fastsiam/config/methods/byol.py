@@ -25,15 +25,10 @@ class BYOLConfig(ProjectedConfig):
     projector_layers: int = 2
     dim: int = 256
     projector_dim: int = 4096
-    predictor_dim: int = setting(4096, "Hidden width of the predictor.", at_least=1)
-    encoder_momentum: float = setting(
-        0.99,
-        "Share of itself that the momentum encoder keeps at a step; the rest is of the encoder.",
-        at_least=0,
-        below=1,
-    )
+    predictor_dim: int = setting(4096, "Width of the predictor's hidden layer.", at_least=1)
+    encoder_momentum: float = setting(0.99, "Momentum of the target encoder.", at_least=0, below=1)
     momentum_schedule: Literal["cosine", "constant"] = setting(
         "cosine",
-        "Let the encoder's momentum grow to 1 along a cosine, or be the same at all steps.",
+        "Momentum of the target encoder: rising to 1 along a cosine, or constant.",
         option=False,
     )

@@ -23,24 +23,11 @@ class MoCoV2Config(ProjectedConfig):
     )
 
     projector_layers: int = 2
-    temperature: float = setting(
-        0.2,
-        "Temperature of the softmax over similarities; the smaller, the more the nearest count.",
-        above=0,
-    )
-    queue: int = setting(
-        65536,
-        "Projections of earlier batches that are kept, to be compared with: MoCo's negatives.",
-        at_least=1,
-    )
-    encoder_momentum: float = setting(
-        0.999,
-        "Share of itself that the momentum encoder keeps at a step; the rest is of the encoder.",
-        at_least=0,
-        below=1,
-    )
+    temperature: float = setting(0.2, "Temperature of the softmax over similarities.", above=0)
+    queue: int = setting(65536, "Projections of earlier batches to keep as negatives.", at_least=1)
+    encoder_momentum: float = setting(0.999, "Momentum of the key encoder.", at_least=0, below=1)
     symmetric: bool = setting(
-        True, "Compare each view with the other, as SimSiam's authors did, not the first alone."
+        True, "Use both views as queries, as SimSiam's authors did, or only the first."
     )
 
     def doubts(self, *, images: int, batch: int, groups: int) -> list[str]:
@@ -49,11 +36,11 @@ class MoCoV2Config(ProjectedConfig):
         if groups == 1:
             said.append(
                 "BN normalises queries among the same images as their keys, from which MoCo learns "
-                "to cheat: cut the batch, by --no-sync-bn --bn-images 32, say"
+                "to cheat: divide the batch, by --no-sync-bn --bn-images 32 for example"
             )
         if self.queue >= (keys := images * (2 if self.symmetric else 1)):
             said.append(
                 f"the queue of {self.queue:,} is as long as an epoch's {keys:,} keys, so an "
-                "image's own keys are among its negatives: a smaller --queue"
+                "image's own keys are among its negatives: choose a smaller queue"
             )
         return said

@@ -22,19 +22,16 @@ class SimCLRConfig(ProjectedConfig):
         "Visual Representations](https://arxiv.org/abs/2002.05709), ICML 2020"
     )
 
-    temperature: float = setting(
-        0.1,
-        "Temperature of the softmax over similarities; the smaller, the more the nearest count.",
-        above=0,
-    )
+    temperature: float = setting(0.1, "Temperature of the softmax over similarities.", above=0)
     predictor: Literal["trained", "none"] = setting(
-        "none",
-        "Predictor: none, or trained on the branch that is compared with the other (66.4 to 66.5).",
+        "none", "Predictor on one of the compared branches: none (66.5), or trained (66.4)."
     )
-    predictor_dim: int = setting(512, "Hidden width of the predictor, if there is one.", at_least=1)
+    predictor_dim: int = setting(
+        512, "Width of the predictor's hidden layer, if there is a predictor.", at_least=1
+    )
     stop_gradient: bool = setting(
         False,
-        "Treat what a projection is compared with as constant (with a predictor 66.0, not 66.5).",
+        "Stop the gradient through the other branch (66.0 with a predictor; 66.5 without both).",
     )
 
     @property

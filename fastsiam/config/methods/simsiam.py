@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fastsiam.config.checks import require
-from fastsiam.config.setting import setting
+from fastsiam.config.setting import require, setting
 
-from .base import MethodConfig, in_words
+from .base import MethodConfig
 
 HeadNorm = Literal["none", "hidden", "default", "all"]
 
@@ -26,119 +25,82 @@ class SimSiamConfig(MethodConfig):
     )
 
     projector_layers: int = setting(
-        3, "Layers of the projection MLP (3 for ImageNet, 2 for CIFAR-10).", at_least=1
+        3, "Layers of the projection MLP (paper: 3 on ImageNet, 2 on CIFAR-10).", at_least=1
     )
-    dim: int = setting(2048, "Dimension of the projector's output.", at_least=1)
+    dim: int = setting(2048, "Output dimension of the projector.", at_least=1)
     projector_dim: int = setting(
-        0, "Width of the projector's hidden layers; 0 takes dim, as in the paper.", at_least=0
+        0, "Width of the projector's hidden layers; 0: dim, as in the paper.", at_least=0
     )
     predictor_dim: int = setting(
-        512,
-        "Hidden width of the predictor; the paper's bottleneck is a quarter of dim.",
-        at_least=1,
+        512, "Width of the predictor's hidden layer (paper: a quarter of dim).", at_least=1
     )
     predictor: Literal["trained", "fixed", "none"] = setting(
-        "trained", "Predictor: trained, fixed as it is initialised, or none (Table 1: both fail)."
+        "trained", "Trained, fixed at its initialisation, or none (Table 1: fixed and none fail)."
     )
     predictor_lr: Literal["constant", "cosine"] = setting(
         "constant",
-        "Predictor's rate: constant (68.1 in the paper) or decaying with the rest (67.7).",
+        "Predictor's learning rate: constant (paper: 68.1), or decaying with the rest (67.7).",
     )
     head_bn: HeadNorm = setting(
         "default",
-        "BN on the heads (Table 3): none, after the hidden layers, default (these and the "
-        "projector's output), or all (the predictor's output too).",
+        "BN in the heads (Table 3). none; hidden: on hidden layers; default: also on the "
+        "projector's output; all: also on the predictor's output.",
     )
     output_affine: bool = setting(
         False,
-        "Give the BN of the projector's output a scale and offset (68.1 with, 68.2 without).",
+        "Scale and offset in the BN of the projector's output (68.1 with, 68.2 without).",
         option=False,
     )
     stop_gradient: bool = setting(
-        True,
-        "Treat the other view's projection as a constant. "
-        "Without it training collapses (the paper's Fig. 2).",
+        True, "Stop the gradient through the targets; without it training collapses (Fig. 2)."
     )
     similarity: Literal["cosine", "cross-entropy"] = setting(
-        "cosine",
-        "Loss of a prediction: cosine, or cross-entropy of the softmax over channels (63.2).",
+        "cosine", "Loss: cosine similarity, or cross-entropy of the softmax over channels (63.2)."
     )
     symmetric: bool = setting(
         True,
-        "Predict each view from the other. Without it only the first view of each pair predicts "
+        "Predict each view from the other. Otherwise only the first view of each pair predicts "
         "(64.8); --views 4 then makes two pairs of each image (67.3).",
     )
     alternate_every: int = setting(
         1,
         "Steps whose targets come from the encoder as it was before them (section 5.2): 1 is "
-        "SimSiam, 0 is an epoch. Above 1 a frozen copy of the encoder gives them, which costs a "
-        "forward pass more.",
+        "SimSiam, 0 an epoch. Above 1 a frozen copy of the encoder costs another forward pass.",
         at_least=0,
         option=False,
     )
     target_average: float = setting(
         0.0,
-        "Momentum of a moving average of each image's projections, which is the target then; 0 is "
-        "off. The paper has 0.8 with --predictor none (section 5.2: 55.0). One row of dim float32 "
-        "for each image lies on every GPU and in every checkpoint: 10.5 GB for ImageNet.",
+        "Momentum of a moving average of each image's projections, used as its target; 0: off. "
+        "The paper has 0.8 with --predictor none (section 5.2: 55.0). It takes dim float32 for "
+        "each image on every GPU and in every checkpoint: 10.5 GB for ImageNet.",
         at_least=0,
         below=1,
         option=False,
     )
     encoder_momentum: float = setting(
-        0.0,
-        "Momentum of an encoder that follows the trained one and gives the targets, as in BYOL "
-        "(0.99, say); 0 is off: SimSiam has none.",
-        at_least=0,
-        below=1,
+        0.0, "Momentum of a target encoder, as in BYOL (0.99); 0: off.", at_least=0, below=1
     )
 
     def check(self) -> None:
         """Refuse settings that contradict each other."""
         require(
             not self.output_affine or self.head_bn in ("default", "all"),
-            f"output-affine is of the BN that head-bn {self.head_bn} leaves out: leave it out, too",
+            f"output-affine needs head-bn default or all, not {self.head_bn}",
         )
         other = self.alternate_every != 1 or self.encoder_momentum > 0
         require(
             self.stop_gradient or not (other or self.target_average),
-            "alternate-every, target-average and encoder-momentum keep targets, through which no "
-            "gradient flows: leave --no-stop-gradient out",
+            "alternate-every, target-average and encoder-momentum need stop-gradient",
         )
         require(
             self.alternate_every == 1 or not self.encoder_momentum,
-            "alternate-every and encoder-momentum are two ways to have another encoder: choose one",
+            "choose one of alternate-every and encoder-momentum",
         )
         require(
             self.similarity == "cosine" or not self.target_average,
-            "target-average is of l2-normalised projections, whose softmax is nearly constant: "
-            "leave --similarity cross-entropy out",
+            "target-average needs similarity cosine",
         )
-
-    def described(self) -> dict[str, str]:
-        """Return its settings for people, by what they are of; of the study's, those in use."""
-        predictor = f"{self.dim}-{self.predictor_dim}-{self.dim}, "
-        predictor += (
-            f"{self.predictor_lr} learning rate" if self.predictor == "trained" else "not trained"
-        )
-        said = {
-            "projector": f"{self.projector_layers} layers, {self.projector_dim or self.dim} wide, "
-            f"to {self.dim}",
-            "predictor": "none" if self.predictor == "none" else predictor,
-            "stop-gradient": in_words(self.stop_gradient),
-        }
-        usual = SimSiamConfig()
-        for name in ("head_bn", "output_affine", "similarity", "symmetric"):
-            if (value := getattr(self, name)) != getattr(usual, name):
-                said[name.replace("_", " ")] = in_words(value)
-        if self.alternate_every != 1:
-            steps = f"{self.alternate_every} steps" if self.alternate_every else "epoch"
-            said["targets"] = f"of the encoder before each {steps}"
-        if self.encoder_momentum:
-            said["momentum encoder"] = f"gives the targets, momentum {self.encoder_momentum:g}"
-        if self.target_average:
-            said["average"] = f"of each image's targets, momentum {self.target_average:g}"
-        return said
 
     @property
     def centred(self) -> bool:
@@ -150,7 +112,7 @@ class SimSiamConfig(MethodConfig):
         if self.symmetric:
             require(
                 views == 2,
-                f"simsiam compares two views of each image, not {views}: --method fastsiam takes "
+                f"simsiam compares two views of each image, not {views}; --method fastsiam takes "
                 "more, --no-symmetric pairs of them",
             )
         require(views % 2 == 0, f"without symmetry views are compared in pairs, not {views}")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fastsiam.config.checks import require
-from fastsiam.config.setting import setting
+from fastsiam.config.setting import require, setting
 
 from .base import ProjectedConfig
 
@@ -23,52 +22,37 @@ class SwAVConfig(ProjectedConfig):
         "Assignments](https://arxiv.org/abs/2006.09882), NeurIPS 2020"
     )
 
-    prototypes: int = setting(3000, "Prototypes that images are assigned to.", at_least=1)
-    temperature: float = setting(
-        0.1,
-        "Temperature of the softmax over similarities; the smaller, the more the nearest count.",
-        above=0,
+    prototypes: int = setting(
+        3000, "Number of prototypes (clusters) to which images are assigned.", at_least=1
     )
+    temperature: float = setting(0.1, "Temperature of the softmax over similarities.", above=0)
     epsilon: float = setting(
         0.05,
-        "Entropy of the assignments (Sinkhorn): the smaller, the nearer to one prototype each.",
+        "Entropy of the Sinkhorn assignments; smaller is nearer to one prototype each.",
         above=0,
         option=False,
     )
     sinkhorn_rounds: int = setting(
-        3,
-        "Rounds in which the assignments are balanced over the prototypes.",
-        at_least=1,
-        option=False,
+        3, "Sinkhorn iterations that balance the assignments.", at_least=1, option=False
     )
     frozen_epochs: float = setting(
-        1.0,
-        "Epochs in which the prototypes stay as they are initialised.",
-        at_least=0,
-        option=False,
+        1.0, "Epochs at the start in which prototypes are not trained.", at_least=0, option=False
     )
     queue: int = setting(
-        0,
-        "Projections of earlier batches that are kept, to balance small batches' assignments.",
-        at_least=0,
+        0, "Projections of earlier batches to keep, which balance small ones; 0: none.", at_least=0
     )
-    queue_from: float = setting(15.0, "Epochs before the queue is used.", at_least=0, option=False)
+    queue_from: float = setting(
+        15.0, "Epoch from which the queue is filled and used.", at_least=0, option=False
+    )
     predictor: Literal["trained", "none"] = setting(
-        "none",
-        "Predictor: none, or trained on the branch that is compared with the other (65.2 to 66.5).",
+        "none", "Predictor on one of the compared branches: none (66.5), or trained (65.2)."
     )
-    predictor_dim: int = setting(512, "Hidden width of the predictor, if there is one.", at_least=1)
+    predictor_dim: int = setting(
+        512, "Width of the predictor's hidden layer, if there is a predictor.", at_least=1
+    )
     stop_gradient: bool = setting(
-        True,
-        "Treat assignments as constant. Without it training diverges in the paper (section 6.2).",
+        True, "Stop the gradient through the assignments; without it training diverges."
     )
-
-    def described(self) -> dict[str, str]:
-        """Return its settings for people, by what they are of; those that are in use."""
-        said = super(SwAVConfig, self).described()
-        if not self.queue:
-            del said["queue"], said["queue from"]
-        return said
 
     def check_views(self, views: int) -> None:
         """Take two or more: the first two are assigned, and predicted from all others."""
@@ -80,5 +64,5 @@ class SwAVConfig(ProjectedConfig):
             return []
         return [
             f"{there:,} images cannot be balanced over {self.prototypes:,} prototypes: fewer "
-            "--prototypes, or a longer --queue"
+            "prototypes, or a longer queue"
         ]
