@@ -6,7 +6,7 @@ import io
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,7 +14,7 @@ from fastsiam.bench.cases import title_of
 from fastsiam.bench.records import Record, grouped
 from fastsiam.bench.tables import caption
 from fastsiam.bench.timing import UNSTEADY
-from fastsiam.pipelines.backends import BACKENDS, BASELINE
+from fastsiam.pipelines.backends import BASELINE
 from fastsiam.report import drawing
 from fastsiam.report.drawing import INK, QUIET, note, shown
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-STAGES = ("decode", "crop", "photometric")
-"""Stages of loading an image."""
 COLOURS: dict[str, str] = {
     "torchvision": drawing.GRAY,
     "native": drawing.VERMILION,
@@ -33,7 +31,6 @@ COLOURS: dict[str, str] = {
     "synthetic": drawing.SKY,
 }
 """Of pipelines."""
-_PART_COLOURS = ("#2b3a67", "#8fa3c8", "#f0c75e")
 
 
 class Theme(NamedTuple):
@@ -55,15 +52,11 @@ THEMES = {
 }
 
 
-def charts(records: Sequence[Record], run: Sequence[Record] = ()) -> dict[str, Figure]:
+def charts(records: Sequence[Record]) -> dict[str, Figure]:
     """Draw the records of one case.
 
-    Args:
-        records: of one case.
-        run: all records of the same run, for what takes several cases.
-
     Returns:
-        The charts by name: that of the case, "stages", or "sweep-" and what is varied.
+        The charts by name: that of the case, or "sweep-" and what is varied.
     """
     case = records[0].case
     if case == "sweep":
@@ -72,10 +65,7 @@ def charts(records: Sequence[Record], run: Sequence[Record] = ()) -> dict[str, F
     drawn = [one for one in records if one.images]
     if case == "peers":
         drawn.sort(key=lambda one: -one.images_per_second)
-    found = {plain_name(case): _bars(drawn)} if drawn else {}
-    if case == "loader" and (parts := stages(run)):
-        found["stages"] = _stacks(parts, records[0])
-    return found
+    return {plain_name(case): _bars(drawn)} if drawn else {}
 
 
 def front_charts(records: Sequence[Record]) -> dict[str, Figure]:
@@ -125,44 +115,6 @@ def svg(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def stages(records: Iterable[Record]) -> dict[str, dict[str, float]]:
-    """Return the processor time of each stage of loading.
-
-    Args:
-        records: of one run; those of the cases "loader" and "decode" count.
-
-    Returns:
-        Milliseconds of an image by stage (``STAGES``), for each pipeline and, where it is not the
-        original images, the form in which they are stored. Only those of which all parts were
-        measured, and which decode on the CPU, are among them.
-    """
-    decode, crops, views = {}, {}, {}
-    for one in records:
-        milliseconds = 1000 * one.cpu_seconds_per_image
-        stored, what = one.facts.get("stored", "original"), one.facts.get("what")
-        if one.case == "decode":
-            decode[one.name.partition(",")[0], stored] = milliseconds
-        elif one.case == "loader" and what == "crops":
-            crops[one.pipeline, stored] = milliseconds
-        elif one.case == "loader" and what == "views" and (decoder := _decoder(one)):
-            views[one.pipeline, stored] = decoder, milliseconds
-    found = {}
-    for (pipeline, stored), (decoder, whole) in views.items():
-        bare, cropped = decode.get((decoder, stored)), crops.get((pipeline, stored))
-        if bare is not None and cropped is not None:
-            name = pipeline if stored == "original" else f"{pipeline}, {stored}"
-            parts = (bare, max(0.0, cropped - bare), max(0.0, whole - cropped))
-            found[name] = dict(zip(STAGES, parts, strict=True))
-    return found
-
-
-def _decoder(one: Record) -> str | None:
-    """Return what decoded a record's images, if it was a decoder of the CPU."""
-    backend = BACKENDS.get(one.pipeline)  # type: ignore[call-overload]
-    on_gpu = one.config.get("device") == "cuda"
-    return None if backend is None or (on_gpu and backend.decodes_on_gpu) else backend.decoder
-
-
 def plain_name(text: str) -> str:
     """Return a text as a part of a file's name."""
     return re.sub(r"[^\w.-]+", "-", text).strip("-.")
@@ -187,24 +139,6 @@ def _bars(records: Sequence[Record]) -> Figure:
     axes.set_yticks(range(len(records)), [_tick(one.name) for one in records])
     axes.set_ylim(len(records) - 0.4, -0.6)
     axes.set_xlabel(_legend(records))
-    return figure
-
-
-def _stacks(parts: Mapping[str, Mapping[str, float]], first: Record) -> Figure:
-    """Draw stacked bars of the stages."""
-    figure, axes = _canvas("Where the processor time goes", first, len(parts) + 1)
-    for y, of in enumerate(parts.values()):
-        left = 0.0
-        for (part, size), colour in zip(of.items(), _PART_COLOURS, strict=True):
-            axes.barh(y, size, 0.72, left, color=colour, label=part if y == 0 else None)
-            left += size
-        sizes = " + ".join(f"{size:.2f}" for size in of.values())
-        note(axes, left, y, f"{sizes} = {left:.2f}")
-    axes.set_xlim(0, 1.5 * max(sum(of.values()) for of in parts.values()))
-    axes.set_yticks(range(len(parts)), [_tick(name) for name in parts])
-    axes.set_ylim(len(parts) - 0.4, -1.2)
-    axes.legend(loc="upper right", ncols=3, frameon=False, fontsize=7, borderaxespad=0)
-    axes.set_xlabel("milliseconds of processor time for an image, both views")
     return figure
 
 

@@ -28,9 +28,9 @@ ORIGINAL: Stored = "original"
 CONTAINERS: tuple[Stored, ...] = ("beton", "tar", "parquet")
 """Forms with the original images' bytes."""
 
-Over = Literal["workers", "batch", "crop", "quality", "prefetch", "jpeg-engine", "ranks"]
-"""What a sweep varies: workers, images of a batch, side of a view, JPEG quality, batches made
-ahead, percent of the images for the GPU's JPEG engine, processes."""
+Over = Literal["workers", "batch", "crop", "prefetch", "jpeg-engine", "ranks"]
+"""What a sweep varies: workers, images of a batch, side of a view, prefetched batches, percent of
+the images for the GPU's JPEG engine, processes."""
 
 _PLAIN = {"precision": "fp32", "channels_last": False, "compile": "off"}
 AUTHORS, SYNC_BN = "authors", "syncbn"

@@ -81,17 +81,6 @@ class Images:
             convert("folder", replace(FORMS[form], source=str(self.folder), out=str(out)), Silent())
         return out
 
-    def encoded(self, quality: int) -> Images:
-        """Return them re-encoded as JPEGs of some quality, made at the first call."""
-        target = self.folder.with_name(f"{self.folder.name}-q{quality}")
-        if not target.exists():
-            for path in sorted(self.folder.rglob("*.*")):
-                own = target / path.relative_to(self.folder).with_suffix(".jpg")
-                own.parent.mkdir(parents=True, exist_ok=True)
-                with Image.open(path) as image:
-                    image.convert("RGB").save(own, quality=quality)
-        return Images(target, self.count, f"{self.about}, re-encoded with quality {quality}")
-
 
 def users_own(config: BenchConfig) -> bool:
     """Return whether the images are the user's, not generated."""

@@ -19,8 +19,6 @@ class Peer:
     """Modules that it needs."""
     install: str
     """What pip has to install for them."""
-    packaged: bool = True
-    """Whether a package index has it; otherwise it is installed by hand."""
     differs: str
     """How its work differs from fastsiam's."""
 
@@ -53,13 +51,6 @@ PEERS = {
         differs="Works on uint8 tensors, decoded once; blurs by a Gaussian kernel of 13 x 13 "
         "pixels, not by PIL's boxes.",
     ),
-    "spdl": Peer(
-        title="SPDL and transforms.v2",
-        packages=("spdl.pipeline", "spdl.io"),
-        install="spdl, beside FFmpeg's libraries",
-        packaged=False,
-        differs="Threads; decoded once, by FFmpeg; the rest as in torchvision transforms.v2.",
-    ),
     "albumentations": Peer(
         title="albumentations",
         packages=("albumentations", "cv2"),
@@ -67,14 +58,6 @@ PEERS = {
         differs="OpenCV, decoded once; resizes bilinearly without antialiasing; torchvision's "
         "jitter in random order, on 8 bits, hue in steps of 2 degrees; blurs by a Gaussian kernel "
         "of 3.5 sigma to each side.",
-    ),
-    "kornia": Peer(
-        title="kornia",
-        packages=("kornia",),
-        install="kornia",
-        differs="Decoded once and cropped by PIL in worker processes, the rest in float32 on the "
-        "device: torchvision's jitter, but one order for the whole batch and no rounding in "
-        "between; blurs by a Gaussian kernel of 13 pixels, not by PIL's boxes.",
     ),
     "dali-solo-learn": Peer(
         title="DALI as in solo-learn",
@@ -84,15 +67,6 @@ PEERS = {
         "is one linear map (color_twist) in a fixed order, contrast about 128, hue in YIQ; blurs "
         "by a Gaussian kernel of 23 pixels; jitter, gray and blur are computed for every view and "
         "then chosen or not.",
-    ),
-    "slipstream": Peer(
-        title="slipstream, SimCLR's preset",
-        packages=("slipstream", "libslipstream", "litdata"),
-        install="git+https://github.com/harvard-visionlab/slipstream, beside libturbojpeg",
-        packaged=False,
-        differs="Decoded once, by libjpeg-turbo's fast DCT; resizes by bicubics "
-        "(stb_image_resize2); the rest in float32 on the device, in batches: a jitter in HSV in a "
-        "fixed order, a Gaussian blur of 7 x 7 pixels with one of ten sigmas.",
     ),
     "ffcv-plain": Peer(
         title="FFCV's own operations",

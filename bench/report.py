@@ -57,7 +57,7 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
     for number, (file, run) in enumerate(zip(files, runs, strict=True), 1):
         prefix = f"{number}-{plain_name(file.stem)}-" if len(files) > 1 else ""
         for case, records in grouped(run, lambda one: one.case).items():
-            drawn = {f"{prefix}{n}.png": png(f) for n, f in charts(records, run).items()}
+            drawn = {f"{prefix}{n}.png": png(f) for n, f in charts(records).items()}
             pictures |= drawn
             if case == "peers":
                 pictures |= {f"{prefix}{n}.svg": svg(f) for n, f in front_charts(records).items()}

@@ -16,11 +16,10 @@ from fastsiam.errors import BackendError
 _REPEATS, _FEW_REPEATS = 5, 3
 """If nobody asks for a number; the fewer are those of ``all``."""
 HOW = (
-    "Each contender is a process of its own, warmed up (startup: new each time). They take turns "
-    "(A B C A B C ...); a figure is the median of its repeats, its spread half the distance "
-    "between the fastest and the slowest over that; beyond 15% it is marked as unsteady. "
-    "One image is all of its views. CPU "
-    "time is that of all of a contender's processes. Files are in the system's cache."
+    "Each runner is a process of its own, warmed up. They take turns (A B C A B C ...); a figure "
+    "is the median of its repeats, its spread half the distance between the fastest and the "
+    "slowest over that; above 15% it is marked as unsteady. One image is all of its views. CPU "
+    "time is that of all of a runner's processes. Files are in the system's cache."
 )
 """How all cases measure, for people."""
 

@@ -1,8 +1,8 @@
 """The cases: what ``fastsiam bench`` measures, one file each, and the table of them; no torch.
 
 A new case is a file here with a function ``measure(session)`` that returns its records, and a row
-of the table. Functions ``build_...`` run in the processes that are measured: called with a
-contender's settings, they return its work by name (``contest.Build``).
+of the table. Functions ``build_...`` run in the processes that are measured: called with a runner's
+settings, they return its tasks by name (``runner.Build``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Case:
 
 
 def title_of(case: str) -> str:
-    """Return what a case is called on the page and in charts."""
+    """Return what a case is called on the page and in charts; also one of another version."""
     return (case in CASES and CASES[case].title) or case
 
 
@@ -87,12 +87,6 @@ _ROWS = (
         options=("methods", "recipe", "crop", "backbone", "batch", "variants", *_COMMON),
     ),
     Case(
-        name="digest",
-        help="What log lines' digests of images and draws cost, beside a training step.",
-        title="Digests of what is trained on",
-        options=("recipe", "crop", "backbone", "batch", *_COMMON),
-    ),
-    Case(
         name="train",
         help="Training end to end by each pipeline, beside ready tensors: the ceiling.",
         title="Training",
@@ -103,12 +97,6 @@ _ROWS = (
         help="fastsiam convert beside cp and FFCV's writer.",
         title="Converting",
         options=(*_DATA, "images", "workers", *_COMMON),
-    ),
-    Case(
-        name="startup",
-        help="Time to the first batch in a new process, first and later epochs, cold and warm.",
-        title="From the start to the first batch",
-        options=(*_IMAGES, "pipelines", *_COMMON),
     ),
     Case(
         name="shuffle",
@@ -124,7 +112,7 @@ _ROWS = (
     ),
     Case(
         name="sweep",
-        help="Scaling: workers, batch, side of a view, JPEG quality or ranks.",
+        help="Scaling: workers, batch, side of a view, prefetched batches or ranks.",
         options=("over", "values", *_IMAGES, "pipelines", *_COMMON),
     ),
     Case(

@@ -6,7 +6,6 @@ Each library is set up as its documentation describes, with the paper's settings
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from fastsiam.bench.cases.loader import build_loading
-from fastsiam.bench.contest import Work
 from fastsiam.bench.peers import PEERS
 from fastsiam.bench.records import Record, record
+from fastsiam.bench.runner import Task
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig, ViewConfig
 from fastsiam.pipelines.backends import BASELINE
@@ -61,7 +60,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Twice:
+class _Twice:
     """Both views of an image by the same transformation."""
 
     view: Callable[[Any], Tensor]
@@ -76,9 +75,9 @@ def measure(session: Session) -> list[Record]:
     batch = session.loaded_batch
     images = session.images(batch)
     pipelines = {f"fastsiam --pipeline {one}": one for one in session.config.pipeline_names}
-    with session.contest() as contest:
+    with session.comparison() as comparison:
         for name, pipeline in pipelines.items():
-            contest.enter(
+            comparison.add(
                 name,
                 build_loading,
                 data=session.data(images, pipeline),
@@ -100,8 +99,8 @@ def measure(session: Session) -> list[Record]:
             if reason := PEERS[peer].missing:
                 session.console.say(f"{peer}: not measured: {reason}")
             else:
-                contest.enter(PEERS[peer].title, build_peer, peer=peer, job=job)
-        timings = contest.run(session.config.repeats)
+                comparison.add(PEERS[peer].title, build_peer, peer=peer, job=job)
+        timings = comparison.run(session.config.repeats)
     baseline = timings.get((f"fastsiam --pipeline {BASELINE}", "views"))
     return [
         record(
@@ -118,7 +117,7 @@ def measure(session: Session) -> list[Record]:
     ]
 
 
-def build_peer(*, peer: str, job: Job) -> dict[str, Work]:
+def build_peer(*, peer: str, job: Job) -> dict[str, Task]:
     """Start another library, by its name in ``PEERS``; its work is an epoch."""
     epoch = STARTERS[peer](job)
 
@@ -127,10 +126,10 @@ def build_peer(*, peer: str, job: Job) -> dict[str, Work]:
             pass
 
     facts = {"differs": PEERS[peer].differs, "version": PEERS[peer].version}
-    return {"views": Work(run, job.images, lambda: facts)}
+    return {"views": Task(run, job.images, lambda: facts)}
 
 
-def torchvision_view(augment: AugmentConfig) -> Callable[[Any], Any]:
+def _torchvision_view(augment: AugmentConfig) -> Callable[[Any], Any]:
     """Return what makes a view of a decoded image, a uint8 tensor, by ``transforms.v2``."""
     from torchvision.transforms import v2
 
@@ -162,41 +161,7 @@ def _by_torchvision(job: Job) -> Epoch:
     from torchvision.io import ImageReadMode, decode_image
 
     read = partial(decode_image, mode=ImageReadMode.RGB)
-    return _by_dataloader(job, Twice(torchvision_view(job.augment)), read=read)
-
-
-def _by_spdl(job: Job) -> Epoch:
-    """SPDL's pipeline, with as many threads as workers; FFmpeg decodes."""
-    from spdl.io import get_video_filter_desc, load_image, to_torch
-    from spdl.pipeline import PipelineBuilder
-    from torchvision.datasets import ImageFolder
-
-    files = [path for path, _ in ImageFolder(job.folder).samples]
-    views, as_rgb = Twice(torchvision_view(job.augment)), get_video_filter_desc(pix_fmt="rgb24")
-
-    def views_of(path: str) -> Views:
-        return views(to_torch(load_image(path, filter_desc=as_rgb)).permute(2, 0, 1))
-
-    def stack(items: list[Views]) -> Views:
-        first, second = zip(*items, strict=True)
-        return torch.stack(first), torch.stack(second)
-
-    def epoch() -> Iterator[Views]:
-        chosen = torch.randperm(len(files))[: job.images].tolist()
-        pipeline = (
-            PipelineBuilder()
-            .add_source([files[index] for index in chosen])
-            .pipe(views_of, concurrency=job.workers)
-            .aggregate(job.batch, drop_last=True)
-            .pipe(stack)
-            .add_sink(2)
-            .build(num_threads=job.workers)
-        )
-        with pipeline.auto_stop():
-            for batch in pipeline:
-                yield _moved(batch, job)
-
-    return epoch
+    return _by_dataloader(job, _Twice(_torchvision_view(job.augment)), read=read)
 
 
 @dataclass(frozen=True)
@@ -228,7 +193,7 @@ def _by_albumentations(job: Job) -> Epoch:
         ]
     )
     read = partial(cv2.imread, flags=cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
-    return _by_dataloader(job, Twice(_Albumentations(view)), read=read, begin=_seed_albumentations)
+    return _by_dataloader(job, _Twice(_Albumentations(view)), read=read, begin=_seed_albumentations)
 
 
 def _seed_albumentations(_: int) -> None:
@@ -239,31 +204,6 @@ def _seed_albumentations(_: int) -> None:
     cv2.setNumThreads(0)
     info: Any = get_worker_info()
     info.dataset.transform.view.transform.set_random_seed(torch.initial_seed() % 2**32)
-
-
-def _by_kornia(job: Job) -> Epoch:
-    """Kornia works on whole batches on the device; PIL crops for it in worker processes."""
-    import kornia.augmentation as K
-    from torchvision.transforms import v2
-
-    a = job.augment.views[0]
-    wide, sigma = _taps(a), (a.blur_sigma_min, a.blur_sigma_max)
-    crop = v2.Compose([v2.RandomResizedCrop(a.crop, _scale(a), _ratio(a)), v2.PILToTensor()])
-    finish = nn.Sequential(
-        K.ColorJitter(a.brightness, a.contrast, a.saturation, a.hue, p=a.jitter_p),
-        K.RandomGrayscale(p=a.gray_p),
-        K.RandomGaussianBlur((wide, wide), sigma, p=a.blur_p),
-        K.RandomHorizontalFlip(p=a.flip_p),
-        K.Normalize(job.augment.mean, job.augment.std),
-    )
-    crops = _by_dataloader(job, Twice(crop))
-
-    def epoch() -> Iterator[Views]:
-        with torch.no_grad():
-            for view1, view2 in crops():
-                yield finish(view1.float() / 255), finish(view2.float() / 255)
-
-    return epoch
 
 
 def _by_dali_as_in_solo_learn(job: Job) -> Epoch:
@@ -348,34 +288,6 @@ def _solo_learn_view(job: Job, image: Any) -> Any:
     )
 
 
-def _by_slipstream(job: Job) -> Epoch:
-    """slipstream's preset of SimCLR's two views, with the crops' ranges of the settings."""
-    from slipstream import SlipstreamLoader
-    from slipstream.decoders.numba_decoder import Compiler
-    from slipstream.pipelines import simclr
-    from slipstream.readers import SlipstreamImageFolder
-
-    a, device = job.augment.views[0], str(job.device)
-    cache = tempfile.TemporaryDirectory()  # it copies the images' bytes into one file
-    images = SlipstreamImageFolder(job.folder, cache_dir=Path(cache.name))
-    Compiler.set_num_threads(min(job.workers, len(os.sched_getaffinity(0))))
-    loader = SlipstreamLoader(
-        images,
-        batch_size=job.batch,
-        indices=np.linspace(0, len(images) - 1, job.images).round().astype(np.int64),
-        pipelines=simclr(a.crop, _scale(a), _ratio(a), device=device, dtype=torch.float32),
-        device=device,
-        exclude_fields=["path"],
-        verbose=False,
-    )
-
-    def epoch(_: Any = cache) -> Iterator[Views]:  # the file lives as long as this
-        for batch in loader:
-            yield batch["view_0"], batch["view_1"]
-
-    return epoch
-
-
 def _by_ffcv_alone(job: Job) -> Epoch:
     """FFCV with operations of its own only: two pipelines for the same field."""
     from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder
@@ -434,11 +346,8 @@ def _by_ffcv_alone(job: Job) -> Epoch:
 STARTERS: dict[str, Callable[[Job], Epoch]] = {
     "lightly": _by_lightly,
     "torchvision-v2": _by_torchvision,
-    "spdl": _by_spdl,
     "albumentations": _by_albumentations,
-    "kornia": _by_kornia,
     "dali-solo-learn": _by_dali_as_in_solo_learn,
-    "slipstream": _by_slipstream,
     "ffcv-plain": _by_ffcv_alone,
 }
 """What opens each of ``PEERS``."""
@@ -476,15 +385,10 @@ def _by_dataloader(
     )
 
     def epoch() -> Iterator[Views]:
-        for views, _ in loader:
-            yield _moved(views, job)
+        for (view1, view2), _ in loader:
+            yield view1.to(job.device, non_blocking=True), view2.to(job.device, non_blocking=True)
 
     return epoch
-
-
-def _moved(views: Views, job: Job) -> Views:
-    view1, view2 = (view.to(job.device, non_blocking=True) for view in views)
-    return view1, view2
 
 
 def _scale(view: ViewConfig) -> tuple[float, float]:

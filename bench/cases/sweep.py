@@ -1,4 +1,4 @@
-"""How speed changes with the number of workers or ranks, the batch, the view, the JPEG quality,
+"""How speed changes with the number of workers or ranks, the batch, the view,
 the batches that are made ahead, the share of the GPU's JPEG engine."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def measure(session: Session) -> list[Record]:
         raise DeviceError(f"{max(values)} ranks need as many GPUs; there are {session.most_ranks}")
     work, build = ("train", build_fed) if ranks else ("views", build_loading)
     entered: dict[str, tuple[Pipeline, int]] = {}
-    with session.contest() as contest:
+    with session.comparison() as comparison:
         for value in values:
             for pipeline in (CEILING,) if ranks else _pipelines(session, over):
                 name = f"{pipeline}, {over} {value}"
@@ -39,8 +39,8 @@ def measure(session: Session) -> list[Record]:
                 settings = (
                     _ranks(session, value) if ranks else _settings(session, over, value, pipeline)
                 )
-                contest.enter(name, build, ranks=value if ranks else 1, **settings)
-        timings = contest.run(session.config.repeats)
+                comparison.add(name, build, ranks=value if ranks else 1, **settings)
+        timings = comparison.run(session.config.repeats)
     own = {"batch": session.trained_batch if ranks else session.loaded_batch}
     own |= {"workers": session.workers}
     records = []
@@ -83,8 +83,6 @@ def _settings(session: Session, over: Over, value: int, pipeline: Pipeline) -> d
     batch = value if over == "batch" else session.loaded_batch
     images = session.images(max(batch, session.loaded_batch))
     count = images.count // batch * batch
-    if over == "quality":
-        images = images.encoded(value)
     data = session.data(images, pipeline)
     augment = session.config.augment
     varied: dict[Over, dict[str, Any]] = {
@@ -111,7 +109,6 @@ def _values(session: Session, over: Over) -> list[int]:
         "ranks": doubled,
         "batch": [64, 128, 256, 512] if session.gpu else [16, 64, 256],
         "crop": [crop // 2, crop * 3 // 4, crop],
-        "quality": [50, 75, 90, 95],
         "prefetch": [1, 2, 3, 4],
         "jpeg-engine": [0, 65, 90, 100],
     }[over]
