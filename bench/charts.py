@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import io
-import math
 import re
 import textwrap
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from fastsiam.bench.cases import title_of
-from fastsiam.bench.records import Record, grouped
+from fastsiam.bench.records import Record
 from fastsiam.bench.tables import caption
 from fastsiam.bench.timing import UNSTEADY
 from fastsiam.pipelines.backends import BASELINE
 from fastsiam.report import drawing
-from fastsiam.report.drawing import INK, QUIET, note, shown
+from fastsiam.report.drawing import INK, note, shown
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COLOURS: dict[str, str] = {
@@ -53,19 +50,11 @@ THEMES = {
 
 
 def charts(records: Sequence[Record]) -> dict[str, Figure]:
-    """Draw the records of one case.
-
-    Returns:
-        The charts by name: that of the case, or "sweep-" and what is varied.
-    """
-    case = records[0].case
-    if case == "sweep":
-        overs = grouped(records, lambda one: str(one.facts["over"]))
-        return {plain_name(f"sweep-{over}"): _sweep(over, of) for over, of in overs.items()}
+    """Draw the records of one case as bars, by the case's name; nothing if it has no images/s."""
     drawn = [one for one in records if one.images]
-    if case == "peers":
+    if records[0].case == "peers":
         drawn.sort(key=lambda one: -one.images_per_second)
-    return {plain_name(case): _bars(drawn)} if drawn else {}
+    return {plain_name(records[0].case): _bars(drawn)} if drawn else {}
 
 
 def front_charts(records: Sequence[Record]) -> dict[str, Figure]:
@@ -122,7 +111,9 @@ def plain_name(text: str) -> str:
 
 def _bars(records: Sequence[Record]) -> Figure:
     """Draw a bar for each record, with its ceiling."""
-    figure, axes = _canvas(title_of(records[0].case), records[0], len(records))
+    title = title_of(records[0].case)
+    figure = drawing.canvas(title, caption(records[:1]), 0.27 * len(records) + 0.45)
+    axes = drawing.plain(figure.add_subplot())
     edge = 0.0
     for y, one in enumerate(records):
         hatch, speed = "////" if one.unsteady else None, one.images_per_second
@@ -140,52 +131,6 @@ def _bars(records: Sequence[Record]) -> Figure:
     axes.set_ylim(len(records) - 0.4, -0.6)
     axes.set_xlabel(_legend(records))
     return figure
-
-
-def _sweep(over: str, records: Sequence[Record]) -> Figure:
-    """Draw speeds over what is varied, and what speeds in proportion to it would be."""
-    figure, axes = _canvas(f"Images/s over {over}", records[0], 9)
-    scales, measured, ideals = over in {"workers", "ranks"}, 0.0, 0.0
-    lines = grouped(sorted(records, key=_value), lambda one: one.pipeline or one.name)
-    for name, of in sorted(lines.items(), key=lambda line: -line[1][-1].images_per_second):
-        first, last, colour = of[0], of[-1], _colour(of[0])
-        label = f"{name} {_short(last.images_per_second)}"
-        if scales and len(of) > 1:
-            label += f" ({_times(last.images_per_second / first.images_per_second)})"
-        values, speeds = [_value(one) for one in of], [one.images_per_second for one in of]
-        axes.plot(values, speeds, color=colour, linewidth=1.6, label=_tick(label))
-        for one in of:
-            axes.errorbar(
-                _value(one), one.images_per_second, yerr=_whisker(one), color=colour, marker="o",
-                markersize=4, markerfacecolor="white" if one.unsteady else colour, elinewidth=0.8,
-                capsize=2,
-            )  # fmt: skip
-        measured = max(measured, *(one.images / min(one.all_seconds) for one in of))
-        if scales:
-            ideal = [speeds[0] * value / values[0] for value in values]
-            axes.plot(values, ideal, color=colour, linewidth=1, linestyle="--", alpha=0.7)
-            ideals = max(ideals, *ideal)
-    axes.set_ylim(0, 1.08 * min(max(measured, ideals), 1.6 * measured))
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=7)
-    ticks = sorted({_value(one) for one in records})
-    if over == "batch":
-        axes.set_xscale("log", base=2)
-    else:  # values that double crowd at the left
-        space = 0.04 * (ticks[-1] - ticks[0])
-        ticks = [x for x, after in pairwise([*ticks, math.inf]) if after - x >= space]
-    axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
-    axes.minorticks_off()
-    notes = "; dashed: in proportion to the first point" if scales else ""
-    hollow = "; hollow: unsteady" if any(one.unsteady for one in records) else ""
-    axes.set_xlabel(shown(f"{over}{notes}{hollow}"))
-    axes.set_ylabel("images/s", fontsize=7, color=QUIET)
-    axes.grid(axis="y", alpha=0.3)
-    return figure
-
-
-def _value(one: Record) -> float:
-    """Return the value of the varied setting of a record."""
-    return float(one.facts["value"])
 
 
 def _label(one: Record) -> str:
@@ -211,12 +156,6 @@ def _legend(records: Sequence[Record]) -> str:
     if any(one.unsteady for one in records):
         text += f"; hatched: unsteady, more than ±{UNSTEADY:.0%}"
     return "\n".join(map(shown, textwrap.wrap(text, 84)))
-
-
-def _canvas(title: str, first: Record, rows: float) -> tuple[Figure, Axes]:
-    """Return a figure with a title, what was measured where in small type, and space for rows."""
-    drawn = drawing.canvas(title, caption([first]), 0.27 * rows + 0.45)
-    return drawn, drawing.plain(drawn.add_subplot())
 
 
 def _whisker(one: Record) -> list[list[float]]:

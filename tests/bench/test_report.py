@@ -9,10 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from matplotlib.colors import to_hex
-from matplotlib.lines import Line2D
 
 from fastsiam.bench.charts import THEMES, charts, front_charts
 from fastsiam.bench.records import Record, read, record, write
@@ -75,8 +73,7 @@ def one_of_each() -> list[Record]:
 
 CHARTS = {"loader", "decode", "photometric", "step", "train", "convert", "startup"} | {
     "peers",
-    "sweep-workers",
-    "sweep-crop",
+    "sweep",
 }
 
 
@@ -128,18 +125,6 @@ def test_hostile_names_are_only_text(tmp_path: Path) -> None:
         assert names == {"1-a-", "2-b-"}
         text = (tmp_path / case / "index.html").read_text()
         assert "<script" not in text and 'src="http' not in text
-
-
-def test_the_ideal_line_starts_at_the_first_point() -> None:
-    points = [sweep("workers", value, seconds) for value, seconds in ((4, 0.5), (2, 1.0), (8, 0.4))]
-    (figure,) = charts(points).values()
-    dashed = [_points(line) for line in figure.axes[0].lines if line.get_linestyle() == "--"]
-    assert dashed == [[[2, 100], [4, 200], [8, 400]]]
-    assert [[2, 100], [4, 200], [8, 250]] in map(_points, figure.axes[0].lines)
-
-
-def _points(line: Line2D) -> Any:
-    return np.asarray(line.get_xydata()).tolist()
 
 
 def test_bars_have_their_ceiling_their_colours_and_marks() -> None:

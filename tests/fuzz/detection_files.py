@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import zipfile
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +13,6 @@ from tests.evaluate.detection.made import make_detection_set
 
 VOC = "VOCdevkit/VOC2007/Annotations/000002.xml"
 COCO = "annotations/instances_val2017.json"
-ZIP = "val2017.zip"
 _PACKED = {"size": [4, 4], "counts": "52203"}
 """Runs of 5, 2, 7 (2 and 5 more) and 2 pixels, as COCO packs them."""
 
@@ -57,23 +54,6 @@ def beside_coco(folder: Path) -> dict[str, bytes]:
     """Return the image that the annotations are of."""
     name = "val2017/000000000002.jpg"
     return {name: (_made(folder) / "coco" / name).read_bytes()}
-
-
-def zips(folder: Path) -> list[bytes]:
-    """Return zips of the image, stored and deflated."""
-    found = []
-    for kind in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w", kind) as file:
-            for name, content in beside_coco(folder).items():
-                file.writestr(name, content)
-        found.append(buffer.getvalue())
-    return found
-
-
-def beside_zip(folder: Path) -> dict[str, bytes]:
-    """Return the annotations of the zip's image."""
-    return {COCO: coco_annotations(folder)[0]}
 
 
 def read_voc(folder: Path) -> None:
