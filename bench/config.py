@@ -21,12 +21,11 @@ from fastsiam.config.recipes import RECIPES
 from fastsiam.config.setting import Config, setting
 from fastsiam.config.urls import Url
 
-Stored = Literal["original", "beton", "tar", "parquet", "short256", "pixels256"]
-"""How the images are stored: as files of a folder; the same in one .beton, tar or uncompressed
-parquet file; with a shorter side of 256; as pixels of that size."""
+Stored = Literal["original", "beton", "short256", "pixels256"]
+"""How the images are stored: as files of a folder; the same in one .beton; with a shorter side of
+256; as pixels of that size."""
 ORIGINAL: Stored = "original"
-CONTAINERS: tuple[Stored, ...] = ("beton", "tar", "parquet")
-"""Forms with the original images' bytes."""
+BETON: Stored = "beton"
 
 Over = Literal["workers", "batch", "crop", "prefetch", "jpeg-engine", "ranks"]
 """What a sweep varies: workers, images of a batch, side of a view, prefetched batches, percent of
@@ -98,8 +97,8 @@ class BenchConfig(Config):
     )
     stored: str = setting(
         "original",
-        "How the images are stored, as a,b: original (files of a folder), beton, tar, parquet "
-        "(uncompressed), short256 (shorter side 256 pixels), pixels256 (that, not as JPEGs). "
+        "How the images are stored, as a,b: original (files of a folder), beton, "
+        "short256 (shorter side 256 pixels), pixels256 (that, not as JPEGs). "
         "torchvision reads originals, and ffcv reads them from a .beton.",
     )
     variants: str = setting(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import os
-import tarfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,8 +26,6 @@ FORMS: dict[Stored, ConvertConfig] = {
 
 _MADE, _TAKEN = 512, 8192
 """Different images, at most: made ones, and the user's. More are links to the same."""
-_ROW_GROUP = 100
-"""Images in a row group of parquet, as in Hugging Face's data sets."""
 _SIZES = ((500, 375),) * 20 + ((500, 333),) * 15 + ((375, 500),) * 6 + ((333, 500),) * 5 + (
     (640, 480), (600, 450), (500, 500), (400, 300), (250, 200), (800, 600), (160, 120)
 )  # fmt: skip
@@ -68,16 +64,7 @@ class Images:
         if form == "beton":
             form = "original"
         out = self.folder.with_name(f"{self.folder.name}-{form}")
-        if out.exists():
-            return out
-        if form == "tar":
-            store = open_store(self.folder, "train")
-            files = ((store.name(index), bytes(store.read(index))) for index in range(len(store)))
-            out.mkdir()
-            write_tar(out / "train.tar", files)
-        elif form == "parquet":
-            _write_parquet(open_store(self.folder, "train"), out)
-        else:
+        if not out.exists():
             convert("folder", replace(FORMS[form], source=str(self.folder), out=str(out)), Silent())
         return out
 
@@ -195,29 +182,3 @@ def _copy(store: Store, chosen: list[int], count: int, target: Path) -> int:
             image.save(own, quality=95)
         written.append(own)
     return sum(path.stat().st_size for path in written)
-
-
-def write_tar(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
-    """Write files, by name and content, into a tar."""
-    with tarfile.open(path, "w") as tar:
-        for name, data in files:
-            entry = tarfile.TarInfo(name)
-            entry.size = len(data)
-            tar.addfile(entry, io.BytesIO(data))
-
-
-def _write_parquet(store: Store, folder: Path) -> None:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    folder.mkdir()
-    table = pa.table(
-        {
-            "image": [bytes(store.read(index)) for index in range(len(store))],
-            "label": store.labels,
-        }
-    )
-    path = folder / "train.parquet"
-    parquet.write_table(
-        table, path, compression="none", use_dictionary=False, row_group_size=_ROW_GROUP
-    )

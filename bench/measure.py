@@ -1,18 +1,14 @@
-"""Measurement of time, memory and GPU utilisation of a piece of work."""
+"""Measurement of time and memory of a piece of work."""
 
 from __future__ import annotations
 
 import contextlib
-import datetime
 import shutil
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
 
 import psutil
 
@@ -79,49 +75,3 @@ def empty_gpu_cache() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-
-
-class GpuWatch:
-    """Samples how busy the GPUs' units are, by nvidia-smi, while inside; without it nothing."""
-
-    UNITS: ClassVar[dict[str, str]] = {"gpu_busy": "gpu", "jpeg_engine_busy": "jpeg"}
-    """Names of the shares, and of nvidia-smi's units."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lines: list[str] = []
-
-    def __enter__(self) -> GpuWatch:
-        if program := shutil.which("nvidia-smi"):
-            query = ",".join(f"utilization.{unit}" for unit in self.UNITS.values())
-            command = [program, f"--query-gpu=timestamp,{query}", "--format=csv,noheader,nounits"]
-            self._output = tempfile.TemporaryFile("w+")
-            self._process = subprocess.Popen(
-                [*command, "-lms", "100"], stdout=self._output, stderr=subprocess.DEVNULL
-            )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait()
-            self._output.seek(0)
-            self._lines = self._output.read().splitlines()
-            self._output.close()
-
-    def shares(self, windows: Iterable[tuple[float, float]]) -> dict[str, float]:
-        """Return the mean share of each unit that the driver reports, over GPUs and samples.
-
-        Args:
-            windows: start and end of each, by ``time.time``.
-        """
-        windows, samples = list(windows), dict[str, list[float]]()
-        for line in self._lines:
-            at, *cells = line.split(", ")
-            with contextlib.suppress(ValueError):  # the last line may be cut
-                when = datetime.datetime.strptime(at, "%Y/%m/%d %H:%M:%S.%f").timestamp()
-                if any(began <= when <= ended for began, ended in windows):
-                    for name, cell in zip(self.UNITS, cells, strict=True):
-                        if cell.isdigit():  # else the driver does not report it
-                            samples.setdefault(name, []).append(int(cell) / 100)
-        return {name: statistics.fmean(shares) for name, shares in samples.items()}

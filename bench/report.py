@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,8 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
             sections.append(_section(title, records, drawn))
             tables.append(f"## {title}\n\n{records_block(records)}\n")
     facts = dict.fromkeys(
-        f"{_where(one)}; fastsiam {one.environment['fastsiam']}; {one.date}" for one, *_ in runs
+        f"{one.environment['cpu']}; fastsiam {one.environment['fastsiam']}; {one.date}"
+        for one, *_ in runs
     )
     whole = render("fastsiam bench", " / ".join(facts), sections)
     written = {"index.html": whole.encode(), "tables.md": "\n".join(tables).encode(), **pictures}
@@ -175,15 +176,14 @@ def _records(path: Path) -> list[Record]:
     return records
 
 
-def _where(one: Record) -> str:
-    machine = one.environment
-    gpus = ", ".join(machine["gpus"]) or "no GPU"
-    return f"{machine['cores']} cores of {machine['cpu']}, {gpus}"
-
-
 def _section(title: str, records: Sequence[Record], drawn: Mapping[str, bytes]) -> Section:
     heads, rows = rows_of(records)
-    facts = [(one.name, _said(one.facts)) for one in records if one.facts]
+    details = []
+    for one in records:
+        about = {"command": one.command, "date": one.date, "in the clock": one.in_the_clock}
+        settings = {**about, **one.config, **one.facts, **one.environment}
+        text = "; ".join(f"{name} {_value(value)}" for name, value in flat(settings).items())
+        details.append((one.name, text))
     return Section(
         title=title,
         facts=caption(records),
@@ -193,34 +193,8 @@ def _section(title: str, records: Sequence[Record], drawn: Mapping[str, bytes]) 
         ],
         columns=False,
         tables=[Table(rows, heads)],
-        details=[Table(_conditions(records)), Table(facts)],
+        details=[Table(details)],
     )
-
-
-def _conditions(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """Return what the figures depend on; where records differ in it, with their names."""
-    told: dict[str, Callable[[Record], str]] = {
-        "command": lambda one: one.command,
-        "date": lambda one: one.date,
-        "in the clock": lambda one: one.in_the_clock,
-        "settings": lambda one: _said(one.config),
-        "machine": _where,
-        "versions": lambda one: _said(
-            {k: v for k, v in one.environment.items() if k not in {"cpu", "cores", "gpus"}}
-        ),
-    }
-    rows = []
-    for label, tell in told.items():
-        groups = grouped(records, tell)
-        for text, of in groups.items():
-            names = f" ({'; '.join(one.name for one in of)})" if len(groups) > 1 else ""
-            if text:
-                rows.append((f"{label}{names}", text))
-    return rows
-
-
-def _said(values: Mapping[str, Any]) -> str:
-    return "; ".join(f"{name} {_value(value)}" for name, value in flat(values).items())
 
 
 def _value(value: Any) -> str:

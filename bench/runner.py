@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from fastsiam.bench.measure import GpuWatch, clocked, empty_gpu_cache, gpu_memory
+from fastsiam.bench.measure import clocked, empty_gpu_cache, gpu_memory
 from fastsiam.bench.timing import Sample, Timing
 from fastsiam.errors import FastSiamError
 
@@ -169,7 +168,6 @@ class Comparison:
     ) -> None:
         self._say, self._apart, self._patience = say, apart, patience
         self._pending: dict[str, Callable[[], bool]] = {}
-        self._windows: dict[tuple[str, str], list[tuple[float, float]]] = {}
         self.runners: dict[str, Runner] = {}
         """Runners that can be measured, by name."""
         self.failed: dict[str, str] = {}
@@ -196,16 +194,14 @@ class Comparison:
         Returns:
             Timings, with the facts of their tasks, by the names of runner and task.
         """
-        timings: dict[tuple[str, str], Timing] = {}
-        with GpuWatch() as watch:
+        if not self._apart:
+            timings = self._measure(list(self.runners), repeats)
+        else:
+            timings = {}
             for name, start in self._pending.items():
                 if start():
                     timings |= self._measure([name], repeats)
                     self.runners[name].close()
-            if not self._apart:
-                timings = self._measure(list(self.runners), repeats)
-        for turn, timing in timings.items():
-            timing.facts |= watch.shares(self._windows.get(turn, ()))
         return {turn: timing for turn, timing in timings.items() if turn[0] not in self.failed}
 
     def _start(self, name: str, build: Build, ranks: int, settings: Mapping[str, Any]) -> bool:
@@ -222,9 +218,7 @@ class Comparison:
             for (name, task), timing in timings.items():
                 if name not in self.failed:
                     with self._failures(name):
-                        timing.samples.append(sample := self.runners[name].run(task))
-                        window = time.time() - sample.wall, time.time()
-                        self._windows.setdefault((name, task), []).append(window)
+                        timing.samples.append(self.runners[name].run(task))
         for (name, task), timing in timings.items():
             if name in self.failed:
                 continue

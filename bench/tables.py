@@ -136,5 +136,4 @@ _REST: list[Column] = [
     ("GPU MB at the peak", lambda one: _megabytes(one.facts.get("peak_gpu_bytes", 0))),
     ("GPU busy", _fact("gpu_busy", ".0%")),
     ("longest gap, of a step", _fact("gap_of_a_step", ".1%")),
-    ("JPEG engine busy", _fact("jpeg_engine_busy", ".0%")),
 ]

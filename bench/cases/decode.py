@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastsiam.bench.config import CONTAINERS
+from fastsiam.bench.config import BETON
 from fastsiam.bench.images import FORMS, Images
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.runner import Comparison, Task
@@ -26,15 +26,8 @@ from fastsiam.views.draws import draw_views
 
 _DECODE = "decode"
 _DALI = {"cpu": "DALI", "cuda": "DALI on the GPU"}
-ON_GPU = ("nvJPEG", _DALI["cuda"])
-"""Decoders that run on a GPU."""
 OURS, OUR_PART = "fastsiam", "fastsiam: the boxes' part"
 """fastsiam's decoder: of whole images, and of the part that the boxes of two views need."""
-OPTIONAL = {
-    "DALI": "pip install fastsiam[dali]",
-    OURS: "python -m fastsiam.kernels.build, beside libjpeg-turbo's header",
-}
-"""Decoders of the CPU that may be missing, and how to install them."""
 _BEHIND = 64
 """Bytes that may be written behind the pixels; the place of the pixels needs fewer."""
 
@@ -51,7 +44,7 @@ def measure(session: Session) -> list[Record]:
 def add_decoders(comparison: Comparison, session: Session, images: Images) -> None:
     """Add a runner of all decoders for each form of the images that is encoded."""
     for form in session.config.forms:
-        if form in CONTAINERS or FORMS[form].raw:
+        if form == BETON or FORMS[form].raw:
             continue  # it has the original images' bytes, or nothing to decode
         comparison.add(
             f"{_DECODE}, {form}",
@@ -66,10 +59,7 @@ def add_decoders(comparison: Comparison, session: Session, images: Images) -> No
 def decode_records(
     session: Session, images: Images, timings: Mapping[tuple[str, str], Timing]
 ) -> list[Record]:
-    """Return the records of the decoders that were measured, and say which were not."""
-    for name, install in OPTIONAL.items():
-        if not any(task == name for _, task in timings) and not (session.gpu and name == "DALI"):
-            session.console.say(f"{name}: left out: it refuses an image, or is missing: {install}")
+    """Return the records of the decoders that were measured."""
     return [
         record(
             "decode",
@@ -94,7 +84,7 @@ def fastest(timings: Mapping[tuple[str, str], Timing], form: str, *, on_gpu: boo
         timing
         for (name, task), timing in timings.items()
         if name == f"{_DECODE}, {form}" and task not in (OURS, OUR_PART)
-        if (task in ON_GPU) == on_gpu
+        if (task == _DALI["cuda"]) == on_gpu
     ]
     return max(found, key=lambda timing: timing.rate, default=None)
 
@@ -125,8 +115,6 @@ def build_decoding(*, path: str, workers: int, batch: int, device: str) -> dict[
         OURS: lambda: in_threads(_by_fastsiam(store, data, workers, part=False)),
         OUR_PART: lambda: in_threads(_by_fastsiam(store, data, workers, part=True)),
     }
-    if device == "cuda":
-        makers |= {"nvJPEG": lambda: _by_nvjpeg(tensors, batch)}
     makers[_DALI[device]] = lambda: _by_dali(data, workers, device, batch)
     tasks: dict[str, Task] = {}
     for name, make in makers.items():
@@ -175,19 +163,6 @@ def _by_fastsiam(
             raise RuntimeError(f"fastsiam's decoder refuses image {index}")
 
     return one
-
-
-def _by_nvjpeg(tensors: list[torch.Tensor], batch: int) -> Callable[[], object]:
-    from torchvision.io import decode_jpeg
-
-    def run() -> None:
-        for start in range(0, len(tensors), batch):
-            # torchvision decodes on a stream that does not wait for others, so that it overwrites
-            # freed memory that is still in use on them (pytorch/vision pull request 9606).
-            torch.cuda.synchronize()
-            decode_jpeg(tensors[start : start + batch], device="cuda")
-
-    return run
 
 
 def _by_dali(data: Sequence[bytes], workers: int, device: str, batch: int) -> Callable[[], object]:

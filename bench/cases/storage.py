@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
+import tarfile
 from contextlib import ExitStack
 from pathlib import Path
 
 from fastsiam.bench import object_storage
-from fastsiam.bench.images import write_tar
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.runner import Task
 from fastsiam.bench.session import Session
@@ -87,15 +88,13 @@ def pack(files: list[Path], folder: Path) -> None:
     folder.mkdir(parents=True)
     classes = sorted({path.parent.name for path in files})
     for number in range(_SHARDS):
-        members = [
-            (f"{number:04}{place:06}.{ending}", data)
-            for place, path in enumerate(files[number::_SHARDS])
-            for ending, data in (
-                ("jpg", path.read_bytes()),
-                ("cls", str(classes.index(path.parent.name)).encode()),
-            )
-        ]
-        write_tar(folder / f"train-{number:04}.tar", members)
+        with tarfile.open(folder / f"train-{number:04}.tar", "w") as tar:
+            for place, path in enumerate(files[number::_SHARDS]):
+                label = str(classes.index(path.parent.name)).encode()
+                for ending, data in (("jpg", path.read_bytes()), ("cls", label)):
+                    entry = tarfile.TarInfo(f"{number:04}{place:06}.{ending}")
+                    entry.size = len(data)
+                    tar.addfile(entry, io.BytesIO(data))
 
 
 def build_reading(

@@ -150,16 +150,6 @@ def _ends(part: Any) -> list[tuple[float, float]]:
     return [tuple(point) for path in part.get_paths() for point in path.vertices]
 
 
-def test_conditions_name_the_records_that_they_hold_for(tmp_path: Path) -> None:
-    records = [measured("step", name, config={"batch": b}) for name, b in (("x", 8), ("y", 16))]
-    out = tmp_path / "out"
-    write_report([saved(tmp_path / "run.json", records)], out)
-    text = (out / "index.html").read_text()
-    assert "<td>settings (x)</td><td>batch 8</td>" in text
-    assert "<td>settings (y)</td><td>batch 16</td>" in text
-    assert "<td>date</td>" in text and "in the clock" not in text
-
-
 def test_the_front_charts_have_the_colours_of_their_pages() -> None:
     pipelines = {"native": 2.0, "ffcv": 1.0, "torchvision": 4.0}
     records = [measured("peers", name, s, pipeline=name) for name, s in pipelines.items()]
