@@ -273,7 +273,8 @@ class Step:
         optim, method = config.optim, config.model.method
         constant: list[nn.Parameter] = []
         if getattr(method, "predictor_lr", "") == "constant":  # its rate does not decay
-            constant = list(model.predictor.parameters())  # type: ignore[union-attr, operator]
+            predictor: Any = model.predictor
+            constant = list(predictor.parameters())
         apart = {id(parameter) for parameter in constant}
         trained = [one for one in model.parameters() if one.requires_grad]
         decaying = [one for one in trained if id(one) not in apart]

@@ -37,7 +37,8 @@ def cpu_seconds() -> float:
 
 def children() -> list[psutil.Process]:
     """Return this process's children, and theirs."""
-    return psutil.Process().children(recursive=True)
+    found: list[psutil.Process] = psutil.Process().children(recursive=True)
+    return found
 
 
 def host_memory() -> int:

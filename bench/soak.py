@@ -396,6 +396,6 @@ def as_markdown(record: Mapping[str, Any]) -> str:
         rows.append([pipeline, *(f"{x:,}" for x in counts)])
     heads = ("pipeline", "runs", "steps", "starts", "faults", "unlike the undisturbed run")
     faults = Counter(fault for one in runs for fault in one["faults"]).most_common()
-    counts = markdown(("fault", "times"), [[name, f"{n}"] for name, n in faults])
+    drawn = markdown(("fault", "times"), [[name, f"{n}"] for name, n in faults])
     found = [f"- {one}" for one in record["findings"]] or ["Nothing else was found."]
-    return "\n\n".join([caption, markdown(heads, rows), counts, "\n".join(found)])
+    return "\n\n".join([caption, markdown(heads, rows), drawn, "\n".join(found)])

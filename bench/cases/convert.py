@@ -29,9 +29,14 @@ def measure(session: Session) -> list[Record]:
     size = int(open_store(images.folder, "train", sources=True).sizes().sum())
     with session.comparison() as comparison:
         for name in ("cp", "fastsiam", "ffcv"):
-            target = session.folder / f"converted-{name}"
-            settings = {"name": name, "source": images.folder, "target": target}
-            comparison.add(name, build_convert, workers=session.workers, **settings)
+            comparison.add(
+                name,
+                build_convert,
+                name=name,
+                source=images.folder,
+                target=session.folder / f"converted-{name}",
+                workers=session.workers,
+            )
         timings = comparison.run(session.config.repeats)
     cp = timings.get(("cp", "convert"))
     return [

@@ -15,7 +15,7 @@ from fastsiam.bench.cases.step import Fed, Stepper, build_step, stepping
 from fastsiam.bench.config import AUTHORS, METHODS, ONLY_ON_GPU, SYNC_BN, VARIANTS
 from fastsiam.bench.peers import require_lightly
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Comparison, Task
+from fastsiam.bench.runner import Task
 from fastsiam.bench.session import Session
 from fastsiam.config import METHOD_CONFIGS, TrainConfig
 from fastsiam.views.batch import Batch
@@ -33,8 +33,16 @@ def measure(session: Session) -> list[Record]:
 def _measured(session: Session, name: str) -> list[Record]:
     """Measure a method; lightly's is what others are compared with."""
     theirs = f"{name}, lightly"
+    configs = {theirs: _config(session, name, "plain")}
     with session.comparison(apart=session.gpu) as comparison:
-        configs = _entered(comparison, session, name)
+        comparison.add(theirs, build_lightly, config=configs[theirs])
+        for way in session.config.variants.split(",") if session.config.variants else _WAYS:
+            who = f"{name}, {way}"
+            if way in (SYNC_BN, AUTHORS):
+                session.console.say(f"{who}: not measured: it is of fastsiam bench step")
+            elif session.gpu or way not in ONLY_ON_GPU:
+                configs[who] = _config(session, name, way)
+                comparison.add(who, build_step, config=configs[who])
         timings = comparison.run(session.config.repeats)
     lightly = timings.get((theirs, "step"))
     return [
@@ -51,21 +59,6 @@ def _measured(session: Session, name: str) -> list[Record]:
         )
         for (who, _), timing in timings.items()
     ]
-
-
-def _entered(comparison: Comparison, session: Session, name: str) -> dict[str, TrainConfig]:
-    """Have a method take part, lightly's and ours; return the settings of each."""
-    ways = session.config.variants.split(",") if session.config.variants else _WAYS
-    configs = {f"{name}, lightly": _config(session, name, "plain")}
-    comparison.add(f"{name}, lightly", build_lightly, config=configs[f"{name}, lightly"])
-    for way in ways:
-        who = f"{name}, {way}"
-        if way in (SYNC_BN, AUTHORS):
-            session.console.say(f"{who}: not measured: it is of fastsiam bench step")
-        elif session.gpu or way not in ONLY_ON_GPU:
-            configs[who] = _config(session, name, way)
-            comparison.add(who, build_step, config=configs[who])
-    return configs
 
 
 def _config(session: Session, name: str, way: str) -> TrainConfig:

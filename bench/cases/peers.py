@@ -211,7 +211,7 @@ def _by_dali_as_in_solo_learn(job: Job) -> Epoch:
 
     ``solo/data/dali_dataloader.py`` and ``scripts/pretrain/imagenet-100/simsiam.yaml`` with
     ``augmentations/symmetric_weak.yaml`` of github.com/vturrisi/solo-learn. Its iterator continues
-    into the next epoch, which here would be in another contender's turn, so batches are asked for
+    into the next epoch, which here would be in another runner's turn, so batches are asked for
     one by one, as many ahead as it would make.
     """
     from nvidia import dali

@@ -28,7 +28,7 @@ from fastsiam.bench.records import Record, check_writable, record
 from fastsiam.bench.runner import Runner, Task
 from fastsiam.bench.session import Session
 from fastsiam.bench.timing import Sample, Timing
-from fastsiam.config import DataConfig, PipelineSetting, TrainConfig
+from fastsiam.config import DataConfig, Pipeline, PipelineSetting, TrainConfig
 from fastsiam.errors import DataError
 from fastsiam.files import explained, written_whole
 from fastsiam.pipelines import open_store
@@ -80,15 +80,7 @@ def profile(session: Session, asked: PipelineSetting, steps: int, out: Path) -> 
         DataError: ``out`` cannot be written.
     """
     check_writable(out)
-    pipeline, batch = asked, session.trained_batch
-    if pipeline == "auto":
-        pipeline = "native"  # of images that stand for ImageNet's, which no memory holds
-        if users_own(session.config):
-            own = session.config
-            store = open_store(own.root, "train", columns=own.columns)
-            choice = choose_pipeline(store, device=torch.device(session.device), keeps=True)
-            session.console.say(f"pipeline {choice.name}: {choice.why}")
-            pipeline = choice.name
+    pipeline, batch = _chosen(session) if asked == "auto" else asked, session.trained_batch
     data = DataConfig(pipeline=pipeline, workers=session.workers)
     if BACKENDS[pipeline].real:
         images = session.images(batch, at_least=WARM_UP + steps + 1)
@@ -114,6 +106,17 @@ def profile(session: Session, asked: PipelineSetting, steps: int, out: Path) -> 
         in_the_clock="traced steps in the middle of an epoch; tracing slows them down",
         config=session.settings(batch=batch, workers=session.workers),
     )
+
+
+def _chosen(session: Session) -> Pipeline:
+    """Return the pipeline that training would choose for all of the user's data."""
+    own = session.config
+    if not users_own(own):
+        return "native"  # generated images stand for ImageNet's, which no memory holds
+    store = open_store(own.root, "train", columns=own.columns)
+    choice = choose_pipeline(store, device=torch.device(session.device), keeps=True)
+    session.console.say(f"pipeline {choice.name}: {choice.why}")
+    return choice.name
 
 
 def _traced(

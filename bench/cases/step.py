@@ -46,7 +46,7 @@ def measure(session: Session) -> list[Record]:
     batch = session.trained_batch
     with session.comparison(apart=session.gpu) as comparison:
         for name in session.config.variant_names:
-            _enter(comparison, session, name)
+            _add_variant(comparison, session, name)
         timings = comparison.run(session.config.repeats)
     session.not_measured += [f"{name} ({why})" for name, why in comparison.failed.items()]
     authors = timings.get((AUTHORS, "step"))
@@ -63,8 +63,8 @@ def measure(session: Session) -> list[Record]:
     ]
 
 
-def _enter(comparison: Comparison, session: Session, name: str) -> None:
-    """Have a variant take part, if it can here; one of several ranks in two ways."""
+def _add_variant(comparison: Comparison, session: Session, name: str) -> None:
+    """Add a variant, if it can run here; one of several ranks in two ways."""
     if name in ONLY_ON_GPU and not session.gpu:
         return
     batch, settings = session.trained_batch, {"compile": "on"} | VARIANTS[name]

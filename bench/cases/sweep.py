@@ -30,12 +30,12 @@ def measure(session: Session) -> list[Record]:
     if ranks and session.gpu and max(values) > session.most_ranks:
         raise DeviceError(f"{max(values)} ranks need as many GPUs; there are {session.most_ranks}")
     work, build = ("train", build_fed) if ranks else ("views", build_loading)
-    entered: dict[str, tuple[Pipeline, int]] = {}
+    added: dict[str, tuple[Pipeline, int]] = {}
     with session.comparison() as comparison:
         for value in values:
             for pipeline in (CEILING,) if ranks else _pipelines(session, over):
                 name = f"{pipeline}, {over} {value}"
-                entered[name] = pipeline, value
+                added[name] = pipeline, value
                 settings = (
                     _ranks(session, value) if ranks else _settings(session, over, value, pipeline)
                 )
@@ -47,7 +47,7 @@ def measure(session: Session) -> list[Record]:
     for (name, did), timing in timings.items():
         if did != work:
             continue
-        pipeline, value = entered[name]
+        pipeline, value = added[name]
         first = timings.get((f"{pipeline}, {over} {values[0]}", work))
         one = record(
             "sweep",
@@ -79,7 +79,7 @@ def _ranks(session: Session, value: int) -> dict[str, Any]:
 
 
 def _settings(session: Session, over: Over, value: int, pipeline: Pipeline) -> dict[str, Any]:
-    """Return what a pipeline's contender is built with."""
+    """Return what a pipeline's runner is built with."""
     batch = value if over == "batch" else session.loaded_batch
     images = session.images(max(batch, session.loaded_batch))
     count = images.count // batch * batch

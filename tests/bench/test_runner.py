@@ -58,13 +58,10 @@ def test_runners_take_turns(apart: bool, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.touch()
     with Comparison(lambda _: None, apart=apart) as comparison:
-        for name, settings in {
-            "one": {"words": ["a", "b"]},
-            "fails": {"words": ["y"], "fail": True},
-            "dies": {"words": ["x"], "die": "x"},
-            "two": {"words": ["c"]},
-        }.items():
-            comparison.add(name, build_words, log=str(log), **settings)
+        comparison.add("one", build_words, log=str(log), words=["a", "b"])
+        comparison.add("fails", build_words, log=str(log), words=["y"], fail=True)
+        comparison.add("dies", build_words, log=str(log), words=["x"], die="x")
+        comparison.add("two", build_words, log=str(log), words=["c"])
         assert bool(comparison.runners) != apart
         timings = comparison.run(2)
         processes = [p for r in comparison.runners.values() for p in r._processes.values()]

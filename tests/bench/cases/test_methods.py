@@ -1,4 +1,4 @@
-"""The methods' steps beside lightly's: who takes part, as what, and what is recorded."""
+"""The methods' steps beside lightly's: what is measured and recorded."""
 
 from __future__ import annotations
 

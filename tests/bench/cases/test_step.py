@@ -54,7 +54,6 @@ VARIANTS_OF_SIMSIAM: list[dict[str, Any]] = [
     {"predictor": "none", "target_average": 0.8},
     {"encoder_momentum": 0.99},
     {"method": "fastsiam", "views": 4},
-    {"method": "simclr"},
 ]
 
 
