@@ -34,47 +34,26 @@ def measured(case: str, name: str, seconds: float = 1.0, **more: Any) -> Record:
     return record(case, name, timing(seconds, cpu=cpu, spread=spread), **more)
 
 
-def loading(pipeline: str, what: str, milliseconds: float, stored: str = "original") -> Record:
-    name = f"{pipeline} {what}" + ("" if stored == "original" else f", {stored}")
-    return measured(
-        "loader",
-        name,
-        cpu=IMAGES * milliseconds / 1000,
-        pipeline=pipeline,
-        ceiling=("bare decoding", timing(0.25)),
-        facts={"what": what, "stored": stored},
-    )
-
-
-def sweep(over: str, value: float, seconds: float, pipeline: str = "ffcv") -> Record:
-    facts = {"over": over, "value": value}
-    return measured("sweep", f"{pipeline}, {over} {value}", seconds, pipeline=pipeline, facts=facts)
+def loading(pipeline: str, what: str) -> Record:
+    ceiling = ("bare decoding", timing(0.25))
+    facts = {"what": what, "stored": "original"}
+    name = f"{pipeline} {what}"
+    return measured("loader", name, pipeline=pipeline, ceiling=ceiling, facts=facts)
 
 
 def one_of_each() -> list[Record]:
-    base = timing(1.0)
     return [
-        loading("torchvision", "views", 9.0),
-        loading("ffcv", "crops", 2.0),
-        loading("ffcv", "views", 3.0),
-        measured("decode", "PIL"),
-        measured("photometric", "fastsiam", 0.1),
-        measured("step", "compiled", 0.5, baseline=("authors' setting", base)),
-        measured("step", "authors' setting", baseline=("authors' setting", base)),
+        loading("torchvision", "views"),
+        loading("ffcv", "crops"),
+        measured("step", "compiled", 0.5, baseline=("authors' setting", timing(1.0))),
         measured("train", "dali", pipeline="dali", facts={"data_wait": 0.25}),
-        measured("convert", "cp", 3.0),
         measured("startup", "of version 0.2", 5.0, facts={"first_batch": 2.0}),
         measured("peers", "another library", 2.0, facts={"differs": "no hue", "version": "1.2"}),
-        sweep("workers", 1, 1.0),
-        sweep("workers", 4, 0.5),
-        sweep("crop", 224, 1.0),
+        measured("sweep", "ffcv, workers 1", facts={"over": "workers", "value": 1}),
     ]
 
 
-CHARTS = {"loader", "decode", "photometric", "step", "train", "convert", "startup"} | {
-    "peers",
-    "sweep",
-}
+CHARTS = {"loader", "step", "train", "startup", "peers", "sweep"}
 
 
 def saved(path: Path, records: list[Record]) -> Path:
@@ -129,9 +108,9 @@ def test_hostile_names_are_only_text(tmp_path: Path) -> None:
 
 def test_bars_have_their_ceiling_their_colours_and_marks() -> None:
     records = [
-        loading("ffcv", "crops", 1.0),
-        loading("ffcv", "views", 1.0),
-        replace(loading("dali", "views", 1.0), spread=0.4),
+        loading("ffcv", "crops"),
+        loading("ffcv", "views"),
+        replace(loading("dali", "views"), spread=0.4),
     ]
     (figure,) = charts(records).values()
     axes = figure.axes[0]
@@ -154,39 +133,32 @@ def test_the_front_charts_have_the_colours_of_their_pages() -> None:
     pipelines = {"native": 2.0, "ffcv": 1.0, "torchvision": 4.0}
     records = [measured("peers", name, s, pipeline=name) for name, s in pipelines.items()]
     figures = front_charts([measured("peers", "another", 8.0, spread=0.4), *records])
-    assert set(figures) == {"peers-light", "peers-dark"}
     for name, theme in THEMES.items():
         axes = figures[f"peers-{name}"].axes[0]
-        labels = axes.get_yticklabels()
-        assert [text.get_text() for text in labels] == ["ffcv", "native", "torchvision", "another"]
         assert [text.get_text() for text in axes.texts] == ["100", "50", "25", "12.5 (±40%)"]
-        assert {text.get_color() for text in [*labels, *axes.texts]} == {theme.ink}
         colours = [to_hex(bar.get_facecolor()) for bar in axes.patches]
         assert colours == [theme.own, theme.accent, theme.others, theme.others]
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_tables_in_a_text_are_renewed_and_nothing_else(tmp_path: Path, end: str) -> None:
+def test_tables_in_a_text_are_renewed_and_nothing_else(tmp_path: Path) -> None:
     records = [measured("step", "new"), measured("peers", "others")]
     saved(tmp_path / "results" / "a.json", records)
     saved(tmp_path / "b.json", records[1:])
-    around = ["# Title  ", "é `<!-- bench: x -->` \x0c", "between\t", "end, without a line's end"]
-    first, second = "<!-- bench: results/a.json step -->", "<!-- bench: b.json -->"
     readme = tmp_path / "README.md"
 
-    def text(step: list[str], peers: list[str]) -> bytes:
-        lines = [*around[:2], first, *step, "<!-- /bench -->", around[2]]
-        lines += [second, *peers, "<!-- /bench -->", around[3]]
-        return end.join(lines).encode()
+    def text(step: str, peers: str) -> str:
+        return (
+            "# Title  \né `<!-- x -->` \x0c\n"
+            f"<!-- bench: results/a.json step -->\n{step}<!-- /bench -->\nbetween\t\n"
+            f"<!-- bench: b.json -->\n{peers}<!-- /bench -->\nend, without a line's end"
+        )
 
-    readme.write_bytes(text(["| old |"], []))
-    made = [
-        ["", f"{caption([one])}; `{one.command}`", "", *table([one]).split("\n"), ""]
-        for one in records
-    ]
+    readme.write_text(text("| old |\n", ""))
+    made = (f"\n{caption([x])}; `{x.command}`\n\n{table([x])}\n\n" for x in records)
+    expected = text(*made)
     for _ in range(2):
         assert renew(readme, tmp_path) == ["results/a.json step", "b.json"]
-        assert readme.read_bytes() == text(*made)
+        assert readme.read_text() == expected
 
 
 GOOD = "<!-- bench: a.json step -->\nold\n<!-- /bench -->\n"
@@ -198,28 +170,18 @@ GOOD = "<!-- bench: a.json step -->\nold\n<!-- /bench -->\n"
         ("<!-- bench: missing.json step -->\n<!-- /bench -->\n", "cannot read .*missing.json"),
         ("<!-- bench: a.json loader -->\n<!-- /bench -->\n", "no case 'loader', only step, peers"),
         ("<!-- bench: a.json -->\n<!-- /bench -->\n", "say which case of .*: step, peers"),
-        ("<!-- bench: a.json step -->\nold\n", "line 4: no <!-- /bench --> follows"),
-        (f"<!-- bench: a.json step -->\n{GOOD}", "line 4: no <!-- /bench --> follows"),
-        ("<!-- /bench -->\n", "line 4: <!-- /bench --> closes nothing"),
-        ("<!-- bench: a.json step more -->\n<!-- /bench -->\n", "a marker is"),
+        ("<!-- bench: a.json step -->\nold\n", "not closed"),
+        (f"<!-- bench: a.json step -->\n{GOOD}", "line 4: .*not closed"),
         ("<!-- bench: a.json step: x; z -->\n<!-- /bench -->\n", "no row 'z', only x"),
-        ("<!-- bench: empty.json -->\n<!-- /bench -->\n", "holds no records"),
     ],
 )
 def test_errors_are_one_line_and_change_nothing(tmp_path: Path, text: str, message: str) -> None:
-    saved(tmp_path / "a.json", [measured("step", "x"), measured("peers", "y")])
-    (tmp_path / "empty.json").write_text("[]")
+    file = saved(tmp_path / "a.json", [measured("step", "x"), measured("peers", "y")])
     readme = tmp_path / "README.md"
     readme.write_text(GOOD + text)
     with pytest.raises(DataError, match=message) as error:
         renew(readme, tmp_path)
     assert "\n" not in str(error.value) and readme.read_text() == GOOD + text
-
-
-def test_what_cannot_be_read_or_written_is_said_in_one_line(tmp_path: Path) -> None:
-    file = saved(tmp_path / "run.json", [measured("step", "x")])
-    with pytest.raises(DataError, match=r"cannot read .*missing"):
-        write_report([tmp_path / "missing.json"], tmp_path / "out")
     with pytest.raises(DataError, match="cannot write the report"):
         write_report([file], file)
 
