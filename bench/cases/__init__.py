@@ -99,12 +99,6 @@ _ROWS = (
         options=(*_DATA, "images", "workers", *_COMMON),
     ),
     Case(
-        name="shuffle",
-        help="How well --shuffle window:N mixes, beside a full shuffle; N by --values.",
-        title="Shuffling within a window",
-        options=(*_DATA, "values", "batch", *_COMMON),
-    ),
-    Case(
         name="storage",
         help="Epochs from the local disk and from object storage, near and far, kept and not.",
         title="Reading from object storage",

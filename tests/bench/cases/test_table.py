@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from importlib import import_module
 
 import pytest
@@ -61,11 +61,6 @@ def converted(found: dict[str, Record]) -> bool:
     return bool(ours.ratio == pytest.approx(expected) and ours.facts["megabytes_per_second"] > 0)
 
 
-def shuffled(found: dict[str, Record]) -> bool:
-    facts = [one.facts for one in found.values()]
-    return facts[0]["moved"] == facts[0]["parted"] == 1 and all("usual" in one for one in facts)
-
-
 def cropped(found: dict[str, Record]) -> bool:
     ratios = found["fastsiam"].ratio, found["torchvision, image by image"].ratio
     return bool(ratios[0]) and ratios[1] == found["one pass over the crops"].share_of_ceiling == 1
@@ -78,7 +73,6 @@ def limited(found: dict[str, Record]) -> bool:
 
 MEASURED: dict[str, tuple[str, Callable[[dict[str, Record]], bool]]] = {
     "convert": ("cp, files; fastsiam, files; ffcv, files", converted),
-    "shuffle": ("full; window:1; window:7", shuffled),
     "geometric": ("fastsiam; torchvision, image by image; one pass over the crops", cropped),
     "machine": (
         "copy within memory; matrix product, bfloat16; matrix product, float32", limited,
@@ -89,7 +83,7 @@ MEASURED: dict[str, tuple[str, Callable[[dict[str, Record]], bool]]] = {
 @pytest.mark.ffcv
 @pytest.mark.parametrize("case", MEASURED)
 def test_what_a_case_measures(case: str, little: BenchConfig) -> None:
-    with session(replace(little, values="1,7")) as own:
+    with session(little) as own:
         records = {one.name: one for one in CASES[case].measure(own)}
     names, holds = MEASURED[case]
     assert list(records) == names.split("; ") and holds(records)
