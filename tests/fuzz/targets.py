@@ -34,7 +34,7 @@ from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.checkpoint import Checkpoint
 from tests import sources, tables
 from tests.conftest import write_images
-from tests.fuzz import detection_files, encoded_images
+from tests.fuzz import encoded_images
 from tests.interchange.networks import TINY, untrained
 from tests.kernels.decoders import Decoder
 
@@ -256,18 +256,6 @@ TARGETS: dict[str, Target] = {
     "cifar pickle": Target(_pickles, "cifar-10-python.tar.gz", _train, wrap=_cifar_around),
     "parquet": Target(_parquet, "train.parquet", _train),
     "arrow": Target(_arrow, "train/data-00000-of-00001.arrow", _train, _arrow_beside),
-    "annotations of VOC": Target(
-        detection_files.voc_annotations,
-        detection_files.VOC,
-        detection_files.read_voc,
-        detection_files.beside_voc,
-    ),
-    "annotations of COCO": Target(
-        detection_files.coco_annotations,
-        detection_files.COCO,
-        detection_files.read_coco,
-        detection_files.beside_coco,
-    ),
     "checkpoint": Target(lambda _: [_checkpoint()], "last.pt", _load_checkpoint),
     "checkpoint pickle": Target(
         lambda _: [_pickle_in(_checkpoint())],
