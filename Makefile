@@ -37,7 +37,7 @@ SANITIZED_RUN  = LD_PRELOAD=$$(g++ -print-file-name=libasan.so):libstdc++.so.6 P
 CHECKED_RUN   := LD_PRELOAD=libc_malloc_debug.so.0 GLIBC_TUNABLES=glibc.malloc.check=3 PYTHONMALLOC=malloc
 NATIVE_TESTS  := tests/kernels tests/views/test_photometric.py tests/views/test_photometric_cpu.py \
                  tests/pipelines/test_parity.py tests/pipelines/test_ffcv.py \
-                 tests/pipelines/test_decoding.py tests/pipelines/test_engine.py
+                 tests/pipelines/test_engine.py
 TWO_RANKS     := tests/train/test_launched.py::test_two_cpu_ranks_by_the_launcher
 CASES         ?= 500
 

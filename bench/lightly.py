@@ -49,8 +49,8 @@ from fastsiam.console import Console
 from fastsiam.environment import environment
 from fastsiam.errors import BackendError, FastSiamError, TrainingError
 from fastsiam.files import explained, write_json
-from fastsiam.interchange import plain, weight_files
-from fastsiam.interchange.loading import snippet
+from fastsiam.interchange import weight_files
+from fastsiam.interchange.export import plain_content
 from fastsiam.interchange.pretrained import Input, Pretrained
 from fastsiam.methods.optim import decaying_rate, peak_lr
 from fastsiam.model.backbones import build_backbone
@@ -475,5 +475,4 @@ def _write(config: TrainConfig, model: Composed, path: Path) -> None:
         left_out=(),
         input=Input.of(config),
     )
-    content = plain.content(trained, weights, snippet(trained, "plain", path.name))
-    weight_files.write(path, content, weight_files.write_torch)
+    weight_files.write(path, plain_content(trained, path.name))

@@ -99,8 +99,11 @@ _NO_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
     "std::bad_alloc",
+    "Can't allocate",
+    "CUDA allocation failed",
 )
-"""Parts of messages about a lack of memory: of torch's allocators, CUDA's libraries, the system."""
+"""Parts of messages about a lack of memory: of torch's allocators, CUDA's libraries, the system,
+DALI."""
 
 
 def in_a_line(name: object) -> str:

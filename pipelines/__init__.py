@@ -173,7 +173,7 @@ def open_training_images(
         whole, kept, _ = open_training(data)
         store = picked(whole, kept)
     if backend:
-        backend.require_readable(store, data)
+        backend.require_readable(store)
     images = len(_positions(store, chosen))
     if images < batch:
         part = "" if chosen is None else "the chosen part of "

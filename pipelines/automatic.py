@@ -78,12 +78,9 @@ def choose_pipeline(
         reasons.append(reason)
     if device.type == "cuda" and (cores := own_cores()) < CORES_PER_GPU:
         reasons.append(f"{cores} {'core' if cores == 1 else 'cores'} for this GPU")
-        dali = BACKENDS["dali"]
-        if not (trouble := dali.trouble()):
+        if not (trouble := BACKENDS["dali"].trouble()):
             return Choice("dali", "; ".join(reasons))
         reasons.append(trouble)
-        if not dali.installed:
-            reasons.append("faster: pip install 'fastsiam[dali]'")
     try:
         library.kernels()
     except BackendError as error:

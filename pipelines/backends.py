@@ -8,11 +8,7 @@ package of a pipeline.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import subprocess
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -20,7 +16,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fastsiam.config import AugmentConfig, DataConfig, Pipeline
-from fastsiam.console import tally
 from fastsiam.errors import BackendError, DataError
 from fastsiam.files import quoted, why
 
@@ -85,13 +80,15 @@ class Backend:
             return False
 
     def trouble(self) -> str:
-        """Import the pipeline; return why it cannot run here, or "" if it can."""
-        if not self.installed:
-            return f"{self.name} is not installed"
+        """Import the pipeline; return why it cannot run here and what to do, or "" if it can."""
         try:
             self._module()
         except Exception as error:  # a package of an unexpected version raises anything
-            return f"{self.name} cannot be loaded ({why(error)})"
+            also = f" or, with CUDA 13, 'fastsiam[{self.extra_cuda13}]'" * bool(self.extra_cuda13)
+            return (
+                f"the {self.name} pipeline cannot be loaded ({why(error)}); "
+                f"install it with: pip install 'fastsiam[{self.name}]'{also}"
+            )
         return ""
 
     def reads(self, store: Store) -> bool:
@@ -100,15 +97,15 @@ class Backend:
         return not self.needs_beton or (whole and not store.is_remote)
 
     def require_package(self) -> None:
-        """Check that its package is installed.
+        """Check that it can be loaded.
 
         Raises:
-            BackendError: it is not; the message says how to install it.
+            BackendError: it cannot; the message says how to install its package.
         """
-        if not self.installed:
-            raise BackendError(self._how_to_install("it is not installed"))
+        if trouble := self.trouble():
+            raise BackendError(trouble)
 
-    def require_readable(self, store: Store, data: DataConfig) -> None:
+    def require_readable(self, store: Store) -> None:
         """Check that it can read a store.
 
         Raises:
@@ -117,8 +114,8 @@ class Backend:
         if not self.reads(store):
             raise DataError(
                 f"--pipeline {self.name} reads one .beton file on a disk, not {store}: choose "
-                f"--pipeline {ENGINE}, or make one with {how_to_convert(data)} and train with "
-                "--data DIR"
+                f"--pipeline {ENGINE}, or make one with fastsiam convert folder --source "
+                f"{quoted(store.origin or store.root)} --out DIR and train with --data DIR"
             )
 
     def open(
@@ -142,15 +139,13 @@ class Backend:
             dtype: floating type of the views.
 
         Raises:
-            BackendError: its package cannot be loaded.
             DataError: the data cannot be read.
         """
-        with self._importing():
-            kind = getattr(self._module(), self.loader.partition(".")[2])
-            loader: Loader = kind(
-                store, order, augment, device=device, dtype=dtype, **self._arguments(data)
-            )
-            return loader
+        kind = getattr(self._module(), self.loader.partition(".")[2])
+        loader: Loader = kind(
+            store, order, augment, device=device, dtype=dtype, **self._arguments(data)
+        )
+        return loader
 
     def central_crops(
         self, data: DataConfig, store: Store, *, resize: int, side: int, device: torch.device
@@ -166,38 +161,27 @@ class Backend:
             resize: shorter side of an image before the crop is taken, in pixels.
             side: of the crop, in pixels.
             device: device of the crops.
-
-        Raises:
-            BackendError: the package is installed, but cannot be loaded.
         """
-        own = device.type == "cuda" and self.decodes_on_gpu and self.installed
-        backend = self if own and resize >= side else BACKENDS[ENGINE]
-        with backend._importing():
-            make: MakeCrops = partial(
-                backend._module().central_crops,
-                store,
-                resize=resize,
-                side=side,
-                device=device,
-                **backend._arguments(data),
-            )
-            return make
+        own = device.type == "cuda" and self.decodes_on_gpu and resize >= side
+        backend = self if own and not self.trouble() else BACKENDS[ENGINE]
+        make: MakeCrops = partial(
+            backend._module().central_crops,
+            store,
+            resize=resize,
+            side=side,
+            device=device,
+            **backend._arguments(data),
+        )
+        return make
 
     def readiness(self, device: str) -> str:
         """Return a line for ``fastsiam info``: whether it can run here, and what it does.
 
-        Its package is imported in another process, which a broken library may crash.
-
         Args:
             device: CPU or GPU.
         """
-        if self.package is not None:
-            imports = f"import {self.package}, {__package__}.{self.loader.partition('.')[0]}"
-            done = subprocess.run([sys.executable, "-c", imports], capture_output=True, text=True)
-            if done.returncode:
-                lines = done.stderr.strip().splitlines()
-                reason = (lines or [f"it ends with code {done.returncode}"])[-1]
-                return f"not ready: pip install 'fastsiam[{self.name}]' ({reason})"
+        if trouble := self.trouble():
+            return f"not ready: {trouble}"
         return "ready: " + self.about.format(device=device)
 
     def _module(self) -> ModuleType:
@@ -206,44 +190,13 @@ class Backend:
     def _arguments(self, data: DataConfig) -> dict[str, Any]:
         return {name.removeprefix(f"{self.name}_"): getattr(data, name) for name in self.settings}
 
-    @contextlib.contextmanager
-    def _importing(self) -> Iterator[None]:
-        """Turn an ImportError of its package into an error that says how to install it."""
-        try:
-            yield
-        except ImportError as error:
-            if self.package is None:
-                raise
-            raise BackendError(self._how_to_install(error)) from error
-
-    def _how_to_install(self, reason: object) -> str:
-        also = f" or, with CUDA 13, 'fastsiam[{self.extra_cuda13}]'" if self.extra_cuda13 else ""
-        return (
-            f"the {self.name} pipeline cannot be loaded ({reason}); "
-            f"install it with: pip install 'fastsiam[{self.name}]'{also}"
-        )
-
-
-def how_to_convert(data: DataConfig) -> str:
-    """Return the command that converts a data set to a .beton file."""
-    names = data.columns._asdict().items()
-    options = [f"--{what}-column {quoted(name)}" for what, name in names if name]
-    options += [f"--exif {data.exif}"] * (data.exif != "ignore")
-    options += [f"--alpha {data.alpha}"] * (data.alpha != "drop")
-    return " ".join(["fastsiam convert folder --source", quoted(data.root), *options, "--out DIR"])
-
 
 def readiness() -> dict[Pipeline, str]:
     """Return a line for each pipeline: whether it can run here, and what it does."""
     import torch
 
     device = "GPU" if torch.cuda.is_available() else "CPU"
-    found: dict[Pipeline, str] = {}
-    with tally("trying pipelines", len(BACKENDS)) as done:
-        for name, backend in BACKENDS.items():
-            found[name] = backend.readiness(device)
-            done.add()
-    return found
+    return {name: backend.readiness(device) for name, backend in BACKENDS.items()}
 
 
 _ROWS = (

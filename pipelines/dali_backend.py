@@ -13,7 +13,7 @@ resizes slowly, it only decodes, and the engine makes crops that are bit-identic
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 import torch
@@ -80,22 +80,14 @@ class DaliLoader(CropLoader):
         if self._engine is not None:
             self._engine.close()
 
-    def _views(self, epoch: int, skip: int) -> Generator[Augmented]:
-        if (engine := self._engine) is None or self.crop_transform is not None:
-            return super()._views(epoch, skip)
-
-        def make(index: NDArray[np.int64], images: Images, params: ViewParams) -> Crops:
-            return engine.make_views(index, images, params, self._augment, self._dtype)
-
-        return self._cropper.run(self._tasks(epoch, skip), make)
-
     def _crops(self, epoch: int, skip: int) -> Generator[Augmented]:
         """Yield the batches' crops, which are ready on the device's current stream.
 
         New memory for every batch would cost a tenth of the time.
         """
+        tasks = (self._task(epoch, step) for step in range(skip, self.steps))
         if (engine := self._engine) is None:
-            return self._cropper.run(self._tasks(epoch, skip))
+            return self._cropper.run(tasks)
         crops = tuple(torch.empty(shape, dtype=torch.uint8) for shape in self._shapes)
 
         def make(index: NDArray[np.int64], images: Images, params: ViewParams) -> Crops:
@@ -103,17 +95,14 @@ class DaliLoader(CropLoader):
             engine.submit(index, images, cuts, sides, crops=crops).result()
             return crops
 
-        return self._cropper.run(self._tasks(epoch, skip), make)
-
-    def _tasks(self, epoch: int, skip: int) -> Iterator[Task[ViewParams]]:
-        return (self._task(epoch, step) for step in range(skip, self.steps))
+        return self._cropper.run(tasks, make)
 
     def _task(self, epoch: int, step: int) -> Task[ViewParams]:
         def cut(size: NDArray[np.int64]) -> tuple[tuple[Cuts, ...], ViewParams]:
             params = self._draw(epoch, step, size)
             return cut_views(params, self._augment), params
 
-        return Task(f"step {step} of epoch {epoch}", self._order.indices(epoch, step), cut)
+        return Task(self._order.indices(epoch, step), cut)
 
 
 def central_crops(
@@ -152,7 +141,7 @@ def central_crops(
         hw_decoder_load=hw_decoder_load,
         dali_resizes=True,
     )
-    tasks = (Task(f"images {index[0]} to {index[-1]}", index, cut) for index in batches)
+    tasks = (Task(index, cut) for index in batches)
     with contextlib.closing(cropper), contextlib.closing(cropper.run(tasks)) as made:
         for _, _, (crops,) in made:
             yield crops[0]

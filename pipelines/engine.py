@@ -16,21 +16,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
 from fastsiam.kernels.buffers import BufferPool
 from fastsiam.kernels.threads import run_all, submit_all, wait_all
 from fastsiam.trace import span
 from fastsiam.views.batch import Crops
-from fastsiam.views.draws import ViewParams
 from fastsiam.views.photometric.cpu import Stage
 
 from .headers import Headers
-from .job import PILLOW, Cuts, Images, Job, cut_views, stages_of, views_of
+from .job import PILLOW, Cuts, Images, Job
 from .store import Store
 from .workers import count, made_ahead
 
@@ -219,34 +215,6 @@ class Engine:
         pending = PendingBatch(self._store, index, images, job, self._threads, self.workers)
         self._last = weakref.ref(pending)
         return pending
-
-    def make_views(
-        self,
-        index: NDArray[np.int64],
-        images: Images,
-        params: ViewParams,
-        augment: AugmentConfig,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, ...]:
-        """Make the views of a batch and wait for them.
-
-        Args:
-            index: (N,) positions in the store.
-            images: the encoded images.
-            params: their augmentation parameters.
-            augment: sides of the views and constants of the normalisation.
-            dtype: floating type of the views.
-
-        Returns:
-            The views in the order of ``augment.views``: (N, 3, S, S) each, channels-last.
-
-        Raises:
-            DataError: an image cannot be decoded; the message names it.
-        """
-        stages = stages_of(params, augment, dtype)
-        cuts = cut_views(params, augment)
-        self.submit(index, images, cuts, list(augment.by_side), stages=stages).result()
-        return views_of(stages, augment)
 
     def _new_chunk(self) -> memoryview:
         return self._chunks.array((_CHUNK,), np.uint8).data  # its slices keep the array

@@ -74,7 +74,7 @@ class FfcvLoader(NativeLoader):
 
     def _made(self, epoch: int, skip: int, *, finished: bool) -> Generator[Augmented]:
         made = super()._made(epoch, skip, finished=finished)
-        if self._manager is None:
+        if self._manager is None or skip == self.steps:  # FFCV cannot schedule an empty epoch
             yield from made
             return
         batches = [self._order.indices(epoch, step) for step in range(skip, self.steps)]

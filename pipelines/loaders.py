@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import ClassVar
 
 import numpy as np
@@ -200,26 +200,3 @@ class CropLoader(StoreLoader):
                 f"({', '.join(sorted(map(str, types)))})"
             )
         return made
-
-
-def copy_stream(device: torch.device) -> torch.cuda.Stream | None:
-    """Return a new CUDA stream for copies, or None on a CPU."""
-    return torch.cuda.Stream(device) if device.type == "cuda" else None
-
-
-def take_over(tensors: Iterable[Tensor], copied: torch.cuda.Event | None) -> None:
-    """Make the current stream wait for tensors that another stream copies.
-
-    The host does not wait. The allocator reuses the tensors' memory only after the work that the
-    current stream has queued when they are freed.
-
-    Args:
-        tensors: allocated on the other stream.
-        copied: event after which they are complete; None if they are complete already.
-    """
-    if copied is None:
-        return
-    for tensor in tensors:
-        stream = torch.cuda.current_stream(tensor.device)
-        stream.wait_event(copied)
-        tensor.record_stream(stream)

@@ -5,7 +5,7 @@ An epoch decodes nothing; it only copies augmentation parameters to the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from typing import TypeVar
 
 import numpy as np
@@ -14,14 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastsiam.config import AugmentConfig
-from fastsiam.console import size, tally
-from fastsiam.environment import LOADING_PEAK, USABLE, free_bytes
+from fastsiam.console import size as human
+from fastsiam.console import tally
+from fastsiam.environment import USABLE, free_bytes
 from fastsiam.errors import DataError, ImageError
 from fastsiam.views.draws import ViewParams
 
 from .engine import Engine
 from .headers import Headers
-from .job import Images, crop_views
+from .job import Images, crop_views, cut_views, stages_of, views_of
 from .loaders import Augmented, CropLoader
 from .order import Order
 from .store import Store
@@ -61,10 +62,12 @@ class MemoryLoader(CropLoader):
         if self._engine is None or self.crop_transform is not None:
             yield from super()._views(epoch, skip)
             return
+        augment, sides = self._augment, list(self._augment.by_side)
         for index, params, pixels, start, shape in self._drawn(epoch, skip):
             images = Images.of_pixels(pixels.data_ptr() + start, shape, pixels)
-            views = self._engine.make_views(index, images, params, self._augment, self._dtype)
-            yield index, params, views
+            cuts, stages = cut_views(params, augment), stages_of(params, augment, self._dtype)
+            self._engine.submit(index, images, cuts, sides, stages=stages).result()
+            yield index, params, views_of(stages, augment)
 
     def _crops(self, epoch: int, skip: int) -> Generator[Augmented]:
         for index, params, pixels, start, shape in self._drawn(epoch, skip):
@@ -91,11 +94,8 @@ class MemoryLoader(CropLoader):
             yield index, self._draw(epoch, step, size), pixels.flat, start, size
 
 
-_STRETCH_IMAGES, _STRETCH_BYTES = 256, 2**24
-"""Images of a stretch, and their decoded bytes, at most; a thread decodes one stretch at a time."""
-_BYTES_PER_PIXEL = 8
-"""Memory for decoding an image: Pillow keeps 4 bytes per RGB pixel, and as much of the mode that it
-converts from, or 3 of the copy."""
+_PART = 16
+"""Images that a thread decodes per call."""
 
 Made = TypeVar("Made")
 
@@ -103,13 +103,10 @@ Made = TypeVar("Made")
 class Pixels:
     """Decoded images of a store in one tensor on the device, H x W x 3 uint8 each.
 
-    Loading takes at most ``LOADING_PEAK`` times their bytes, or their bytes and the memory for
-    decoding one image if that is more.
-
     Args:
         store: the images.
         chosen: positions of the images to load, ascending; None means all.
-        workers: threads that decode; fewer are used for few large images.
+        workers: threads that decode.
         device: device of the pixels.
         keeps_on: whether to continue after a bad image, and to raise its error when it is shown.
 
@@ -126,107 +123,79 @@ class Pixels:
         *,
         keeps_on: bool,
     ) -> None:
+        self._store, self._headers, self._threads = store, Headers(store), max(1, count(workers))
         wanted = np.arange(len(store)) if chosen is None else chosen
-        threads, headers = max(1, count(workers)), Headers(store)
         self.size = np.zeros((len(store), 2), np.int64)
         """(images of the store, 2) height and width; 0 for images that were not loaded."""
-        self.size[wanted] = _sizes(store, headers, wanted, threads)
-        self.refused: dict[int, ImageError] = {}
-        """The error of each bad image."""
+        if (known := store.dimensions()) is not None:
+            self.size[wanted] = known[wanted]
+        pixels = self.size[wanted].prod(1)
+        unknown = wanted[(pixels == 0) | (pixels > MOST_PIXELS)]
+        for index, size in self._each(self._size, unknown, "reading sizes of images"):
+            self.size[index] = size
         end = np.cumsum(3 * self.size.prod(1))
-        self.start, used = end - 3 * self.size.prod(1), int(end[-1])
+        self.start, used, free = end - 3 * self.size.prod(1), int(end[-1]), free_bytes(device)
         """(images of the store,) offset of each image in ``flat``."""
-        each = _BYTES_PER_PIXEL * int(self.size.prod(1).max(initial=1))
-        beside = (LOADING_PEAK - 1) / 2 * used  # half: formats such as 16 bits take twice `each`
-        threads = min(threads, max(1, int(beside / each)))
-        needed, free = used + (device.type == "cpu") * threads * each, free_bytes(device)
-        if needed > USABLE * free:
+        if used > USABLE * free:
             raise DataError(
-                f"{store.root} does not fit: loading its {len(wanted):,} images takes "
-                f"{size(needed)}, more than {USABLE:.0%} of the {size(free)} free on {device}; "
-                "use --pipeline native"
+                f"{store.root} does not fit: its {len(wanted):,} images take {human(used)}, more "
+                f"than {USABLE:.0%} of the {human(free)} free on {device}; use --pipeline native"
             )
         self.flat = torch.empty(used, dtype=torch.uint8, device=device)
         """All pixels."""
+        self.refused: dict[int, ImageError] = {}
+        """The error of each bad image."""
+        for index, refused in self._each(self._load, wanted, "decoding images"):
+            if refused:
+                if not keeps_on:
+                    raise refused
+                self.refused[index], self.size[index] = refused, 0
 
-        def decode(stretch: NDArray[np.int64]) -> list[ImageError]:
-            refused = []
-            for index in stretch.tolist():
-                try:
-                    self._put(store, index, headers.decoded(index))
-                except ImageError as error:
-                    if not keeps_on:
-                        raise
-                    refused.append(error)
-                    self.size[index] = 0
-            store.check()
-            return refused
+    def _size(self, index: int) -> tuple[int, int]:
+        """Return an image's height and width; 0 if it cannot be decoded."""
+        try:
+            height, width = self._headers.size(index)
+            if height * width > MOST_PIXELS:
+                self._store.decode(index)
+        except ImageError:  # decoding will raise it again, where it is expected
+            return 0, 0
+        return height, width
 
-        # Stretches of so many images and bytes; larger images alone.
-        place = np.arange(len(wanted)) // _STRETCH_IMAGES + self.start[wanted] // _STRETCH_BYTES
-        stretches = np.split(wanted, np.flatnonzero(np.diff(place)) + 1)
-        for refused in _each(decode, store, stretches, threads, "decoding images"):
-            self.refused |= {error.index: error for error in refused}
-
-    def _put(self, store: Store, index: int, pixels: NDArray[np.uint8]) -> None:
-        """Copy an image into its place."""
-        height, width, _ = pixels.shape
-        if width * height != self.size[index].prod():
-            raise store.cannot_decode(index, "it is not as large as its header says")
+    def _load(self, index: int) -> ImageError | None:
+        """Decode an image and copy it into its place; return the error of a bad image."""
+        try:
+            pixels = self._headers.decoded(index)
+            height, width, _ = pixels.shape
+            if width * height != self.size[index].prod():
+                raise self._store.cannot_decode(index, "it is not as large as its header says")
+        except ImageError as error:
+            return error
         self.size[index] = height, width
         target = self.flat[self.start[index] :][: pixels.size]
         if target.device.type == "cpu":
             target.numpy()[:] = pixels.reshape(-1)  # torch would start threads in each thread
         else:
             target.copy_(torch.from_numpy(np.require(pixels.reshape(-1), requirements="W")))
+        return None
 
+    def _each(
+        self, make: Callable[[int], Made], images: NDArray[np.int64], what: str
+    ) -> Iterator[tuple[int, Made]]:
+        """Yield images with ``make(image)``, computed in threads, and show the progress."""
 
-def _sizes(
-    store: Store, headers: Headers, wanted: NDArray[np.int64], threads: int
-) -> NDArray[np.int64]:
-    """Return the sizes of decoded images: (N, 2) height and width; 0 if one cannot be decoded."""
+        def parts() -> Iterator[list[int]]:
+            for first in range(0, len(images), _PART):
+                part = images[first : first + _PART].tolist()
+                self._store.ahead(part)
+                yield part
 
-    def read(stretch: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.array([_size(store, headers, index) for index in stretch.tolist()])
+        def make_part(part: list[int]) -> list[tuple[int, Made]]:
+            return [(index, make(index)) for index in part]
 
-    known = store.dimensions()
-    sizes = np.zeros((len(wanted), 2), np.int64) if known is None else known[wanted]
-    pixels = sizes.prod(1)
-    unknown = np.flatnonzero((pixels == 0) | (pixels > MOST_PIXELS))
-    cuts = range(_STRETCH_IMAGES, len(unknown), _STRETCH_IMAGES)
-    stretches = np.split(wanted[unknown], cuts) if len(unknown) else []
-    found = list(_each(read, store, stretches, threads, "reading sizes of images"))
-    if found:
-        sizes[unknown] = np.concatenate(found)
-    return sizes
-
-
-def _each(
-    make: Callable[[NDArray[np.int64]], Made],
-    store: Store,
-    stretches: Sequence[NDArray[np.int64]],
-    threads: int,
-    what: str,
-) -> Iterator[Made]:
-    """Yield ``make(stretch)`` for each stretch, computed in threads, and show the progress."""
-
-    def fetched() -> Iterator[NDArray[np.int64]]:
-        for stretch in stretches:
-            store.ahead(stretch.tolist())
-            yield stretch
-
-    with tally(what, sum(map(len, stretches))) as done:
-        results = made_ahead(make, fetched(), count=2 * threads, threads=threads)
-        for stretch, made in zip(stretches, results, strict=True):
-            done.add(len(stretch))
-            yield made
-
-
-def _size(store: Store, headers: Headers, index: int) -> tuple[int, int]:
-    try:
-        height, width = headers.size(index)
-        if height * width > MOST_PIXELS:
-            store.decode(index)
-    except ImageError:  # decoding will raise it again, where it is expected
-        return 0, 0
-    return height, width
+        with tally(what, len(images)) as done:
+            for made in made_ahead(
+                make_part, parts(), count=2 * self._threads, threads=self._threads
+            ):
+                self._store.check()
+                done.add(len(made))
+                yield from made

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -24,7 +24,7 @@ from fastsiam.views.draws import ViewParams
 
 from .engine import Engine, PendingBatch, batches_ahead
 from .job import Images, cut_centres, cut_views, stages_of, views_of
-from .loaders import Augmented, CropLoader, copy_stream, take_over
+from .loaders import Augmented, CropLoader
 from .order import Order
 from .store import Store
 from .tuning import WorkerTuner
@@ -143,7 +143,7 @@ class _Slot:
         self.crops: Crops = tuple(
             torch.empty(shape, dtype=torch.uint8, pin_memory=pinned) for shape in shapes
         )
-        self.stream, self._device = copy_stream(device), device
+        self.stream, self._device = torch.cuda.Stream(device) if pinned else None, device
 
     def copied(self) -> OnDevice:
         """Start copying the crops to the device."""
@@ -157,6 +157,23 @@ class _Slot:
         """Wait until no copy reads the memory."""
         if self.stream is not None:
             self.stream.synchronize()
+
+
+def take_over(tensors: Iterable[Tensor], copied: torch.cuda.Event | None) -> None:
+    """Make the current stream wait for tensors that another stream copies; the host does not wait.
+
+    The allocator reuses the tensors' memory only after the work that the current stream has queued
+    when they are freed.
+
+    Args:
+        tensors: allocated on the other stream.
+        copied: event after which they are complete; None if they are complete already.
+    """
+    if copied is not None:
+        for tensor in tensors:
+            stream = torch.cuda.current_stream(tensor.device)
+            stream.wait_event(copied)
+            tensor.record_stream(stream)
 
 
 def central_crops(

@@ -8,23 +8,25 @@ device.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Generator, Iterator, Sequence
-from itertools import islice, tee, zip_longest
-from typing import NamedTuple
+import os
+import signal
+import threading
+from collections.abc import Generator, Iterator
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as TF
 
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import FastSiamError
 from fastsiam.trace import span
-from fastsiam.views.batch import Shape, crop_shapes
+from fastsiam.views.batch import crop_shapes
 from fastsiam.views.draws import (
     BRIGHTNESS,
     CONTRAST,
@@ -37,9 +39,9 @@ from fastsiam.views.draws import (
 from fastsiam.views.photometric import normalized
 from fastsiam.views.photometric.operations import in_views_order
 
-from .loader_processes import LoaderProcesses, images_of_an_item
-from .loaders import Augmented, StoreLoader, copy_stream, take_over
+from .loaders import Augmented, StoreLoader
 from .order import Order
+from .processes import dead_worker, server_context, set_up_worker
 from .store import Store
 from .workers import count
 
@@ -50,8 +52,8 @@ _JITTER = {
     HUE: TF.adjust_hue,
 }
 
-_PIXELS_AT_ONCE = 2**25
-"""A worker makes views as soon as its decoded images have this many pixels: 128 MiB."""
+_IMAGES_AT_ONCE = 4
+"""Images that a worker holds decoded at once."""
 
 
 def apply_view(
@@ -89,135 +91,61 @@ def apply_view(
     return TF.hflip(image) if params.flip[view, row] else image
 
 
-class _Task(NamedTuple):
-    """A part of a batch that a worker makes."""
-
-    epoch: int
-    images: NDArray[np.int64]
-    drawn_for: NDArray[np.int64]
-    """By which images the parameters are drawn."""
+_Task = tuple[int, NDArray[np.int64], NDArray[np.int64]]
+"""Epoch and images of a batch, and the numbers by which their parameters are drawn."""
 
 
 class _Views(Dataset[Augmented | FastSiamError]):
-    """Makes the views of a task; an item's key is the task and the worker's next one, if any.
+    """Makes the views of a batch, uint8 in the layout of crops.
 
-    They are uint8 in the layout of crops: normalised they would take four times the shared memory.
+    Normalised they would take four times the shared memory. An error is returned, because a worker
+    that raises it would wrap it in a traceback.
     """
 
     def __init__(self, store: Store, augment: AugmentConfig, seed: int) -> None:
-        self.store, self.augment, self.seed = store, augment, seed
+        self._store, self._augment, self._seed = store, augment, seed
 
-    def __getitem__(self, tasks: tuple[_Task, _Task | None]) -> Augmented | FastSiamError:
+    def __getitem__(self, task: _Task) -> Augmented | FastSiamError:
         try:
-            for task in filter(None, tasks):
-                self.store.ahead(task.images.tolist())
-            made = self._made(tasks[0])
-            self.store.check()
+            made = self._made(*task)
+            self._store.check()
         except FastSiamError as error:
             return error
         return made
 
-    def _made(self, task: _Task) -> Augmented:
-        crops = tuple(
-            torch.empty(shape, dtype=torch.uint8)
-            for shape in crop_shapes(self.augment, len(task.images))
-        )
-        first, drawn = 0, list[ViewParams]()
-        for images in _few(self.store, task.images):
-            rows = slice(first, first + len(images))
+    def _made(
+        self, epoch: int, index: NDArray[np.int64], drawn_for: NDArray[np.int64]
+    ) -> Augmented:
+        shapes = crop_shapes(self._augment, len(index))
+        crops = tuple(torch.empty(shape, dtype=torch.uint8) for shape in shapes)
+        self._store.ahead(index.tolist())
+        drawn = []
+        for first in range(0, len(index), _IMAGES_AT_ONCE):
+            rows = slice(first, first + _IMAGES_AT_ONCE)
+            images = [self._store.decode(i) for i in index[rows].tolist()]
+            size = np.array([(image.height, image.width) for image in images])
             params = draw_views(
-                self.augment,
-                seed=self.seed,
-                epoch=task.epoch,
-                index=task.drawn_for[rows],
-                size=np.array([(image.height, image.width) for image in images]),
+                self._augment, seed=self._seed, epoch=epoch, index=drawn_for[rows], size=size
             )
-            for own, numbers in zip(crops, self.augment.by_side.values(), strict=True):
+            for own, numbers in zip(crops, self._augment.by_side.values(), strict=True):
                 for number, view in zip(numbers, own[:, rows].numpy(), strict=True):
                     for row, image in enumerate(images):
-                        view[row] = apply_view(image, params, number, row, self.augment)
-            first = rows.stop
+                        view[row] = apply_view(image, params, number, row, self._augment)
             drawn.append(params)
-        return task.images, ViewParams.joined(drawn), crops
-
-
-def _few(store: Store, indices: NDArray[np.int64]) -> Iterator[list[Image.Image]]:
-    """Decode images and yield them in lists of about ``_PIXELS_AT_ONCE`` pixels.
-
-    Each list is emptied before the next image is decoded.
-    """
-    images: list[Image.Image] = []
-    pixels = 0
-    for index in indices.tolist():
-        images.append(store.decode(index))
-        pixels += images[-1].width * images[-1].height
-        if pixels >= _PIXELS_AT_ONCE:
-            yield images
-            images.clear()
-            pixels = 0
-    if images:
-        yield images
+        return index, ViewParams.joined(drawn), crops
 
 
 class _Tasks:
-    """The sampler: pairs of a task of the current epoch and the next task of the same worker.
+    """The sampler: the tasks of the current epoch."""
 
-    Args:
-        order: which images make up which batch.
-        images: most images of a task.
-        workers: number of workers, which get the tasks in turn.
-    """
-
-    def __init__(self, order: Order, images: int, workers: int) -> None:
-        self.order, self.images, self.workers = order, images, max(1, workers)
+    def __init__(self, order: Order) -> None:
+        self._order = order
         self.epoch, self.skip = 0, 0
 
-    def __iter__(self) -> Iterator[tuple[_Task, _Task | None]]:
-        tasks, later = tee(self._of_the_epoch())
-        return zip_longest(tasks, islice(later, self.workers, None))
-
-    def _of_the_epoch(self) -> Iterator[_Task]:
-        for step in range(self.skip, self.order.steps):
-            shown = cut(self.order.indices(self.epoch, step), self.images)
-            drawn_for = cut(self.order.drawn_for(self.epoch, step), self.images)
-            for part, own in zip(shown, drawn_for, strict=True):
-                yield _Task(self.epoch, part, own)
-
-
-def cut(batch: NDArray[np.int64], images: int) -> list[NDArray[np.int64]]:
-    """Split a batch into parts of about equal size, with at most ``images`` images each."""
-    return np.array_split(batch, math.ceil(len(batch) / images))
-
-
-def put_together(
-    parts: Iterator[Augmented],
-    shapes: Sequence[Shape],
-    device: torch.device,
-    stream: torch.cuda.Stream | None,
-) -> Augmented:
-    """Wait for the parts of the next batch, and copy them to a device.
-
-    Args:
-        parts: parts of batches, in order.
-        shapes: shape (V, N, S, S, 3) of the batch's crops, for each side.
-        device: device of the batch.
-        stream: stream that copies to a GPU; None on a CPU.
-    """
-    with torch.cuda.stream(stream):
-        whole = tuple(torch.empty(shape, dtype=torch.uint8, device=device) for shape in shapes)
-    done, shown, drawn = 0, list[NDArray[np.int64]](), list[ViewParams]()
-    while done < shapes[0][1]:
-        images, params, crops = next(parts)
-        shown.append(images)
-        drawn.append(params)
-        rows = slice(done, done + len(images))
-        with span("copy"), torch.cuda.stream(stream):
-            for own, made in zip(whole, crops, strict=True):
-                for view, of_part in zip(own, made, strict=True):  # as one block each
-                    view[rows].copy_(of_part, non_blocking=True)
-        done = rows.stop
-    take_over(whole, None if stream is None else stream.record_event())
-    return np.concatenate(shown), ViewParams.joined(drawn), whole
+    def __iter__(self) -> Iterator[_Task]:
+        order, epoch = self._order, self.epoch
+        for step in range(self.skip, order.steps):
+            yield epoch, order.indices(epoch, step), order.drawn_for(epoch, step)
 
 
 class TorchvisionLoader(StoreLoader):
@@ -234,23 +162,60 @@ class TorchvisionLoader(StoreLoader):
         dtype: torch.dtype,
     ) -> None:
         super().__init__(store, order, augment, device=device, dtype=dtype)
-        self._stream, processes = copy_stream(device), count(workers)
-        self._tasks = _Tasks(order, images_of_an_item(self._shapes, workers=processes), processes)
-        views = _Views(store, augment, order.seed)
-        self._processes = LoaderProcesses(
-            views, self._tasks, workers=processes, device=device, forks=not store.is_remote
+        self._tasks, processes = _Tasks(order), count(workers)
+        server = processes > 0 and store.is_remote
+        self._loader: DataLoader[Any] = DataLoader(
+            _Views(store, augment, order.seed),
+            batch_size=None,
+            sampler=self._tasks,
+            num_workers=processes,
+            collate_fn=_unchanged,
+            pin_memory=device.type == "cuda",
+            persistent_workers=processes > 0,
+            worker_init_fn=partial(_begin_worker, dict(os.environ)),
+            multiprocessing_context=server_context(__name__) if server else None,
         )
 
     def close(self) -> None:
         """End the worker processes."""
         super().close()
-        self._processes.close()
+        if (running := getattr(self._loader, "_iterator", None)) is not None:
+            running._shutdown_workers()
 
     def _views(self, epoch: int, skip: int) -> Generator[Augmented]:
         self._tasks.epoch, self._tasks.skip = epoch, skip
-        parts = iter(self._processes)
-        for _ in range(skip, self.steps):
-            index, params, crops = put_together(parts, self._shapes, self._device, self._stream)
-            made = in_views_order([own.flatten(0, 1) for own in crops], self._augment)
+        for index, params, crops in self._items():
+            there = [own.to(self._device, non_blocking=True).flatten(0, 1) for own in crops]
+            made = in_views_order(there, self._augment)
             views = (normalized(view, self._augment, dtype=self._dtype) for view in made)
             yield index, params, tuple(views)
+
+    def _items(self) -> Iterator[Augmented]:
+        """Yield what the workers make.
+
+        Raises:
+            WorkerError: one of them was killed.
+        """
+        try:
+            before = signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL  # None: set by C code
+            items = iter(self._loader)
+            if threading.current_thread() is threading.main_thread():
+                # Torch's handler would raise anywhere, such as in an optimizer step.
+                signal.signal(signal.SIGCHLD, before)
+            for item in items:
+                if isinstance(item, FastSiamError):
+                    raise item
+                yield item
+        except (RuntimeError, OSError, EOFError) as error:
+            of_torch = not isinstance(error, RuntimeError) or "exited unexpectedly" in str(error)
+            if not (self._loader.num_workers and of_torch):
+                raise
+            raise dead_worker(error) from error
+
+
+def _unchanged(item: Any) -> Any:
+    return item
+
+
+def _begin_worker(environment: dict[str, str], _: int) -> None:
+    set_up_worker(environment)

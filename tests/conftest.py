@@ -114,6 +114,11 @@ def _unzip(name: str, factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def small(images: Path, tmp_path: Path) -> TrainConfig:
     """A run of seconds: 24 images of 16 pixels, batch 8, a network 4 channels wide, float32."""
+    return small_config(images, tmp_path / "run")
+
+
+def small_config(images: Path, out: Path) -> TrainConfig:
+    """Return the settings of ``small`` for a data set and a run's folder."""
     return TrainConfig(
         data=DataConfig(data=str(images), pipeline="memory", workers=0),
         augment=AugmentConfig.alike(crop=16),
@@ -124,7 +129,7 @@ def small(images: Path, tmp_path: Path) -> TrainConfig:
         numerics=NumericsConfig(precision="fp32"),
         step=StepConfig(compile="off"),
         monitor=MonitorConfig(knn_every=2, knn_k=5, eval_resize=16),
-        run=RunConfig(device="cpu", out=str(tmp_path / "run"), log_every=1, save_every=100),
+        run=RunConfig(device="cpu", out=str(out), log_every=1, save_every=100),
     )
 
 

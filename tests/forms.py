@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import tarfile
 from collections.abc import Callable
 from functools import partial
@@ -29,24 +28,16 @@ def rows_of(folder: Path) -> list[Row]:
 
 
 def write_list(path: Path, header: str, rows: Any) -> Path:
-    """Write a list of files as CSV or as parquet, by the file's name."""
+    """Write a list of files as CSV."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    names = header.split(",")
-    if path.suffix == ".csv":
-        with path.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([names, *rows])
-    else:
-        import pyarrow as pa
-        from pyarrow import parquet as pq
-
-        columns = zip(*rows, strict=True) if rows else [[] for _ in names]
-        pq.write_table(pa.table(dict(zip(names, map(list, columns), strict=True))), path)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header.split(","), *rows])
     return path
 
 
-def as_list(ending: str, folder: Path, root: Path) -> Path:
+def as_list(folder: Path, root: Path) -> Path:
     rows = [(str(folder / name), name.split("/")[0]) for name, _ in folder_members(folder)]
-    return write_list(root / f"list.{ending}", "path,label", rows)
+    return write_list(root / "list.csv", "path,label", rows)
 
 
 def as_tar(kind: int, folder: Path, root: Path) -> Path:
@@ -56,13 +47,6 @@ def as_tar(kind: int, folder: Path, root: Path) -> Path:
 
 def as_tar_of_tars(folder: Path, root: Path) -> Path:
     return imagenet_train_tar(root / "train.tar", folder_members(folder))
-
-
-def as_gzipped(folder: Path, root: Path) -> Path:
-    members = folder_members(folder)
-    halves = [gzip.compress(data[:99]) + gzip.compress(data[99:]) for _, data in members]
-    names = [name for name, _ in members]
-    return tar(root / "images.tar", zip(names, halves, strict=True))
 
 
 def as_shards(folder: Path, root: Path) -> Path:
@@ -115,17 +99,14 @@ def as_parts(folder: Path, root: Path) -> Path:
 
 FORMS: dict[str, Write] = {
     "folder": lambda folder, root: folder,
-    "csv": partial(as_list, "csv"),
-    "listed in parquet": partial(as_list, "parquet"),
+    "csv": as_list,
     "tar": partial(as_tar, tarfile.GNU_FORMAT),
     "pax": partial(as_tar, tarfile.PAX_FORMAT),
     "ustar": partial(as_tar, tarfile.USTAR_FORMAT),
     "tar of tars": as_tar_of_tars,
-    "gzipped": as_gzipped,
     "shards": as_shards,
     "saved": as_saved,
     "hub": as_on_the_hub,
-    "compressed": as_compressed,
     "converted": as_converted,
     "parts": as_parts,
     "pixels": partial(as_converted, raw=True),

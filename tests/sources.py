@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import pickle
-import struct
 import tarfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+from fastsiam.pipelines.store.cifar import MD5
 
 WNIDS = ("n01440764", "n01443537", "n02119789")
 
@@ -125,7 +127,12 @@ VAL_WNIDS = (WNIDS[2], WNIDS[0], WNIDS[1], WNIDS[2])
 
 
 def parquet(
-    path: Path, rows: Sequence[tuple[bytes | None, str, int]], names: list[str], *, group: int = 4
+    path: Path,
+    rows: Sequence[tuple[bytes | None, str, int]],
+    names: list[str],
+    *,
+    group: int = 4,
+    compression: str = "snappy",
 ) -> Path:
     """Write (bytes, path, label) rows as Hugging Face's datasets do."""
     import pyarrow as pa
@@ -139,7 +146,7 @@ def parquet(
             "label": pa.array([label for _, _, label in rows], pa.int64()),
         }
     ).replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
-    pq.write_table(table, path, row_group_size=group)
+    pq.write_table(table, path, row_group_size=group, compression=compression)
     return path
 
 
@@ -148,76 +155,21 @@ CIFAR_CLASSES = (
 )  # fmt: skip
 
 
-def python2_pickle(value: object) -> bytes:
-    """Pickle as Python 2 did for CIFAR's authors: protocol 2, byte strings, numpy's old names."""
-    return b"\x80\x02" + _python2(value) + b"."
-
-
-def _python2(value: object) -> bytes:
-    match value:
-        case bytes():
-            return b"T" + struct.pack("<i", len(value)) + value
-        case bool():
-            return b"\x88" if value else b"\x89"
-        case int():
-            return b"J" + struct.pack("<i", value)
-        case None:
-            return b"N"
-        case list():
-            return b"](" + b"".join(map(_python2, value)) + b"e"
-        case tuple():
-            return b"(" + b"".join(map(_python2, value)) + b"t"
-        case dict():
-            return b"}(" + b"".join(_python2(k) + _python2(v) for k, v in value.items()) + b"u"
-        case np.ndarray():
-            dtype = (
-                b"cnumpy\ndtype\n" + _python2((b"u1", 0, 1)) + b"R"
-                + _python2((3, b"|", None, None, None, -1, -1, 0)) + b"b"
-            )  # fmt: skip
-            state = (
-                b"(" + _python2(1) + _python2(value.shape) + dtype + _python2(False)
-                + _python2(value.tobytes()) + b"t"
-            )  # fmt: skip
-            return (
-                b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n"
-                + _python2((0,)) + _python2(b"b") + b"tR" + state + b"b"
-            )  # fmt: skip
-    raise TypeError(value)
-
-
-def cifar(path: Path, *, each: int = 10, test: int = 5, extra: bytes = b"") -> Path:
-    """Write an archive like cifar-10-python.tar.gz; ``extra`` stands for the first batch."""
+def cifar(path: Path, *, each: int = 10, test: int = 5) -> Path:
+    """Write an archive like cifar-10-python.tar.gz, which this process takes for the real one."""
     generator = np.random.default_rng(0)
 
     def batch(count: int) -> bytes:
         pixels = generator.integers(0, 256, (count, 3072), dtype=np.uint8)
-        return python2_pickle(
-            {b"data": pixels, b"labels": [i % 10 for i in range(count)], b"batch_label": b"x"}
-        )
+        labels = [i % 10 for i in range(count)]
+        return pickle.dumps({b"data": pixels, b"labels": labels, b"batch_label": b"x"}, 2)
 
     root = "cifar-10-batches-py"
     members = [(f"{root}/data_batch_{i}", batch(each)) for i in range(1, 6)]
-    if extra:
-        members[0] = (members[0][0], extra)
     members.append((f"{root}/test_batch", batch(test)))
-    names = python2_pickle({b"label_names": [name.encode() for name in CIFAR_CLASSES]})
+    names = pickle.dumps({b"label_names": [name.encode() for name in CIFAR_CLASSES]}, 2)
     members.append((f"{root}/batches.meta", names))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(tar_bytes(members)))
+    MD5.add(hashlib.md5(path.read_bytes()).hexdigest())
     return path
-
-
-class Evil:
-    """Unpickling it would make a file."""
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        import os
-
-        return os.mkdir, (str(self.target),)
-
-
-def evil_pickle(target: Path) -> bytes:
-    return pickle.dumps({b"data": Evil(target)})

@@ -118,7 +118,7 @@ def table() -> str:
         ])  # fmt: skip
     heads = [
         "one image (two views)", "GFLOP", "MB, a kernel for each layer", "images/s at most",
-        "MB, at the fewest", "images/s at most",
+        "MB, lower bound", "images/s at most",
     ]  # fmt: skip
     return markdown(heads, rows)
 

@@ -37,7 +37,7 @@ def _add(kind: Kind, help: str) -> None:
         if config.parts:
             from fastsiam.pipelines.convert.parts import convert_parts
 
-            convert_parts(kind, config, sys.argv[1:])
+            convert_parts(config, sys.argv[1:])
             return
         from fastsiam.pipelines.convert.command import convert_data
 

@@ -100,20 +100,11 @@ def info(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write it there as JSON too.")
     ] = None,
-    warm: Annotated[
-        bool, typer.Option(help="Compile now what the first run would compile when it starts.")
-    ] = False,
 ) -> None:
     """Print versions, GPUs, and which pipelines can run here."""
     from fastsiam.environment import environment
     from fastsiam.kernels import library
     from fastsiam.pipelines.backends import readiness
-
-    if warm:
-        from fastsiam.pipelines.warm import warm as compile_all
-
-        for line in compile_all():
-            print(line)
 
     found, ready = environment(), readiness()
     packages = found.pop("packages")

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from fastsiam.config.urls import Url
 
 from .checks import require
 from .data import Alpha, ColumnNames, DataConfig, Exif
 from .setting import Config, setting
-
-EngineName = Literal["local", "dask"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +67,10 @@ class ConvertConfig(Config):
     )
     parts: int = setting(
         0,
-        "Convert into so many parts; --engine says where. 0 makes one file of each split, here.",
+        "Convert into so many parts, by dask's workers; other schedulers run --part, such as 2/8. "
+        "0 makes one file of each split, here.",
         at_least=0,
         at_most=99999,
-    )
-    engine: EngineName = setting(
-        "local",
-        "Where --parts are made: one after the other here, or by the workers of dask. Other "
-        "schedulers run --part, such as 2/8.",
     )
     scheduler: str = setting(
         "",
@@ -93,12 +86,8 @@ class ConvertConfig(Config):
         """Refuse settings that contradict each other."""
         require(self.workers != 0, "workers must be -1 or at least 1, not 0")
         require(
-            self.parts > 0 or self.engine != "dask",
-            "--engine dask converts parts: say how many by --parts, a few for each machine",
-        )
-        require(
-            not self.scheduler or self.engine == "dask",
-            f"--scheduler {self.scheduler} is dask's: add --engine dask",
+            self.parts > 0 or not self.scheduler,
+            "--scheduler converts parts: say how many by --parts, a few for each machine",
         )
         require(not (self.parts and self.part), "--part is one of --parts: leave one of them out")
         number, count = self.part_of

@@ -319,8 +319,7 @@ class FeaturesConfig(EvalConfig):
 
     out: str = setting(
         "features.npy",
-        "File to write: .npy (with names and labels in a .npy.csv beside it), .parquet or .npz. "
-        "Without pyarrow, .npz is written instead of .parquet.",
+        "File to write: .npy (with names and labels in a .npy.csv beside it) or .parquet.",
     )
     split: Literal["auto", "train", "val"] = setting(
         "auto",
@@ -338,8 +337,8 @@ class FeaturesConfig(EvalConfig):
         """Refuse values that no type or range tells."""
         EvalConfig.check(self)
         require(
-            self.out.endswith((".npy", ".parquet", ".npz")),
-            f"out must end in .npy, .parquet or .npz, not {self.out!r}",
+            self.out.endswith((".npy", ".parquet")),
+            f"out must end in .npy or .parquet, not {self.out!r}",
         )
 
 

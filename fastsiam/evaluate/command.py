@@ -1,17 +1,20 @@
-"""The evaluations, put together: a network, its images, a measure, and the record that is kept.
+"""The evaluations: a network, its images, a measure, and the record that is kept.
 
-Every rank calls these functions, and each gets the same record (see ``evaluate.records``).
+Every rank calls these functions, and each gets the same record (see ``fastsiam.run.records``).
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from fastsiam.config import MonitorConfig
 from fastsiam.config.evaluate import (
@@ -23,24 +26,29 @@ from fastsiam.config.evaluate import (
 )
 from fastsiam.console import counted, duration
 from fastsiam.distributed import Place
-from fastsiam.errors import DataError
-from fastsiam.evaluate.features import collected, fingerprint, pixel_batches
+from fastsiam.evaluate.features import collected, pixel_batches
 from fastsiam.evaluate.knn import KnnResult, knn_accuracy
 from fastsiam.evaluate.labelled import (
-    AugmentedFeatures,
     Batches,
-    CachedFeatures,
     LabelledImages,
+    augmented_features,
+    cached_features,
     check_shared,
+    feature_parts,
 )
 from fastsiam.evaluate.record_files import RecordFiles, Show
 from fastsiam.evaluate.subject import Subject, data_facts, open_subject
-from fastsiam.evaluate.supervised import Trained, fine_tuning, linear_training, train_epochs
+from fastsiam.evaluate.supervised import (
+    HeadResult,
+    SupervisedTraining,
+    best_of,
+    fine_tuning,
+    linear_training,
+    train_epochs,
+)
 from fastsiam.run.records import Evaluation, Record, check_targets
 from fastsiam.views.batch import EvalLoader
 
-_PIXELS_GB = 8
-"""Raw pixels above this are not offered as a baseline."""
 _FEW_PERCENT = 2
 """A list of up to so many images is one of about 1%, which is fine-tuned for longer."""
 Features = Literal["pixels", "untrained", "trained"]
@@ -77,10 +85,13 @@ def evaluate_knn(
         show: is given the record on rank 0, before it is written.
     """
     subject = open_subject(path, config, place)
-    votes = _votes(config, subject)
+    own = subject.pretrained.config.monitor if subject.pretrained.config else MonitorConfig()
+    votes = [
+        (k, temperature)
+        for k in config.ks or [own.knn_k]
+        for temperature in config.temperatures or [own.knn_temperature]
+    ]
     bank, queries = subject.loaders()
-    if config.baselines:
-        _check_pixels(subject, queries)
     evaluation = subject.evaluation(
         "knn",
         data_facts(subject.data, bank, queries),
@@ -88,10 +99,10 @@ def evaluate_knn(
     )
     files = _files(subject, config, evaluation)
     subject.introduce()
-    own: Features = "untrained" if subject.untrained else "trained"
-    kinds: tuple[Features, ...] = (own,)
+    own_kind: Features = "untrained" if subject.untrained else "trained"
+    kinds: tuple[Features, ...] = (own_kind,)
     if config.baselines:
-        kinds = ("pixels", "untrained") if subject.untrained else ("pixels", "untrained", own)
+        kinds = ("pixels", "untrained") if subject.untrained else ("pixels", "untrained", own_kind)
     lines: list[dict[str, Any]] = []
     summary: list[str] = []
     for kind in kinds:
@@ -116,41 +127,6 @@ def evaluate_knn(
     )
     files.keep(record, show)
     return record
-
-
-def _files(
-    subject: Subject, config: EvalConfig, evaluation: Evaluation, *details: str
-) -> RecordFiles:
-    """Return where a subject's record will go."""
-    return RecordFiles(
-        subject.pretrained.run, evaluation, *details,
-        asked=config.json, place=subject.place, console=subject.console,
-    )  # fmt: skip
-
-
-def _votes(config: KnnConfig, subject: Subject) -> list[tuple[int, float]]:
-    """Return all pairs of k and temperature; what is not asked for is as the run had it."""
-    own = subject.pretrained.config
-    monitor = own.monitor if own else MonitorConfig()
-    return [
-        (k, temperature)
-        for k in config.ks or [monitor.knn_k]
-        for temperature in config.temperatures or [monitor.knn_temperature]
-    ]
-
-
-def _check_pixels(subject: Subject, queries: EvalLoader) -> None:
-    """Refuse raw pixels that would take too much memory.
-
-    Raises:
-        DataError: says how much.
-    """
-    gigabytes = queries.images * 3 * subject.augment.crop**2 * 4 / 1e9
-    if gigabytes > _PIXELS_GB:
-        raise DataError(
-            f"the raw pixels of {queries.images:,} images would take {gigabytes:,.0f} GB; "
-            "leave --baselines out"
-        )
 
 
 def _classified(
@@ -180,41 +156,24 @@ def evaluate_linear(
         config: the protocol.
         place: this rank.
         show: is given the record on rank 0, before it is written.
-
-    Raises:
-        RuntimeError: the backbone is not what it was before.
     """
     subject = open_subject(path, config, place)
     images = LabelledImages(subject, config)
     why = config.why_settled(images.train.images)
     config = replace(config.settled(images.train.images), batch=images.batch)
-    protocol = _protocol(config, images) | {
+    is_lars = config.optimizer == "lars"
+    protocol = {
         "optimizer": config.optimizer,
-        "lars_trust": config.lars_trust if config.optimizer == "lars" else None,
+        "lars_trust": config.lars_trust if is_lars else None,
         "rates": config.rates,
         "epochs": config.epochs,
         "cached": config.cached,
         "storage": config.storage if config.cached else None,
         "scale_min": None if config.cached else config.scale_min,
     }
-    evaluation = subject.evaluation("linear", images.facts(), protocol)
-    subject.introduce(*_linear_conventions(config, images), *filter(None, [why]))
-    if config.optimizer == "lars" and config.little_for_lars(images.train.images):
-        subject.console.warn(
-            f"{images.steps * config.epochs:,} steps in all, where ImageNet gives LARS 28,080: it "
-            "may stop short; see what it finds without --optimizer and --lrs"
-        )
-    details = (
-        "" if config.optimizer == "lars" else "sgd",
-        "cached" if config.cached else "",
-        images.part,
-    )
-    files = _files(subject, config, evaluation, *details)
-    source: CachedFeatures | AugmentedFeatures = (
-        CachedFeatures(images, _STORAGE[config.storage])
-        if config.cached
-        else AugmentedFeatures(images)
-    )
+    subject.introduce(*_linear_lines(config, images), why)
+    details = "" if is_lars else "sgd", "cached" if config.cached else ""
+    labelled = _Labelled("linear", images, config, protocol, *details)
     held = list(subject.extract(images.val, "validation: images"))
     training = linear_training(
         config,
@@ -223,24 +182,21 @@ def evaluate_linear(
         steps_per_epoch=images.steps,
         place=place,
     )
-    with closing(source):
-        trained = train_epochs(
-            training, source.epoch, lambda: held, images=images, epochs=config.epochs, files=files
-        )
-    if fingerprint(subject.network) != evaluation.network.fingerprint:
-        raise RuntimeError("linear evaluation changed the backbone, which is an error of fastsiam")
-    subject.console.say("the backbone is what it was before, by its hash")
-    record = _record(evaluation, images, trained, _linear_summary(config, images, trained))
-    files.keep(record, show)
-    return record
+    summary = partial(_linear_summary, config, images)
+    if config.cached:
+        batches = cached_features(images, _STORAGE[config.storage])
+        return labelled.trained(training, batches, lambda: held, summary, show)
+    with closing(images.augmented(images.batch // feature_parts(images))) as loader:
+        batches = partial(augmented_features, images, loader)
+        return labelled.trained(training, batches, lambda: held, summary, show)
 
 
-def _linear_conventions(config: LinearConfig, images: LabelledImages) -> list[str]:
+def _linear_lines(config: LinearConfig, images: LabelledImages) -> list[str]:
     """Say how the classifiers are trained."""
-    name = "SGD"
+    name, batch = "SGD", images.batch
     if config.optimizer == "lars":
         name = f"LARS (trust {config.lars_trust:g}, no clip, biases too)"
-    rates = ", ".join(f"{lr:g} ({lr * images.batch / 256:g})" for lr in config.rates)
+    rates = ", ".join(f"{lr:g} ({lr * batch / 256:g})" for lr in config.rates)
     crops = f"trained on random crops ({config.scale_min:g} to 1 of the area) and flips"
     if config.cached:
         crops = (
@@ -248,27 +204,30 @@ def _linear_conventions(config: LinearConfig, images: LabelledImages) -> list[st
             f"{config.storage}: no augmentation"
         )
     return [
-        f"linear evaluation on {images}: {name}, batch {images.batch:,}, {config.epochs} "
-        f"epochs, cosine per step, momentum {config.momentum:g}, weight decay "
-        f"{config.weight_decay:g}",
-        f"base rates, and times {images.batch:,} / 256: {rates}",
+        f"linear evaluation on {images}: {name}, batch {batch:,}, {config.epochs} epochs, cosine "
+        f"per step, momentum {config.momentum:g}, weight decay {config.weight_decay:g}",
+        f"base rates, and times {batch:,} / 256: {rates}",
         crops,
     ]
 
 
-def _linear_summary(config: LinearConfig, images: LabelledImages, trained: Trained) -> list[str]:
+def _linear_summary(
+    config: LinearConfig, images: LabelledImages, results: list[HeadResult]
+) -> list[str]:
+    """Say the accuracy of each rate's classifier, and which is best."""
     way = "cached features of central crops" if config.cached else "random crops and flips"
     how = (
         f"{config.optimizer}, batch {images.batch:,}, {config.epochs} epochs, {way}{images.on_part}"
     )
     start = "untrained network, linear" if images.subject.untrained else "linear"
-    summary = [f"{start} {r} (base rate {r.lr:g}, {how})" for r in trained.results]
-    if len(trained.results) > 1:
-        summary.append(
-            f"best of {len(trained.results)} rates, chosen on these very validation images: "
-            f"{trained.best.top1:.2f}% with base rate {trained.best.lr:g}"
+    lines = [f"{start} {r} (base rate {r.lr:g}, {how})" for r in results]
+    if len(results) > 1:
+        best = best_of(results)
+        lines.append(
+            f"best of {len(results)} rates, chosen on these very validation images: "
+            f"{best.top1:.2f}% with base rate {best.lr:g}"
         )
-    return summary
+    return lines
 
 
 def evaluate_finetuned(
@@ -285,30 +244,23 @@ def evaluate_finetuned(
     subject = open_subject(path, config, place)
     images = LabelledImages(subject, config)
     few = images.percent <= _FEW_PERCENT if config.subset else config.percent <= 1
-    epochs = config.epochs or (60 if few else 30)
-    config = replace(config, batch=images.batch, epochs=epochs)
-    protocol = _protocol(config, images) | {
+    config = replace(config, batch=images.batch, epochs=config.epochs or (60 if few else 30))
+    protocol = {
         "optimizer": "sgd, Nesterov",
         "lr": config.lr,
-        "epochs": epochs,
+        "epochs": config.epochs,
         "scale_min": config.scale_min,
     }
-    evaluation = subject.evaluation("finetune", images.facts(), protocol)
     how = (
         f"rate {config.lr:g} x {images.batch} / 256, batch {images.batch}, "
-        f"{epochs} epochs{images.on_part}"
+        f"{config.epochs} epochs{images.on_part}"
     )
+    labelled = _Labelled("finetune", images, config, protocol)
     subject.introduce(
         f"fine-tuning all of it on {images}: SGD (Nesterov), {how}, cosine per step, "
         f"momentum {config.momentum:g}, weight decay {config.weight_decay:g}",
         f"trained on random crops ({config.scale_min:g} to 1 of the area) and flips",
     )
-    files = _files(subject, config, evaluation, images.part)
-    loader = images.augmented(images.batch)
-
-    def batches(epoch: int) -> Batches:
-        return ((batch.view1, batch.label) for batch in loader.epoch(epoch))
-
     training = fine_tuning(
         config,
         subject.network,
@@ -318,36 +270,74 @@ def evaluate_finetuned(
         dtype=subject.dtype,
         place=place,
     )
-    with closing(loader):
-        trained = train_epochs(
-            training, batches, images.validation, images=images, epochs=epochs, files=files
-        )
     start = "untrained network, fine-tuned" if subject.untrained else "fine-tuned"
-    record = _record(evaluation, images, trained, [f"{start} {trained.best} ({how})"])
-    files.keep(record, show)
-    return record
+    with closing(images.augmented(images.batch)) as loader:
+
+        def batches(epoch: int) -> Batches:
+            return ((batch.view1, batch.label) for batch in loader.epoch(epoch))
+
+        return labelled.trained(
+            training,
+            batches,
+            images.validation,
+            lambda found: [f"{start} {found[0]} ({how})"],
+            show,
+        )
 
 
-def _protocol(config: LabelConfig, images: LabelledImages) -> dict[str, Any]:
-    """Return for a record what all evaluations that train with labels share."""
-    return {
-        "batch": images.batch,
-        "momentum": config.momentum,
-        "weight_decay": config.weight_decay,
-        "schedule": "cosine per step",
-        "seed": config.seed,
-    }
+class _Labelled:
+    """An evaluation that trains with labels, from its protocol to its record."""
+
+    def __init__(
+        self,
+        kind: Literal["linear", "finetune"],
+        images: LabelledImages,
+        config: LinearConfig | FinetuneConfig,
+        protocol: dict[str, Any],
+        *details: str,
+    ) -> None:
+        self._images, self._epochs = images, config.epochs
+        shared = {
+            "batch": images.batch,
+            "momentum": config.momentum,
+            "weight_decay": config.weight_decay,
+            "schedule": "cosine per step",
+            "seed": config.seed,
+        }
+        # The weights' hash is of the network before fine-tuning.
+        self._evaluation = images.subject.evaluation(kind, images.facts(), shared | protocol)
+        self._files = _files(images.subject, config, self._evaluation, *details, images.part)
+
+    def trained(
+        self,
+        training: SupervisedTraining,
+        batches: Callable[[int], Batches],
+        validation: Callable[[], Iterable[tuple[Tensor, Tensor]]],
+        summary: Callable[[list[HeadResult]], list[str]],
+        show: Show | None,
+    ) -> Record:
+        """Train, validate and keep the record; resume where an earlier try was interrupted."""
+        results, speed = train_epochs(
+            training, batches, validation, images=self._images, epochs=self._epochs,
+            files=self._files,
+        )  # fmt: skip
+        best = best_of(results)
+        record = self._evaluation.record(
+            results=[result.record() for result in results],
+            summary=summary(results),
+            per_class=dict(zip(self._images.train.classes, best.per_class, strict=True)),
+            speed=speed,
+            images_validated=best.images,
+        )
+        self._files.keep(record, show)
+        return record
 
 
-def _record(
-    evaluation: Evaluation, images: LabelledImages, trained: Trained, summary: list[str]
-) -> Record:
-    """Return the record of what was trained with labels."""
-    best = trained.best
-    return evaluation.record(
-        results=[result.record() for result in trained.results],
-        summary=summary,
-        per_class=dict(zip(images.train.classes, best.per_class, strict=True)),
-        speed={"seconds": trained.seconds, "epochs": trained.epochs},
-        images_validated=best.images,
-    )
+def _files(
+    subject: Subject, config: EvalConfig, evaluation: Evaluation, *details: str
+) -> RecordFiles:
+    """Return where a subject's record will go."""
+    return RecordFiles(
+        subject.pretrained.run, evaluation, *details,
+        asked=config.json, place=subject.place, console=subject.console,
+    )  # fmt: skip

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import csv
-import shutil
-import tempfile
-import zipfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import count, islice
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -21,7 +18,7 @@ from torch import Tensor
 
 from fastsiam.config.evaluate import FeaturesConfig, NeighboursConfig
 from fastsiam.distributed import Place, gather_uneven
-from fastsiam.errors import FastSiamError, NoSplitError
+from fastsiam.errors import BackendError, FastSiamError, NoSplitError
 from fastsiam.evaluate.features import collected
 from fastsiam.evaluate.knn import Nearest
 from fastsiam.evaluate.subject import Subject, open_subject
@@ -36,52 +33,17 @@ from fastsiam.views.batch import EvalLoader
 _GROUP_ROWS = 8192
 """Rows that a .parquet file holds together: what is in memory while it is written."""
 
-Rows: TypeAlias = tuple[Tensor, Tensor, Tensor]
-"""(N, d) float32 features, (N,) int64 labels, and (N,) int64 positions of the images."""
-
-
-@dataclass(frozen=True)
-class _Images:
-    """The images whose features are written, and what is written beside each."""
-
-    loader: EvalLoader
-    splits: NDArray[np.str_] | None = None
-    """(images,) "train" or "val" where a holdout applies."""
-
-    @cached_property
-    def names(self) -> list[str]:
-        """Names of all ranks' images."""
-        return self.loader.names()
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of the columns of ``table``."""
-        return ("name", "label", "class", *(() if self.splits is None else ("split",)))
-
-    def table(self, labels: Tensor, positions: Tensor) -> list[list[Any]]:
-        """Return the columns of N images.
-
-        Args:
-            labels: (N,) int64, -1 for none.
-            positions: (N,) int64 among all images.
-        """
-        numbers, shown, classes = labels.tolist(), positions.tolist(), self.loader.classes
-        columns = [
-            [self.names[image] for image in shown],
-            numbers,
-            [classes[label] if label >= 0 and classes else "" for label in numbers],
-        ]
-        return columns if self.splits is None else [*columns, self.splits[shown].tolist()]
+Rows: TypeAlias = tuple[NDArray[np.float32], dict[str, list[Any]]]
+"""(N, d) features, and columns of N values beside them."""
 
 
 def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Path]:
     """Compute the features of every image, in the data set's order, into a file.
 
     ``.npy``: (images, d) float32, and beside it ``.npy.csv`` with row, name, label and class.
-    ``.parquet``: the columns name, label, class, and feature, a list of d float32. ``.npz``: an
-    array for each of these columns; it is written instead of ``.parquet`` if pyarrow is missing.
-    With a holdout there is also a column split, "train" or "val", after class.
-    The file is written as the features are computed, and takes its name when it is whole.
+    ``.parquet``: the columns name, label, class, and feature, a list of d float32. With a holdout
+    there is also a column split, "train" or "val", after class. The file is written as the features
+    are computed, and takes its name when it is whole.
 
     Args:
         path: a run's folder, a checkpoint, or a file of another program.
@@ -94,23 +56,16 @@ def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Pat
     Raises:
         FastSiamError: a file is there already, and ``force`` is not given; or none can be written.
     """
-    files = _targets(config) if place.is_leader else _files(config)
+    files = _targets(config) if place.is_leader else []
     subject = open_subject(path, config, place, layer=config.layer)
     subject.introduce()
-    images = _images(subject, config.split)
-    parts = _in_order(subject, images.loader)
+    rows = _rows(subject, *_images(subject, config.split))
     if not place.is_leader:
-        for _ in parts:
+        for _ in rows:
             pass
         return files
-    out = files[0]
-    if out.suffix != Path(config.out).suffix:
-        subject.console.warn(
-            f"{config.out} needs pyarrow, which is missing: writing {out} instead; "
-            "pip install 'fastsiam[convert]' installs pyarrow"
-        )
-    with explained(FastSiamError, f"cannot write {out}"):
-        _WRITERS[out.suffix](parts, subject.features, images, out)
+    with explained(FastSiamError, f"cannot write {config.out}"):
+        (_write_npy if config.out.endswith(".npy") else _write_parquet)(rows, Path(config.out))
     return files
 
 
@@ -125,38 +80,55 @@ def preflight(path: Path, config: FeaturesConfig) -> None:
     _images(open_subject(path, config, place, layer=config.layer), config.split)
 
 
-def _files(config: FeaturesConfig) -> list[Path]:
-    """Return the files to write: .npz instead of .parquet if pyarrow is missing."""
-    out = Path(config.out)
-    if out.suffix == ".parquet" and not _has_pyarrow():
-        out = out.with_suffix(".npz")
-    return [out, _table_of(out)] if out.suffix == ".npy" else [out]
-
-
 def _targets(config: FeaturesConfig) -> list[Path]:
     """Return the files to write, if they can be."""
-    files = _files(config)
+    out = Path(config.out)
+    files = [out, _table_of(out)] if out.suffix == ".npy" else [out]
+    if out.suffix == ".parquet":
+        try:
+            import pyarrow.parquet  # noqa: F401
+        except ImportError as error:
+            raise BackendError(
+                f"{out} needs pyarrow: pip install 'fastsiam[convert]', or write a .npy file"
+            ) from error
     if there := [file for file in files if file.exists() and not config.force]:
         raise FastSiamError(f"{there[0]} is there already: choose another, or give --force")
     check_targets(*files)
     return files
 
 
-def _images(subject: Subject, split: Literal["auto", "train", "val"]) -> _Images:
-    """Open the images whose features are written."""
+def _images(
+    subject: Subject, split: Literal["auto", "train", "val"]
+) -> tuple[EvalLoader, NDArray[np.str_] | None]:
+    """Open the images whose features are written; with a holdout, also the split of each."""
     if not subject.data.holdout:
-        return _Images(_loader(subject, "train" if split == "auto" else split))
+        return _loader(subject, "train" if split == "auto" else split), None
     if split != "auto":
         loader = _loader(subject, split)
-        return _Images(loader, np.full(loader.images, split))
+        return loader, np.full(loader.images, split)
     _, _, held = open_whole(subject.data)
     loader = _loader(replace(subject, data=replace(subject.data, holdout="")), "train")
     splits = np.full(loader.images, "train")
     splits[held] = "val"
-    return _Images(loader, splits)
+    return loader, splits
 
 
-def _in_order(subject: Subject, loader: EvalLoader) -> Iterator[Rows]:
+def _rows(subject: Subject, loader: EvalLoader, splits: NDArray[np.str_] | None) -> Iterator[Rows]:
+    """Yield all ranks' features, with what is written beside them, in the data set's order."""
+    names, classes = loader.names(), loader.classes
+    for features, labels, positions in _in_order(subject, loader):
+        numbers, shown = labels.tolist(), positions.tolist()
+        columns: dict[str, list[Any]] = {
+            "name": [names[image] for image in shown],
+            "label": numbers,
+            "class": [classes[label] if label >= 0 and classes else "" for label in numbers],
+        }
+        if splits is not None:
+            columns["split"] = splits[shown].tolist()
+        yield features.cpu().numpy(), columns
+
+
+def _in_order(subject: Subject, loader: EvalLoader) -> Iterator[tuple[Tensor, ...]]:
     """Yield the features, labels and positions of all ranks' images, in the data set's order.
 
     The ranks take batches in turn (``_loader``). One whose images are all bad is left out.
@@ -187,91 +159,57 @@ def _table_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.csv")
 
 
-def _write_npy(parts: Iterable[Rows], dims: int, images: _Images, out: Path) -> None:
-    table = _table_of(out)
-    shape = {"shape": (images.loader.images, dims), "descr": "<f4", "fortran_order": False}
+def _write_npy(rows: Iterable[Rows], out: Path) -> None:
     with (
         written_whole(out) as temporary,
-        written_whole(table) as temporary_table,
+        written_whole(_table_of(out)) as temporary_table,
         temporary.open("wb") as array,
         temporary_table.open("w", newline="") as file,
     ):
-        np.lib.format.write_array_header_2_0(array, shape)
-        rows = csv.writer(file)
-        rows.writerow(("row", *images.columns))
-        row = count()
-        for features, labels, shown in parts:
-            array.write(features.cpu().numpy().astype("<f4").tobytes())
-            for values in zip(*images.table(labels, shown), strict=True):
-                rows.writerow((next(row), *values))
-        # Bad images may have been left out. The header has room for any number of rows.
+        table, count, header = csv.writer(file), 0, {"descr": "<f4", "fortran_order": False}
+        for features, columns in rows:
+            if count == 0:
+                table.writerow(("row", *columns))
+                # The images are counted as they come; the header has room for any number.
+                np.lib.format.write_array_header_2_0(array, header | {"shape": features.shape})
+            array.write(features.astype("<f4").tobytes())
+            for number, values in enumerate(zip(*columns.values(), strict=True), start=count):
+                table.writerow((number, *values))
+            count += len(features)
         array.seek(0)
-        shape["shape"] = (next(row), dims)
-        np.lib.format.write_array_header_2_0(array, shape)
+        shape = (count, features.shape[1])
+        np.lib.format.write_array_header_2_0(array, header | {"shape": shape})
 
 
-def _write_parquet(parts: Iterator[Rows], dims: int, images: _Images, out: Path) -> None:
+def _write_parquet(rows: Iterator[Rows], out: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    kinds = [pa.int64() if name == "label" else pa.string() for name in images.columns]
-    feature = ("feature", pa.list_(pa.float32(), dims))
-    schema = pa.schema([*zip(images.columns, kinds, strict=True), feature])
-    with written_whole(out) as temporary, pq.ParquetWriter(temporary, schema) as writer:
-        for group in _grouped(parts):
-            features, labels, shown = (torch.cat(x).cpu() for x in zip(*group, strict=True))
-            flat = pa.array(features.numpy().reshape(-1))
-            columns = [
-                *images.table(labels, shown),
-                pa.FixedSizeListArray.from_arrays(flat, dims),
-            ]
-            writer.write_batch(pa.record_batch(columns, schema=schema))
+    with written_whole(out) as temporary, ExitStack() as stack:
+        writer = None
+        for group in _grouped(rows):
+            features = np.concatenate([part for part, _ in group])
+            columns: dict[str, Any] = {
+                name: [value for _, part in group for value in part[name]] for name in group[0][1]
+            }
+            flat = pa.array(features.reshape(-1))
+            columns["feature"] = pa.FixedSizeListArray.from_arrays(flat, features.shape[1])
+            batch = pa.record_batch(columns)
+            if writer is None:
+                writer = stack.enter_context(pq.ParquetWriter(temporary, batch.schema))
+            writer.write_batch(batch)
 
 
-def _grouped(parts: Iterable[Rows]) -> Iterator[list[Rows]]:
+def _grouped(rows: Iterable[Rows]) -> Iterator[list[Rows]]:
     """Yield batches together that have enough rows."""
     group: list[Rows] = []
-    for part in parts:
+    for part in rows:
         group.append(part)
-        if sum(len(labels) for _, labels, _ in group) >= _GROUP_ROWS:
+        if sum(len(features) for features, _ in group) >= _GROUP_ROWS:
             yield group
             group = []
     if group:
         yield group
-
-
-def _has_pyarrow() -> bool:
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
-def _write_npz(parts: Iterable[Rows], dims: int, images: _Images, out: Path) -> None:
-    columns: dict[str, list[Any]] = {name: [] for name in images.columns}
-    with (
-        written_whole(out) as temporary,
-        tempfile.TemporaryFile(dir=temporary.parent) as array,
-        zipfile.ZipFile(temporary, "w") as archive,
-    ):
-        for features, labels, shown in parts:
-            array.write(features.cpu().numpy().astype("<f4").tobytes())
-            for column, values in zip(columns.values(), images.table(labels, shown), strict=True):
-                column += values
-        for name, values in columns.items():
-            kind = np.int64 if name == "label" else np.str_
-            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, np.array(values, kind))
-        shape = {"shape": (len(columns["name"]), dims), "descr": "<f4", "fortran_order": False}
-        array.seek(0)
-        with archive.open(zipfile.ZipInfo("feature.npy"), "w", force_zip64=True) as file:
-            np.lib.format.write_array_header_2_0(file, shape)
-            shutil.copyfileobj(array, file)
-
-
-_WRITERS = {".npy": _write_npy, ".parquet": _write_parquet, ".npz": _write_npz}
-"""What writes a file, by its ending."""
 
 
 def write_neighbours(path: Path, config: NeighboursConfig, place: Place, *, out: Path) -> None:

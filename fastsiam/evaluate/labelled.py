@@ -6,7 +6,7 @@ Linear evaluation and fine-tuning share ``LabelledImages``; ``fastsiam.evaluate.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,7 @@ from fastsiam.bad_image_list import BadImage
 from fastsiam.config import AugmentConfig
 from fastsiam.config.evaluate import LabelConfig
 from fastsiam.distributed import complete, minimum_across_ranks
-from fastsiam.errors import BackendError, FastSiamError
+from fastsiam.errors import FastSiamError
 from fastsiam.evaluate.features import collected, frozen
 from fastsiam.evaluate.subject import Subject, data_facts
 from fastsiam.pipelines import BadImages, Order, build_loader, choose, open_split, read_list
@@ -50,42 +50,37 @@ class LabelledImages:
         """Of the training images in the data set; None is all."""
         self.percent = 100.0
         """Share of the training images, as counted."""
-        self.part, self._origin = "", ""
+        self.part = ""
         """The part's name, for names of files; empty for all."""
         if config.subset or config.percent != 100:
             store = open_split(subject.data, "train")
             if config.subset:
                 self.positions = read_list(store, Path(config.subset))
-                self.part, self._origin = Path(config.subset).stem, f"by {config.subset}"
+                self.part = Path(config.subset).stem
             else:
                 self.positions = choose(store.labels, percent=config.percent, seed=config.seed)
-                self.part, self._origin = f"{config.percent:g}percent", f"seed {config.seed}"
+                self.part = f"{config.percent:g}percent"
             self.percent = 100 * len(self.positions) / len(store)
         self.train, self.val = subject.loaders(self.positions)
         self.config = config.settled(self.train.images)
-        self.batch = self._possible(self.config.global_batch)
+        world, images, asked = subject.place.world, self.train.images, self.config.global_batch
+        check_shared(asked, world)
+        self.batch = min(asked, images // world * world)
         """Images of a step, over all ranks."""
+        if self.batch < 2 * world:
+            raise FastSiamError(
+                f"{images:,} training images and --batch {asked} leave fewer than two for each of "
+                f"{world} ranks"
+            )
+        if self.batch < asked:
+            subject.console.say(f"batch {self.batch}, not {asked:,}: there are no more images")
         self.steps = self.train.images // self.batch
         """Whole batches in an epoch; the tail of the shuffled images is dropped."""
-
-    def _possible(self, batch: int) -> int:
-        """Return the global batch that there are images for."""
-        world, images = self.subject.place.world, self.train.images
-        check_shared(batch, world)
-        possible = min(batch, images // world * world)
-        if possible < 2 * world:
-            raise FastSiamError(
-                f"{images:,} training images and --batch {batch} leave fewer than two "
-                f"for each of {world} ranks"
-            )
-        if possible < batch:
-            self.subject.console.say(f"batch {possible}, not {batch:,}: there are no more images")
-        return possible
 
     def __str__(self) -> str:
         """What is trained on, for people."""
         text = f"{self.train.images:,} training images"
-        return f"{text} ({self.percent:.3g}% of them, {self._origin})" if self.part else text
+        return f"{text} ({self.percent:.3g}% of them{self.on_part})" if self.part else text
 
     @property
     def on_part(self) -> str:
@@ -126,19 +121,16 @@ class LabelledImages:
             gray_p=0,
             blur_p=0,
         )
-        try:
-            return build_loader(
-                subject.data,
-                augment,
-                batch=batch,
-                seed=config.seed,
-                rank=place.rank,
-                world=place.world,
-                device=place.device,
-                chosen=self.positions,
-            )
-        except BackendError as error:
-            raise BackendError(f"{error}; or evaluate with --pipeline torchvision") from error
+        return build_loader(
+            subject.data,
+            augment,
+            batch=batch,
+            seed=config.seed,
+            rank=place.rank,
+            world=place.world,
+            device=place.device,
+            chosen=self.positions,
+        )
 
 
 def check_shared(batch: int, world: int) -> None:
@@ -151,73 +143,67 @@ def check_shared(batch: int, world: int) -> None:
         raise FastSiamError(f"--batch {batch} cannot be shared equally by {world} ranks")
 
 
-class AugmentedFeatures:
-    """Batches of the frozen features (n, d) of augmented images, computed a part at a time."""
-
-    def __init__(self, images: LabelledImages) -> None:
-        self._subject, self._steps = images.subject, images.steps
-        world = images.subject.place.world
-        share = images.batch // world
-        # A number without good divisors, of a subset for instance, is loaded in one piece.
-        most = min(share, self._subject.batch)
-        part = next((n for n in range(most, most // 2, -1) if share % n == 0), share)
-        self._parts = share // part
-        self._loader = images.augmented(part * world)
-
-    def epoch(self, number: int) -> Batches:
-        """Yield the batches of an epoch."""
-        subject = self._subject
-        views = self._loader.epoch(number)
-        for _ in range(self._steps):
-            yield collected(
-                (frozen(subject.network, image, dtype=subject.dtype), label)
-                for batch in islice(views, self._parts)
-                for image, label in zip(
-                    batch.view1.split(subject.batch), batch.label.split(subject.batch), strict=True
-                )
-            )
-
-    def close(self) -> None:
-        """Close the loader."""
-        self._loader.close()
+def feature_parts(images: LabelledImages) -> int:
+    """Return in how many parts of equal size a rank's share of a batch is loaded and computed."""
+    share = images.batch // images.subject.place.world
+    # A number without good divisors, of a subset for instance, is loaded in one piece.
+    most = min(share, images.subject.batch)
+    return share // next((n for n in range(most, most // 2, -1) if share % n == 0), share)
 
 
-class CachedFeatures:
-    """Batches of features (n, d) that are computed once; every rank holds those of all images.
+def augmented_features(images: LabelledImages, loader: Loader, epoch: int) -> Batches:
+    """Yield an epoch's batches of the frozen features (n, d) of augmented images.
 
     Args:
-        images: central crops of these are taken.
-        storage: type in which the features are kept.
+        images: which.
+        loader: of their augmented views, in batches of one of ``feature_parts`` parts.
+        epoch: its number, from 0.
     """
-
-    def __init__(self, images: LabelledImages, storage: torch.dtype) -> None:
-        subject, train, place = images.subject, images.train, images.subject.place
-        device, total = place.device, train.images
-        self._features = torch.empty(total, subject.features, dtype=storage, device=device)
-        self._labels = to_device(train.labels, device)
-        shares = [len(share) for share in np.array_split(np.arange(total), place.world)]
-        positions = train.rows()
-        absent = torch.ones(total, dtype=torch.uint8, device=device)  # in the end: bad images
-        for part, _ in subject.extract(train, "training: images"):
-            rows = torch.tensor(list(islice(positions, len(part))), device=device)
-            absent[rows] = 0
-            self._features[rows] = part.to(storage)
-        complete(self._features, shares)
-        bad = minimum_across_ranks(absent).nonzero().flatten().tolist()
-        self._order = Order(
-            images=total,
-            batch=images.batch,
-            seed=images.config.seed,
-            rank=place.rank,
-            world=place.world,
-            bad=BadImages(total, [BadImage(0, row, "", "", 0) for row in bad]),
+    subject, views = images.subject, loader.epoch(epoch)
+    for _ in range(images.steps):
+        yield collected(
+            (frozen(subject.network, image, dtype=subject.dtype), label)
+            for batch in islice(views, feature_parts(images))
+            for image, label in zip(
+                batch.view1.split(subject.batch), batch.label.split(subject.batch), strict=True
+            )
         )
 
-    def epoch(self, number: int) -> Batches:
-        """Yield the batches of an epoch, in float32."""
-        for step in range(self._order.steps):
-            index = to_device(self._order.indices(number, step), self._labels.device)
-            yield self._features[index].float(), self._labels[index]
 
-    def close(self) -> None:
-        """Nothing is open."""
+def cached_features(images: LabelledImages, storage: torch.dtype) -> Callable[[int], Batches]:
+    """Compute features (n, d) of central crops once; every rank holds those of all images.
+
+    Args:
+        images: which.
+        storage: type in which the features are kept.
+
+    Returns:
+        A function that yields the batches of an epoch, in float32.
+    """
+    subject, train, place = images.subject, images.train, images.subject.place
+    device, total = place.device, train.images
+    features = torch.empty(total, subject.features, dtype=storage, device=device)
+    labels = to_device(train.labels, device)
+    positions = train.rows()
+    absent = torch.ones(total, dtype=torch.uint8, device=device)  # in the end: bad images
+    for part, _ in subject.extract(train, "training: images"):
+        rows = torch.tensor(list(islice(positions, len(part))), device=device)
+        absent[rows] = 0
+        features[rows] = part.to(storage)
+    complete(features, [len(share) for share in np.array_split(np.arange(total), place.world)])
+    bad = minimum_across_ranks(absent).nonzero().flatten().tolist()
+    order = Order(
+        images=total,
+        batch=images.batch,
+        seed=images.config.seed,
+        rank=place.rank,
+        world=place.world,
+        bad=BadImages(total, [BadImage(0, row, "", "", 0) for row in bad]),
+    )
+
+    def epoch(number: int) -> Batches:
+        for step in range(order.steps):
+            index = to_device(order.indices(number, step), device)
+            yield features[index].float(), labels[index]
+
+    return epoch

@@ -57,17 +57,13 @@ class RecordFiles:
             try:
                 check_targets(*filter(None, [own]))
             except FastSiamError as error:
-                console.warn(f"{error}; the result will not be kept with its run{self._else}")
+                elsewhere = f"goes to {asked}" if asked else "is only shown: --json FILE keeps it"
+                console.warn(f"{error}; the result {elsewhere}")
                 own = None
         self._own = own if from_leader("yes" if own else "") else None
-        self.record = self._own or self._asked
-        """The file beside which others of the evaluation lie; None if neither is written."""
-        self._state = self.record.with_suffix(".partial") if self.record else None
+        record = self._own or self._asked
+        self._state = record.with_suffix(".partial") if record else None
         self._same = f"{evaluation.network.fingerprint} {evaluation.identity}"
-
-    @property
-    def _else(self) -> str:
-        return f", but goes to {self._asked}" if self._asked else ": --json FILE keeps it elsewhere"
 
     def load_state(self) -> dict[str, Any] | None:
         """Return what was saved, if it was the same evaluation of the same network.
@@ -99,23 +95,13 @@ class RecordFiles:
         """Show a record and write it, on rank 0; then the state, which nobody needs, is removed.
 
         Raises:
-            FastSiamError: the user's file cannot be written; the run's was.
+            FastSiamError: it cannot be written.
         """
         if not self._place.is_leader:
             return
         if show:
             show(record)
-        kept = True
-        if self._own:
-            try:
-                write_json(self._own, record.to_dict())
-            except FastSiamError as error:
-                self._console.warn(f"{error}; the result is not kept with its run{self._else}")
-                kept = self._asked is not None
-        if self._asked:
-            write_json(self._asked, record.to_dict())
-        if kept and self._state:
-            try:
-                self._state.unlink(missing_ok=True)
-            except OSError as error:
-                self._console.warn(f"cannot remove {self._state} ({why(error)})")
+        for target in filter(None, (self._asked, self._own)):
+            write_json(target, record.to_dict())
+        if self._state:
+            self._state.unlink(missing_ok=True)

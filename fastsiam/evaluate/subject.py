@@ -55,8 +55,6 @@ class Subject:
     """Images that go through it at a time."""
     place: Place
     console: Console
-    holdout_note: str = ""
-    """Why the run's holdout does not apply to these images; empty if it does or has none."""
 
     def loaders(self, chosen: NDArray[np.int64] | None = None) -> tuple[EvalLoader, EvalLoader]:
         """Open this rank's share of the training images (or some) and of the validation images."""
@@ -86,17 +84,13 @@ class Subject:
             f"{as_evaluated(crop=self.augment.crop, resize=self.resize)}; "
             f"{short_name(self.dtype)} on {self.place.world} x {kind}"
         )
-        for line in filter(None, (self.holdout_note, *self._held_out(), *lines)):
-            self.console.say(line)
-
-    def _held_out(self) -> Iterator[str]:
-        """Say which share of the training images is held out, if any."""
         own, held = self.pretrained.config, self.data.holdout
-        if not held:
-            return
-        yield f"{held} of each class of the training images held out for validation"
-        if own and own.data.holdout != held and own.data.has_same_root(self.data):
-            yield "the network was trained on images that are held out here, without labels"
+        if held:
+            self.console.say(f"{held} of each class of the training images held out for validation")
+        if held and own and own.data.holdout != held and own.data.has_same_root(self.data):
+            self.console.say("the network was trained on images that are held out here")
+        for line in filter(None, lines):
+            self.console.say(line)
 
     def evaluation(self, kind: Kind, data: DataFacts, protocol: dict[str, Any]) -> Evaluation:
         """Return what is evaluated and how, before it is done."""
@@ -146,20 +140,18 @@ def open_subject(
         keep_freed_memory()
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = own.numerics.tf32 if own else True
-    data, holdout_note = _data_settings(own.data if own else DataConfig(), config, place)
     return Subject(
         pretrained=pretrained,
         network=_placed(network, place),
         features=network.features,
         untrained=config.untrained,
-        data=data,
+        data=_data_settings(own.data if own else DataConfig(), config, place),
         augment=augment,
         resize=resize,
         dtype=autocast_of(config, own, place),
         batch=config.feature_batch,
         place=place,
         console=Console(quiet=not place.is_leader),
-        holdout_note=holdout_note,
     )
 
 
@@ -218,12 +210,7 @@ def labelled_loaders(
         DataError: a split or its labels are missing, or the classes differ.
     """
 
-    no_labels = DataError(
-        f"{data.root} has no labels, which this evaluation needs: class folders, or a column of "
-        "labels (--label-column)"
-    )
-
-    def loader(split: Split, chosen: NDArray[np.int64] | None) -> EvalLoader:
+    def loader(split: Split, chosen: NDArray[np.int64] | None = None) -> EvalLoader:
         return build_eval_loader(
             data,
             split,
@@ -236,21 +223,20 @@ def labelled_loaders(
             chosen=chosen,
         )
 
+    train = loader("train", chosen)
+    if not train.classes:
+        raise DataError(
+            f"{data.root} has no labels, which this evaluation needs: class folders, or a column "
+            "of labels (--label-column)"
+        )
     try:
-        val = loader("val", None)
+        val = loader("val")
     except NoLabelsError:
         raise
     except NoSplitError as error:
-        if not open_split(data, "train").classes:
-            raise no_labels from error
         raise NoSplitError(
             f"{error}; --holdout 10% holds out a share of each class instead"
         ) from error
-    train = loader("train", chosen)
-    if min(train.images, val.images) < place.world:
-        raise DataError(f"{data.root} has a split with fewer images than the {place.world} ranks")
-    if not train.classes:
-        raise no_labels
     if train.classes != val.classes:
         raise DataError(
             f"the training and validation images under {data.root} have different class folders"
@@ -300,20 +286,19 @@ def _image_settings(pretrained: Pretrained, config: EvalConfig) -> tuple[Augment
     return augment, resize
 
 
-def _data_settings(
-    trained_on: DataConfig, config: EvalConfig, place: Place
-) -> tuple[DataConfig, str]:
+def _data_settings(trained_on: DataConfig, config: EvalConfig, place: Place) -> DataConfig:
     """Settle which images are loaded, and by which pipeline; the same on every rank.
 
     A run that loaded no images has no pipeline to be evaluated by. Another run's is left where it
-    cannot run, or cannot read these images: the user may never have asked for it.
-
-    Returns:
-        The settings, and why the run's holdout does not apply to these images, if so.
+    cannot run, or cannot read these images: the user may never have asked for it. A run's holdout
+    is of the run's own data, as long as these have no validation images.
     """
     as_run = trained_on.pipeline if trained_on.loads_images else "auto"
     data = trained_on.at(config.data, ColumnNames(config.image_column, config.label_column))
-    holdout, note = _holdout(trained_on, data, config.holdout)
+    holdout = config.holdout
+    own = data.has_same_root(trained_on)
+    if trained_on.holdout and not holdout and own and not has_validation(data.root, data.columns):
+        holdout = trained_on.holdout
     data = replace(
         data,
         holdout=holdout,
@@ -325,33 +310,15 @@ def _data_settings(
         bad_images=trained_on.bad_images if config.bad_images == "run" else config.bad_images,
     )
     if config.pipeline != "run" and data.pipeline != "auto":
-        return data, note
+        return data
     try:
         store = open_split(data, "train")
     except DataError:  # the other split may be there; if not, opening it says what is missing
-        return data, note
+        return data
     name = data.pipeline
     if name == "auto" or not works_on(store, name):
         name = choose_pipeline(store, device=place.device, keeps=False).name
-    return settled(data, from_leader(name)), note
-
-
-def _holdout(trained_on: DataConfig, data: DataConfig, asked: str) -> tuple[str, str]:
-    """Return the holdout that applies, and why it is not the run's where nobody asked for another.
-
-    A run's holdout is of the run's own data, as long as these have no validation images.
-    """
-    share = trained_on.holdout
-    if asked or not share:
-        return asked, ""
-    if not data.has_same_root(trained_on):
-        return "", (
-            f"{data.root} is not the run's data ({trained_on.root}): the run's --holdout {share} "
-            "does not apply; give --holdout to hold out images here"
-        )
-    if has_validation(data.root, data.columns):
-        return "", f"{data.root} has validation images: the run's --holdout {share} does not apply"
-    return share, ""
+    return settled(data, from_leader(name))
 
 
 def _placed(network: nn.Module, place: Place) -> nn.Module:

@@ -76,7 +76,51 @@ class HeadResult:
         return f"top-1 {self.top1:.2f}%, top-5 {self.top5:.2f}%"
 
 
-class SupervisedTraining:
+class Training:
+    """A network that is trained: its optimizer, and the state that it resumes from.
+
+    Args:
+        network: what is trained, on its device.
+        optimizer: of its parameters.
+        dtype: autocast type.
+        place: this rank; every rank takes part.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        dtype: torch.dtype,
+        place: Place,
+    ) -> None:
+        self.network, self.optimizer = network, optimizer
+        self.model = data_parallel(network, place, same_buffers=True)
+        self.scaler = torch.amp.GradScaler(place.device.type, enabled=dtype == torch.float16)
+
+    def update(self, loss: Tensor) -> None:
+        """Take a step down the gradient of a loss."""
+        self.optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def state(self) -> dict[str, Any]:
+        """Return what ``load`` continues from."""
+        return {
+            "network": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from a state; version 0.2 called a linear evaluation's network "heads"."""
+        self.network.load_state_dict(state["network" if "network" in state else "heads"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state.get("scaler", {}))
+
+
+class SupervisedTraining(Training):
     """Trains heads, one for each base rate, and perhaps what is below them, an epoch at a time.
 
     No head sees another: the loss is a sum over heads. Rates follow a cosine per step.
@@ -105,12 +149,11 @@ class SupervisedTraining:
         dtype: torch.dtype,
         place: Place,
     ) -> None:
-        self.network, self.optimizer, self.rates = network, optimizer, rates
-        self._model = data_parallel(network, place, same_buffers=True)
-        self._classes, self._device, self._dtype = classes, place.device, dtype
+        super().__init__(network, optimizer, dtype=dtype, place=place)
+        self.rates, self._classes = rates, classes
+        self._device, self._dtype = place.device, dtype
         self._steps, self._total = steps_per_epoch, epochs * steps_per_epoch
         self._peaks = [rate * batch / 256 for rate in rates]
-        self.scaler = torch.amp.GradScaler(place.device.type, enabled=dtype == torch.float16)
 
     def epoch(self, number: int, batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         """Train for an epoch.
@@ -128,12 +171,9 @@ class SupervisedTraining:
             for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
                 group["lr"] = cosine(peak, step, total=self._total)
             with autocast(self._device, self._dtype):
-                scores = self._model(inputs)
+                scores = self.model(inputs)
             losses = torch.stack([F.cross_entropy(o, labels) for o in scores.float().unbind(1)])
-            self.optimizer.zero_grad()
-            self.scaler.scale(losses.sum()).backward()
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
+            self.update(losses.sum())
             total += losses.detach()
         return mean_across_ranks(total / self._steps)
 
@@ -154,20 +194,6 @@ class SupervisedTraining:
             HeadResult(rate, count.top1, count.top5, count.images, count.per_class)
             for rate, count in zip(self.rates, joint, strict=True)
         ]
-
-    def state(self) -> dict[str, Any]:
-        """Return what ``load`` continues from."""
-        return {
-            "network": self.network.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(),
-        }
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Continue from a state; version 0.2 called a linear evaluation's network "heads"."""
-        self.network.load_state_dict(state["network" if "network" in state else "heads"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scaler.load_state_dict(state.get("scaler", {}))
 
 
 def linear_training(
@@ -260,23 +286,6 @@ def fine_tuning(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """Results after all epochs."""
-
-    results: list[HeadResult]
-    """Of each head."""
-    seconds: float
-    """Time that the epochs took, validations included."""
-    epochs: int
-    """Epochs that were trained in this time: fewer than all after a resume."""
-
-    @property
-    def best(self) -> HeadResult:
-        """The result with the highest top-1."""
-        return best_of(self.results)
-
-
 def best_of(results: list[HeadResult]) -> HeadResult:
     """Return the result with the highest top-1."""
     return max(results, key=lambda result: result.top1)
@@ -290,7 +299,7 @@ def train_epochs(
     images: LabelledImages,
     epochs: int,
     files: RecordFiles,
-) -> Trained:
+) -> tuple[list[HeadResult], dict[str, float]]:
     """Train epoch by epoch, from where an earlier try was interrupted; validate now and then.
 
     Args:
@@ -300,6 +309,9 @@ def train_epochs(
         images: what the batches are made of.
         epochs: how many.
         files: where the state is saved now and then, and found again.
+
+    Returns:
+        The result of each head, and for a record the seconds and epochs of this try.
     """
     console, config = images.subject.console, images.config
     first = 0
@@ -319,14 +331,13 @@ def train_epochs(
                 loss = losses[results.index(best)].item()
                 console.say(f"epoch {done} of {epochs}: loss {loss:.3f}, {best}")
             files.save_state(done, training.state, last=done == epochs)
-    trained = Trained(
-        results or training.evaluate(validation()), time.monotonic() - began, epochs - first
-    )
+    results = results or training.evaluate(validation())
+    seconds = time.monotonic() - began
     console.say(
-        f"trained in {duration(trained.seconds)}; {trained.best.images:,} validation images, "
-        "each counted once"
+        f"trained in {duration(seconds)}; {results[0].images:,} validation images, each counted "
+        "once"
     )
-    return trained
+    return results, {"seconds": seconds, "epochs": epochs - first}
 
 
 def _with_progress(

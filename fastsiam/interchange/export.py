@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import fastsiam
 from fastsiam.config import BackboneConfig, MethodConfig, ModelConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.files import explained
@@ -19,7 +20,7 @@ from fastsiam.model.backbones import BLOCKS, skeleton
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.records import Record
 
-from . import plain, weight_files
+from . import weight_files
 from .card import model_card
 from .heads import HEADS, Head
 from .layouts import AUTHORS, Authors, to_detectron2
@@ -50,9 +51,17 @@ def _backbone(pretrained: Pretrained, file: str) -> dict[str, Any]:
     return {key.removeprefix("backbone."): value for key, value in weights.items()}
 
 
-def _plain(pretrained: Pretrained, file: str) -> dict[str, Any]:
+def plain_content(pretrained: Pretrained, file: str) -> dict[str, Any]:
+    """Return the backbone's weights, the code that rebuilds it, and what is known of it."""
+    model, seen = pretrained.model, pretrained.input
+    about = {
+        "version": fastsiam.__version__,
+        "backbone": {"backbone": model.backbone, "stem": model.stem, "width": model.width},
+        "epoch": pretrained.epoch,
+        "input": seen and asdict(seen),
+    }
     code = snippet(pretrained, "plain", file)
-    return plain.content(pretrained, _backbone(pretrained, file), code)
+    return {"state_dict": _backbone(pretrained, file), "snippet": code, "fastsiam": about}
 
 
 def _detectron2(pretrained: Pretrained, file: str) -> dict[str, Any]:
@@ -111,7 +120,7 @@ def _swavs(model: BackboneConfig) -> str:
 
 
 _FORMATS = {
-    "plain": _Format(_plain, _any, (".safetensors", *_TORCH)),
+    "plain": _Format(plain_content, _any, (".safetensors", *_TORCH)),
     "torchvision": _Format(_backbone, _torchvisions, (".safetensors", *_TORCH)),
     "timm": _Format(_backbone, _timms, (".safetensors", *_TORCH)),
     **{
@@ -159,8 +168,7 @@ def export_weights(
     if format not in _FORMATS:
         raise ValueError(f"unknown format {format!r}; there are {', '.join(FORMATS)}")
     endings = _FORMATS[format].endings
-    ending = next((x for x in sorted(endings, key=len)[::-1] if out.name.endswith(x)), "")
-    if not ending:
+    if not out.name.endswith(endings):
         raise ValueError(f"{out}: a file of format {format} ends in {', '.join(endings)}")
     card = out.with_name(f"{out.name}.md")
     for target in (out, card):
@@ -174,9 +182,8 @@ def export_weights(
     pretrained = replace(pretrained, model=_as_called_in(format, pretrained.model))
     content = _FORMATS[format].content(pretrained, out.name)
     text = model_card(pretrained, format=format, file=out.name, results=results)
-    writer = {".safetensors": weight_files.write_safetensors, ".pkl": weight_files.write_pickle}
-    weight_files.write(out, content, writer.get(ending, weight_files.write_torch))
-    weight_files.write(card, text, weight_files.write_text)
+    weight_files.write(out, content)
+    weight_files.write(card, text)
     return [out, card]
 
 
@@ -222,26 +229,13 @@ def _refused_heads(authors: Authors, state: Mapping[str, Tensor], features: int)
             return f"a {part}: the authors have none" if present else f"no {part}"
     for part, theirs in authors.heads.items():
         own = Head.of(state, part)
-        layers, width = len(own.widths), own.widths[0]
-        if layers != len(theirs.widths):
-            return f"a {part} of {layers} layers: the authors' has {len(theirs.widths)}"
-        if (own.hidden_bn, own.output_bn) != (theirs.hidden_bn, theirs.output_bn):
-            return f"BN on {_normed(own)} of the {part}: the authors' has it on {_normed(theirs)}"
-        if own.output_affine != theirs.output_affine:
-            return f"a scale and offset of the {part}'s output BN: the authors' has none"
-        if theirs.widths[0] == 0 and width != features:
-            return f"a {part} {width} wide: the authors' is as wide as the features, {features}"
+        if theirs.widths[0] == 0 and own.widths[0] != features:
+            return f"a {part} {own.widths[0]} wide: the authors' is as wide as the features"
+        if replace(own, widths=()) != replace(theirs, widths=()) or (
+            len(own.widths) != len(theirs.widths)
+        ):
+            return f"a {part} with other layers or BN than the authors'"
     return ""
-
-
-def _normed(head: Head) -> str:
-    names = {
-        (True, True): "all layers",
-        (True, False): "the hidden layers",
-        (False, True): "the output",
-        (False, False): "no layer",
-    }
-    return names[head.hidden_bn, head.output_bn]
 
 
 def _check_target(target: Path, source: Path, *, force: bool) -> None:

@@ -19,7 +19,7 @@ from fastsiam.model.backbones import BLOCKS, classifier_keys, skeleton
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.checkpoint import Checkpoint
 
-from . import plain, weight_files
+from . import weight_files
 from .heads import build_parts, fold_biases
 from .layouts import AUTHORS, Translation, translate
 from .pretrained import Input, Pretrained, listed
@@ -53,7 +53,7 @@ def load_pretrained(path: Path, *, backbone: str = "", stem: str = "") -> Pretra
     content = weight_files.read(found)
     if isinstance(content, dict) and "steps_per_epoch" in content:
         read = _of_run(checkpoints.parse(found, content), found)
-    elif plain.is_plain(content):
+    elif isinstance(content, dict) and {"fastsiam", "state_dict"} <= content.keys():
         read = _of_plain(content, found)
     else:
         return _of_other(content, found, asked, named)
@@ -80,21 +80,36 @@ def _of_run(checkpoint: Checkpoint, path: Path) -> Pretrained:
 
 
 def _of_plain(content: dict[str, Any], path: Path) -> Pretrained:
+    """Read what ``export --format plain`` wrote: the backbone's weights, and facts beside them."""
     try:
-        model, epoch, seen = plain.facts(content)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        about, weights = content["fastsiam"], content["state_dict"]
+        model = BackboneConfig(**about["backbone"])
+        network = _skeleton(model, {})
+        epoch = None if about["epoch"] is None else float(about["epoch"])
+        seen = about["input"] and Input(
+            crop=int(about["input"]["crop"]),
+            resize=int(about["input"]["resize"]),
+            mean=_three(about["input"]["mean"]),
+            std=_three(about["input"]["std"]),
+        )
+        state = {f"backbone.{key}": value for key, value in weights.items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
             f"{path} is a plain file of another version of fastsiam, or damaged: {error}"
         ) from error
-    weights = {f"backbone.{key}": value for key, value in content["state_dict"].items()}
     return Pretrained(
         path=path,
         layout="plain",
         model=model,
-        state=_checked(path, weights, _skeleton(model, {})),
+        state=_checked(path, state, network),
         epoch=epoch,
         input=seen,
     )
+
+
+def _three(values: Any) -> tuple[float, float, float]:
+    r, g, b = map(float, values)
+    return r, g, b
 
 
 def _of_other(
@@ -102,16 +117,10 @@ def _of_other(
 ) -> Pretrained:
     state, beside = _weights(path, content)
     given = translate(state, foreign=not asked.is_own)
-    if len(given.weights) + len(given.left_out) < len(state):
-        raise CheckpointError(
-            f"{path} holds two encoders by the names that are one to fastsiam, backbone and "
-            "encoder; save the one that is meant alone"
-        )
     model = _backbone(path, given, named)
     classifier = {f"backbone.{key}" for key in classifier_keys(model)}
     unused = [given.origin[key] for key in given.weights if key in classifier]
     weights = {key: value for key, value in given.weights.items() if key not in classifier}
-    _require_plain(path, weights, given.origin)
     fold_biases(weights)
     network = _skeleton(model, weights)
     for key in network.state_dict():  # torch had no counters before 0.4.1, nor has Caffe
@@ -200,7 +209,6 @@ def _checked(
     ):
         raise CheckpointError(f"{path} holds no weights by name where a run of fastsiam has them")
     origin = origin or {key: key for key in weights}
-    _require_plain(path, weights, origin)
     expected = network.state_dict()
     problems = {
         "missing": [key for key in expected if key not in weights],
@@ -223,20 +231,6 @@ def _checked(
         key: (value.detach().float() if value.is_floating_point() else value.detach()).contiguous()
         for key, value in weights.items()
     }
-
-
-def _require_plain(path: Path, weights: Mapping[str, Tensor], origin: Mapping[str, str]) -> None:
-    """Refuse what is no array of real numbers, or claims more of them than the file holds."""
-    for key, value in weights.items():
-        whole = (
-            value.layout == torch.strided
-            and not (value.is_meta or value.is_quantized or value.is_complex() or value.is_nested)
-            and value.untyped_storage().nbytes() >= value.numel() * value.element_size()
-        )
-        if not whole:
-            raise CheckpointError(
-                f"{path} is refused: {origin[key]} is no plain tensor of real numbers in full"
-            )
 
 
 def _epochs(content: Any, layout: str) -> float | None:

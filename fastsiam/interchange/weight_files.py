@@ -7,7 +7,6 @@ import pickle  # written by it, read by torch's restricted unpickler  # nosec B4
 import re
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +40,12 @@ _MOST_NAMES = 200
 
 
 class _ArrayPickler(pickle.Pickler):
+    """Writes arrays for any version of numpy: numpy 2 names its functions by other modules."""
+
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):
             return np.ndarray, (value.shape, value.dtype.str, bytearray(value.tobytes()))
         return NotImplemented
-
-
-Writer = Callable[[Any, Path], None]
 
 
 class _Inert:
@@ -102,29 +100,33 @@ def read(path: Path) -> Any:
         ) from error
 
 
-def write(path: Path, content: Any, writer: Writer) -> None:
-    """Write a file whole or not at all.
+def write(path: Path, content: Any) -> None:
+    """Write a file whole or not at all: text, or weights as the file's name says.
+
+    Args:
+        path: ``.safetensors``: tensors, or a ``state_dict`` with metadata beside it; ``.pkl``: a
+            pickle of plain values and numpy arrays; any other name: as ``torch.save`` does.
+        content: what is written.
 
     Raises:
         CheckpointError: the disk is full or the folder cannot be written; an old file stays.
     """
     try:
         with written_whole(path) as temporary:
-            writer(content, temporary)
+            if isinstance(content, str):
+                temporary.write_text(content, encoding="utf-8")
+            elif path.suffix == ".safetensors":
+                _write_safetensors(content, temporary)
+            elif path.suffix == ".pkl":
+                with temporary.open("wb") as file:
+                    _ArrayPickler(file, protocol=4).dump(content)
+            else:
+                torch.save(content, temporary)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"cannot write {path}: {reason(error)}") from error
 
 
-def write_torch(content: Any, path: Path) -> None:
-    """Write as ``torch.save`` does."""
-    torch.save(content, path)
-
-
-def write_safetensors(content: Any, path: Path) -> None:
-    """Write a dictionary of tensors as safetensors.
-
-    If that is its ``state_dict``, the rest becomes the file's metadata: texts, or else JSON.
-    """
+def _write_safetensors(content: dict[str, Any], path: Path) -> None:
     about = {key: value for key, value in content.items() if key != "state_dict"}
     if "state_dict" not in content:
         content, about = {"state_dict": content}, {}
@@ -133,20 +135,6 @@ def write_safetensors(content: Any, path: Path) -> None:
     mode = path.stat().st_mode
     save_file(content["state_dict"], path, metadata={"format": "pt"} | texts)
     path.chmod(mode)  # safetensors puts a file of its own there, which its owner alone may read
-
-
-def write_pickle(content: Any, path: Path) -> None:
-    """Write a pickle of plain values and numpy arrays, for any version of numpy and Python >= 3.4.
-
-    numpy 2 names its functions by modules (``numpy._core``) that earlier ones do not have.
-    """
-    with path.open("wb") as file:
-        _ArrayPickler(file, protocol=4).dump(content)
-
-
-def write_text(content: str, path: Path) -> None:
-    """Write text, UTF-8."""
-    path.write_text(content, encoding="utf-8")
 
 
 def _safetensors(path: Path) -> dict[str, Any]:

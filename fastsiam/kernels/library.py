@@ -83,6 +83,20 @@ class JobOf(Structure):
     ]
 
 
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "make": (c_int64, [POINTER(JobOf)]),
+    "make_pixels": (c_int64, [POINTER(JobOf), c_int64, c_void_p]),
+    "finish": (c_int64, [c_void_p, c_int64, c_int32, c_int32, POINTER(FinishOf), c_void_p]),
+    "normalize": (None, [c_void_p, c_int64, c_int64, c_void_p, c_int32, c_void_p, c_void_p]),
+    "read_files": (
+        c_int64,
+        [c_char_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_void_p],
+    ),
+    "next_marker": (c_int64, [c_void_p, c_int64, c_int64]),
+}
+"""Result and arguments of the functions of ``source``, without their prefix."""
+
+
 def at(array: NDArray[Any] | None, kind: Any = None) -> int | None:
     """Return the address of an array's first element; None for None.
 
@@ -173,20 +187,19 @@ def _load(kind: str) -> Any:
             f"cannot load the kernels ({error}): they are corrupt or from another system; "
             f"`rm {quoted(path.parent / build.STAMP)}` and start again to compile them"
         ) from error
-    library.fastsiam_make.argtypes = [POINTER(JobOf)]
-    library.fastsiam_make.restype = c_int64
-    library.fastsiam_make_pixels.argtypes = [POINTER(JobOf), c_int64, c_void_p]
-    library.fastsiam_make_pixels.restype = c_int64
-    library.fastsiam_finish.argtypes = [c_void_p, c_int64, c_int32, c_int32]
-    library.fastsiam_finish.argtypes += [POINTER(FinishOf), c_void_p]
-    library.fastsiam_finish.restype = c_int64
-    library.fastsiam_normalize.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int32]
-    library.fastsiam_normalize.argtypes += [c_void_p, c_void_p]
-    library.fastsiam_normalize.restype = None
-    library.fastsiam_read_files.argtypes = [c_char_p, c_void_p, c_int64, c_void_p, c_int64]
-    library.fastsiam_read_files.argtypes += [c_void_p, c_int64, c_void_p]
-    library.fastsiam_read_files.restype = c_int64
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(library, f"fastsiam_{name}")
+        function.restype, function.argtypes = result, arguments
     return library
+
+
+@cache
+def kernels_if_any() -> Any:
+    """Return the library for this processor; None if it is missing and cannot be compiled."""
+    try:
+        return kernels()
+    except BackendError:
+        return None
 
 
 @cache
@@ -213,7 +226,7 @@ def decoder_name() -> str:
     """Return a description of the JPEG decoder in use, for ``fastsiam info``."""
     try:
         if _compiled() is None:
-            return "not compiled yet; run `fastsiam info --warm`, or the first run compiles them"
+            return "not compiled yet; the first run compiles them"
     except RuntimeError as error:
         return f"not compiled: {error}"
     if jpeg() is None:
@@ -245,28 +258,20 @@ def _folder() -> Path:
         BackendError: they are missing and cannot be compiled.
     """
     try:
-        found = _compiled()
-        if found:
-            _require_own(found)
-            return found
         own = build.own_folder()
-        folder = own if os.access(own, os.W_OK) else build.cache_folder()
+        folder = _compiled() or (own if os.access(own, os.W_OK) else build.cache_folder())
         folder.mkdir(parents=True, exist_ok=True)
-        _require_own(folder)
-        with _build_lock():
-            if not _is_ready(folder):  # another process may have compiled them meanwhile
-                log.warning("compiling fastsiam's kernels (once, about half a minute)")
-                build.build(folder)
+        if folder != Path(__file__).parent:
+            instead = "set XDG_CACHE_HOME to a folder of your own"
+            require_own(folder, what="fastsiam's kernels", instead=instead)
+        if not _is_ready(folder):
+            with _build_lock():
+                if not _is_ready(folder):  # another process may have compiled them meanwhile
+                    log.warning("compiling fastsiam's kernels (once, about half a minute)")
+                    build.build(folder)
     except (RuntimeError, OSError) as error:  # RuntimeError also without a home directory
         raise BackendError(f"cannot compile fastsiam's kernels: {error}") from error
     return folder
-
-
-def _require_own(folder: Path) -> None:
-    """Check that no other user can write to the cache folder of the libraries."""
-    if folder != Path(__file__).parent:
-        instead = "set XDG_CACHE_HOME to a folder of your own"
-        require_own(folder, what="fastsiam's kernels", instead=instead)
 
 
 def _build_lock() -> FileLock:

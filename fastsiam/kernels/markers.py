@@ -7,13 +7,9 @@ takes ten times as long.
 from __future__ import annotations
 
 import re
-from ctypes import c_int64, c_void_p
-from functools import cache
-from typing import Any
 
 import numpy as np
 
-from fastsiam.errors import BackendError
 from fastsiam.kernels import library
 
 Bytes = bytes | memoryview
@@ -24,22 +20,10 @@ _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 
 def next_marker(data: Bytes, begin: int) -> int:
     """Return the offset of the byte after 0xFF of the first marker from ``begin`` on, or -1."""
-    if (compiled := _compiled()) is None:
+    if (compiled := library.kernels_if_any()) is None:
         found = _MARKER.search(data, begin)
         return found.end() - 1 if found else -1
     place: int = compiled.fastsiam_next_marker(
         np.frombuffer(data, np.uint8).ctypes.data, begin, len(data)
     )
     return place
-
-
-@cache
-def _compiled() -> Any:
-    """Return the library with its function declared; None if it cannot be compiled."""
-    try:
-        compiled = library.kernels()
-    except BackendError:
-        return None
-    compiled.fastsiam_next_marker.argtypes = [c_void_p, c_int64, c_int64]
-    compiled.fastsiam_next_marker.restype = c_int64
-    return compiled

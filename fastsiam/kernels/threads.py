@@ -31,35 +31,8 @@ def in_threads(work: Callable[[], object], count: int) -> None:
 def submit_all(
     pool: ThreadPoolExecutor, work: Callable[[], object], count: int
 ) -> list[Future[object]]:
-    """Start ``count`` calls of ``work()`` in a pool's threads, or none if one cannot start.
-
-    If one cannot start, queued calls are cancelled and running ones are awaited before the
-    exception is raised, because the caller may then free the memory that they use.
-
-    Raises:
-        RuntimeError: the system does not allow another thread.
-    """
-    futures: list[Future[object]] = []
-    try:
-        for _ in range(count):
-            # Not the pool's own future, which is lost if ``submit`` queues a call and then raises.
-            futures.append(Future())
-            pool.submit(_run, futures[-1], work)
-    except BaseException:
-        for future in futures:
-            future.cancel()
-        wait_all(futures)
-        raise
-    return futures
-
-
-def _run(future: Future[object], work: Callable[[], object]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        future.set_result(work())
-    except BaseException as error:
-        future.set_exception(error)
+    """Start ``count`` calls of ``work()`` in a pool's threads."""
+    return [pool.submit(work) for _ in range(count)]
 
 
 def run_all(futures: Sequence[Future[object]]) -> None:

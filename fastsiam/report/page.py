@@ -9,15 +9,8 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Best:
-    """The text of a table's cell that is highlighted."""
-
-    best: str
-
-
-@dataclass(frozen=True, slots=True)
 class Table:
-    """A table of plain texts and ``Best`` cells, below a heading."""
+    """A table of plain texts below a heading."""
 
     rows: Sequence[Sequence[Any]]
     heads: Sequence[str] = ()

@@ -227,20 +227,19 @@ def _knn_text(run: Run) -> str:
     """Return the accuracies of the monitor's first and last epoch, and of the last evaluation."""
     parts = []
     if monitored := run.lines("knn"):
-        last = monitored[-1]
-        parts.append(
-            f"{_top1_text(monitored[0])}, {_top1_text(last)} "
-            f"(k {last['k']}, T {last['temperature']:g}, bank {last['bank']:,})"
-        )
+        first, last = map(_top1_text, (monitored[0], monitored[-1]))
+        parts.append(f"{first}, {last} {_protocol(monitored[-1])}")
     trained = [x for x in run.records if x.kind == "knn" and not x.network.untrained]
     newest = max((x.network.epoch or 0.0 for x in trained), default=0.0)
     for record in (x for x in trained if (x.network.epoch or 0.0) == newest):
         line = record.first_with("trained")
-        parts.append(
-            f"evaluated: {_top1_text(line)} "
-            f"(k {line['k']}, T {line['temperature']:g}, bank {record.data.train:,})"
-        )
+        protocol = _protocol({**line, "bank": record.data.train})
+        parts.append(f"evaluated: {_top1_text(line)} {protocol}")
     return "; ".join(parts) or "not measured"
+
+
+def _protocol(line: Mapping[str, Any]) -> str:
+    return f"(k {line['k']}, T {line['temperature']:g}, bank {line['bank']:,})"
 
 
 def _top1_text(line: Mapping[str, Any]) -> str:

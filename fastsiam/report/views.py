@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fastsiam.config import AugmentConfig, DataConfig
-from fastsiam.console import Console
-from fastsiam.errors import DataError, FastSiamError
+from fastsiam.errors import DataError
 from fastsiam.pipelines import Store, build_loader, open_split
 from fastsiam.pipelines.automatic import choose_pipeline, settled
 from fastsiam.report.pictures import contact_sheet, denormalize
@@ -29,8 +28,6 @@ def show_views(
 ) -> tuple[Image.Image, list[dict[str, Any]], list[str]]:
     """Draw the first images of an epoch beside the views that pipelines make of them.
 
-    A pipeline that cannot make them is left out, and a line says why.
-
     Args:
         sources: the same data, by one pipeline or more.
         augment: how the views are drawn.
@@ -40,31 +37,20 @@ def show_views(
 
     Returns:
         The contact sheet, each picture above its pipeline's name; for each image its path,
-        position, label and the parameters of its views; the names of the pipelines that are shown.
+        position, label and the parameters of its views; the names of the pipelines.
 
     Raises:
-        FastSiamError: no pipeline can make the views.
+        FastSiamError: a pipeline cannot make the views.
     """
     store = open_split(sources[0], "train")
     images = min(images, len(store))
     views: list[tuple[str, NDArray[np.uint8]]] = []
-    failed: dict[str, FastSiamError] = {}
-    for source in (_settled(source, store) for source in sources):
-        try:
-            batch = _first_batch(source, augment, images=images, epoch=epoch, seed=seed)
-        except FastSiamError as error:
-            failed[source.pipeline] = error
-            continue
+    sources = [_settled(source, store) for source in sources]
+    for source in sources:
+        batch = _first_batch(source, augment, images=images, epoch=epoch, seed=seed)
         shown = (denormalize(view, augment) for view in batch.views)
         views += [(f"{source.pipeline} {number}", view) for number, view in enumerate(shown, 1)]
-        index = batch.index.tolist()
-    if not views and len(failed) == 1:
-        raise next(iter(failed.values()))
-    if not views:
-        reasons = "; ".join(f"{name}: {why}" for name, why in failed.items())
-        raise DataError(f"no pipeline can show these images: {reasons}")
-    for name, why in failed.items():
-        Console().warn(f"{name} is left out: {why}")
+    index = batch.index.tolist()
     pictures = [store.decode(i) for i in index]
     sheet = contact_sheet(pictures, views, columns=max(1, 8 // len(views)))
     size = np.array([(picture.height, picture.width) for picture in pictures])
@@ -81,7 +67,7 @@ def show_views(
         }
         for row, i in enumerate(index)
     ]
-    return sheet, record, list(dict.fromkeys(name.split()[0] for name, _ in views))
+    return sheet, record, [source.pipeline for source in sources]
 
 
 def _settled(source: DataConfig, store: Store) -> DataConfig:

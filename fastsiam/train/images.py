@@ -20,7 +20,7 @@ from fastsiam.methods import image_rows
 from fastsiam.pipelines import Store
 from fastsiam.pipelines.backends import BACKENDS, CEILING, backend_of
 from fastsiam.pipelines.mixture import Mixture, shuffle_of
-from fastsiam.pipelines.shuffle import Window, described
+from fastsiam.pipelines.shuffle import Window
 from fastsiam.pipelines.store import picked
 from fastsiam.pipelines.subsets import open_training
 from fastsiam.pipelines.survey import survey
@@ -66,13 +66,10 @@ class RunImages:
         return [] if self.store is None else survey(self.store, self.store.rules)
 
     def about_shuffle(self, config: TrainConfig) -> str:
-        """Describe the quality of the shuffle of a window or a mixture; "" for a full shuffle."""
+        """Describe the shares of a mixture of data sets; "" without one."""
         if isinstance(self.shuffle, Mixture):
             return self.shuffle.described([str(place) for place in config.data.places])
-        if self.shuffle is None or self.store is None:
-            return ""
-        batch, seed = config.optim.batch, config.numerics.seed
-        return described(self.shuffle, self.store.labels, batch=batch, seed=seed)
+        return ""
 
     def moves_rows(self, start: Checkpoint) -> bool:
         """Return whether the method keeps a row per image and images are now at other places."""

@@ -1,33 +1,33 @@
 """Conversion of any source to one verified data set file that every pipeline reads.
 
-sources.py opens the source, prepare.py decides how an image is stored, writer.py writes images in
-parallel and completes the file, journal.py lets a conversion resume, layout.py places images and
-tables, manifest.py describes the file, and verify.py checks it.
+prepare.py decides how an image is stored, writer.py writes images in parallel and completes the
+file, journal.py lets a conversion resume, layout.py places images and tables, manifest.py describes
+the file, and verify.py checks it.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fastsiam.config import ConvertConfig
-from fastsiam.errors import DataError
+from fastsiam.config import ColumnNames, ConvertConfig
+from fastsiam.config.urls import Url
+from fastsiam.errors import DataError, NoLabelsError, NoSplitError
 from fastsiam.files import explained
 
-from ..remote.path import Place
-from ..store import BetonStore, Store
-from ..store.base import JPEG_ENDINGS, is_image_name
+from ..remote.path import Place, opened
+from ..store import BetonStore, Split, Store, open_parquet, open_store
+from ..store.base import IMAGE_ENDINGS, JPEG_ENDINGS
 from ..store.decode import ImageRules
 from ..subsets import sample
 from ..survey import survey
 from .manifest import read_manifests, write_manifest
-from .prepare import is_lossy
-from .sources import Kind, open_sources
 from .verify import Report, verify
 from .writer import BadImagesError, Watcher, write
 
@@ -39,10 +39,12 @@ __all__ = [
     "Written",
     "beside",
     "convert",
-    "encoded_again",
     "read_manifests",
     "verify",
 ]
+
+Kind = Literal["imagenet", "cifar10", "folder", "parquet"]
+_LOSSY_ENDINGS = tuple({*IMAGE_ENDINGS} - {*JPEG_ENDINGS})
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
         DataError: the source does not exist or cannot be read, or the file cannot be written, or
             exists and was made of other images or with other options.
     """
-    found, sources = open_sources(kind, config.root, config.columns, watcher.say)
+    found, sources = _open_sources(kind, config.root, config.columns, watcher.say)
     out = Path(config.out) if config.out else beside(found)
     number, count = config.part_of
     part = "" if count == 1 else f"-{number:05d}-of-{count:05d}"
@@ -80,7 +82,6 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
         out.mkdir(parents=True, exist_ok=True)
     written: list[Written] = []
     failures: list[BadImagesError] = []
-    told = config.raw is True
     for split, store in sources.items():
         images = np.arange(len(store))
         if 0 < config.limit < len(store):
@@ -96,12 +97,11 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
         if split == "train" and number == 1 and not there:
             for note in survey(store, ImageRules(config.exif, config.alpha)):
                 watcher.say(note)
-        if not there and not told and _some_lose_detail(store, images):
-            told = True
-            watcher.say(
-                f"images that are not JPEGs are encoded as JPEGs of quality {config.quality}, "
-                "which loses detail; --raw stores pixels instead"
-            )
+            if config.raw is None and _loses_detail(store):
+                watcher.say(
+                    "images that are not JPEGs are encoded as JPEGs of quality "
+                    f"{config.quality}, which loses detail; --raw stores pixels instead"
+                )
         watcher.begin(path.name, len(images), int(store.sizes()[images].sum()))
         try:
             written.append(Written(path, write(store, images, path, config, watcher), there))
@@ -116,22 +116,45 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
     return written
 
 
-def encoded_again(about: dict[str, Any]) -> int:
-    """Count the images of a file in a manifest that became JPEGs unasked, and so lost detail."""
-    return sum(count for how, count in about["stored"].items() if is_lossy(how))
+def _open_sources(
+    kind: Kind, where: Path | Url, columns: ColumnNames, say: Callable[[str], None]
+) -> tuple[Place, dict[Split, Store]]:
+    """Open a data set.
+
+    ImageNet and CIFAR-10 may lie in a folder of their name below the data root.
+
+    Returns:
+        The file or folder that holds it, and its splits that are there; "train" always is.
+
+    Raises:
+        DataError: it is not there, or cannot be read.
+    """
+    with explained(DataError, f"cannot look for the data in {where}"):
+        place = opened(where)
+        if not place.exists():
+            raise DataError(f"no data at {place}: name them with --source or $FASTSIAM_DATA")
+        if kind in ("imagenet", "cifar10") and (place / kind).is_dir():
+            place = place / kind
+        open_split: Callable[[Split], Store] = partial(
+            open_store, place, sources=True, columns=columns
+        )
+        if kind == "parquet":
+            open_split = partial(open_parquet, place, names=columns, in_order=True)
+        splits: dict[Split, Store] = {"train": open_split("train")}
+        try:
+            splits["val"] = open_split("val")
+        except NoLabelsError as error:
+            say(f"no val.beton: {error}")
+        except NoSplitError:
+            pass
+    return place, splits
 
 
-def _some_lose_detail(store: Store, images: NDArray[np.int64]) -> bool:
-    """Tell, if file names show it, whether images will be encoded as JPEGs unasked."""
+def _loses_detail(store: Store) -> bool:
+    """Tell, if file names show it, whether images will be encoded as JPEGs."""
     if isinstance(store, BetonStore):  # it has the names of its own source
         return False
-    names = ((index, store.name(index).rpartition("/")[2]) for index in images.tolist())
-    return any(
-        is_image_name(name)
-        and not name.lower().endswith(JPEG_ENDINGS)
-        and store.raw_size(index) is None
-        for index, name in names
-    )
+    return any(store.name(index).lower().endswith(_LOSSY_ENDINGS) for index in range(len(store)))
 
 
 def beside(source: Place) -> Path:

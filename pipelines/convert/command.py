@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from fastsiam.config import ConvertConfig
 from fastsiam.console import Console, FileProgress, duration
@@ -18,7 +18,6 @@ from fastsiam.pipelines.convert import (
     Kind,
     Written,
     convert,
-    encoded_again,
     verify,
 )
 from fastsiam.signals import leave_at_once, stops_handled
@@ -49,13 +48,11 @@ def convert_data(kind: Kind, config: ConvertConfig) -> list[Written]:
     if not written:
         print(f"part {config.part} has no images: there are so few that part 1 has them all")
         return written
-    out, made = quoted(written[0].path.parent), [file for file in written if not file.there]
-    if not made:
+    out = quoted(written[0].path.parent)
+    if all(file.there for file in written):
         files = " ".join(quoted(file.path) for file in written)
         print(f"nothing done; to do it again, delete it first: rm {files}; or choose another --out")
         return written
-    if lossy := lossy_line([file.about for file in made], config):
-        print(lossy)
     seconds = time.monotonic() - began
     took = f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
     print(f"in {took}; check it with: fastsiam convert verify {out}; use it with: --data {out}")
@@ -90,22 +87,6 @@ def verify_data(path: Path, *, decode: bool, workers: int) -> bool:
             f"{report.bytes / 1e6:,.1f} MB, checked: {report.checked}"
         )
     return not any(report.bad for report in reports)
-
-
-def lossy_line(abouts: Sequence[dict[str, Any]], config: ConvertConfig) -> str:
-    """Say how many images became JPEGs unasked, and so lost detail; "" if none did.
-
-    Args:
-        abouts: the files' parts of the manifest.
-        config: of the conversion.
-    """
-    if not (lossy := sum(map(encoded_again, abouts))):
-        return ""
-    images = sum(about["images"] for about in abouts)
-    return (
-        f"{lossy:,} of {_count(images, 'image')} were not plain JPEGs and were encoded as JPEGs of "
-        f"quality {config.quality}, which loses detail; --raw stores pixels instead"
-    )
 
 
 def _summary(file: Written) -> str:

@@ -1,7 +1,7 @@
 """The journal of a conversion: the finished blocks, from which the next start resumes.
 
 It is a text file beside the partial .beton. The first line is the plan. Each further line is a
-finished block with a checksum, in the order of the blocks.
+finished block, in the order of the blocks.
 """
 
 from __future__ import annotations
@@ -53,25 +53,19 @@ class Block:
     """The number of images by what was done to them (``Record.how``)."""
     bad: list[tuple[int, str]] = field(default_factory=list)
     """Index in the source and reason of each bad image."""
-    retry: bool = False
-    """Whether the next start may be able to read a bad image, so that it resumes here."""
 
     def line(self) -> bytes:
         """Return the block as a line of the journal."""
         rows = base64.b64encode(self.rows.tobytes()).decode()
-        values = [self.number, self.start, self.end, rows, self.how, self.bad, self.retry]
-        text = json.dumps(values).encode()
-        return b"%08x %s\n" % (zlib.crc32(text), text)
+        values = [self.number, self.start, self.end, rows, self.how, self.bad]
+        return json.dumps(values).encode() + b"\n"
 
     @staticmethod
     def parse(line: bytes) -> Block:
         """Read a line of the journal; ValueError if it is incomplete or corrupt."""
-        check, _, text = line.removesuffix(b"\n").partition(b" ")
-        if b"%08x" % zlib.crc32(text) != check:
-            raise ValueError("corrupt line")
-        number, start, end, rows, how, bad, retry = parsed_json(text.decode())
+        number, start, end, rows, how, bad = parsed_json(line)
         images = np.frombuffer(base64.b64decode(rows), ROW)
-        return Block(number, start, end, images, how, [tuple(item) for item in bad], retry)
+        return Block(number, start, end, images, how, [tuple(item) for item in bad])
 
     def is_intact(self, file: int) -> bool:
         """Tell whether an open file holds the images as they were written."""
@@ -135,12 +129,12 @@ def resume(
 
 
 def _intact_blocks(lines: list[bytes], partial: Path) -> list[Block]:
-    """Return the journal's blocks up to the first that is missing, corrupt or to be retried."""
+    """Return the journal's blocks up to the first that is missing or corrupt."""
     blocks: list[Block] = []
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, TypeError):
         for line in lines:
             block = Block.parse(line)
-            if block.number != len(blocks) or block.retry:
+            if block.number != len(blocks):
                 break
             blocks.append(block)
     with partial.open("rb") as file, ThreadPoolExecutor() as threads:

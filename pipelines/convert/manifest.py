@@ -31,7 +31,7 @@ _FORMAT = 3
 """A new number makes unfinished conversions start over. From 3 on gray JPEGs keep their bytes."""
 _FIXED: dict[str, Any] = {"source": "", "out": "", "skip_bad": False, "workers": -1}
 """Options that do not change the file, with the values that every plan has."""
-_LEFT_OUT = ("image_column", "label_column", "parts", "engine", "scheduler")
+_LEFT_OUT = ("image_column", "label_column", "parts", "scheduler")
 """Options that a plan lacks; the store's stamp and labels cover the columns."""
 _LATER: dict[str, Any] = {"exif": "ignore", "alpha": "drop"}
 """Options of later versions: left out at these values, which do what the first version did."""
@@ -65,21 +65,12 @@ def check_existing(path: Path, plan: dict[str, Any]) -> dict[str, Any]:
         about = BetonStore(path).about
     except DataError as error:
         raise DataError(f"{error}; delete it first, or choose another --out") from error
-    old = about.get("plan", {})
-    if {**old, "format": _FORMAT} == plan:  # finished files of earlier formats are valid
+    if {**about.get("plan", {}), "format": _FORMAT} == plan:  # of earlier formats too
         return about
-    options, old_options = (_LATER | each.get("options", {}) for each in (plan, old))
-    changed = [
-        f"--{name.replace('_', '-')}"
-        for name, value in options.items()
-        if name in old_options and old_options[name] != value
-    ]
-    what = (
-        f"with another {', '.join(changed)}"
-        if changed
-        else "of other images, or of files with other times"
+    raise DataError(
+        f"{path} exists already and was made with other options, of other images, or of files with "
+        "other times; delete it or choose another --out"
     )
-    raise DataError(f"{path} exists already and was made {what}; delete it or choose another --out")
 
 
 def describe(

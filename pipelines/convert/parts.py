@@ -1,28 +1,24 @@
-"""A conversion in parts: one after the other here, or as tasks of dask."""
+"""A conversion in parts, as tasks of dask."""
 
 from __future__ import annotations
 
 import importlib
 import logging
 import os
-import platform
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fastsiam.config import ConvertConfig
-from fastsiam.console import duration
 from fastsiam.environment import add_package_to_path
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import quoted
-from fastsiam.pipelines.convert import Kind, beside, read_manifests
-from fastsiam.pipelines.convert.command import convert_data, lossy_line, stoppable
+from fastsiam.pipelines.convert import beside
+from fastsiam.pipelines.convert.command import stoppable
 from fastsiam.pipelines.remote.path import opened
 from fastsiam.signals import ending_with
 
@@ -31,25 +27,10 @@ _RETRIES = 2
 ``distributed.scheduler.allowed-failures`` for each part, 3 by default."""
 
 
-@dataclass(frozen=True, slots=True)
-class PartResult:
-    """How the conversion of a part ended."""
-
-    error: str
-    """What it wrote to its standard error if it failed, else ""."""
-    seconds: float
-    host: str
-
-
-class PartKilledError(Exception):
-    """The process that made a part was killed."""
-
-
-def convert_parts(kind: Kind, config: ConvertConfig, words: Sequence[str]) -> None:
+def convert_parts(config: ConvertConfig, words: Sequence[str]) -> None:
     """Convert a data set in parts, and say how to use them.
 
     Args:
-        kind: of the source.
         config: of the whole conversion.
         words: its arguments on the command line, after ``fastsiam``.
 
@@ -59,20 +40,14 @@ def convert_parts(kind: Kind, config: ConvertConfig, words: Sequence[str]) -> No
         Interrupted: Ctrl-C or SIGTERM.
     """
     out = Path(config.out) if config.out else beside(opened(config.root))
-    if config.engine == "dask":
-        # Workers may have been started with another FASTSIAM_DATA and in another folder.
-        failed = _by_dask(config, [*words, "--source", str(config.root), "--out", str(out)])
-    else:
-        failed = _here(kind, config)
+    # Workers may have been started with another FASTSIAM_DATA and in another folder.
+    failed = run_by_dask(config, [*words, "--source", str(config.root), "--out", str(out)])
     if failed:
         number = min(failed)
         raise DataError(
             f"part {number} of {config.parts}: {failed[number]}; {len(failed)} of {config.parts} "
             "parts are missing, and the same command makes only these"
         )
-    abouts = (read_manifests(out) or {}).values()
-    if lossy := lossy_line([*abouts], config):
-        print(lossy)
     here = quoted(out)
     print(
         f"{config.parts} parts in {here} are one data set: use it with --data {here}; one file of "
@@ -80,24 +55,12 @@ def convert_parts(kind: Kind, config: ConvertConfig, words: Sequence[str]) -> No
     )
 
 
-def _here(kind: Kind, config: ConvertConfig) -> dict[int, str]:
-    """Convert one part after the other, each with all workers; return the errors by part."""
-    failed = {}
-    for number in range(1, config.parts + 1):
-        _say(f"part {number} of {config.parts}")
-        try:
-            convert_data(kind, replace(config, parts=0, part=f"{number}/{config.parts}"))
-        except DataError as error:
-            failed[number] = str(error)
-    return failed
-
-
-def _by_dask(config: ConvertConfig, words: Sequence[str]) -> dict[int, str]:
+def run_by_dask(config: ConvertConfig, words: Sequence[str]) -> dict[int, str]:
     """Have dask's workers convert the parts; return the errors by part."""
     try:
         distributed = importlib.import_module("distributed")
     except ImportError as error:
-        raise FastSiamError("--engine dask needs dask: pip install 'fastsiam[dask]'") from error
+        raise FastSiamError("--parts needs dask: pip install 'fastsiam[dask]'") from error
     add_package_to_path()
     failed: dict[int, str] = {}
     address = config.scheduler or os.environ.get("DASK_SCHEDULER_ADDRESS", "")
@@ -122,29 +85,33 @@ def _by_dask(config: ConvertConfig, words: Sequence[str]) -> dict[int, str]:
             numbers[future] = number
         stack.callback(client.cancel, list(numbers), force=True)
         for future in distributed.as_completed(numbers, loop=client.loop):
-            _note(future, numbers[future], config.parts, failed)
+            number = numbers[future]
+            if reason := _error_of(future, number):
+                failed[number] = reason
+            state = f"cannot be made: {reason}" if reason else "is made"
+            print(f"part {number} of {config.parts} {state}", file=sys.stderr, flush=True)
     return failed
 
 
 def _command(words: Sequence[str], number: int, count: int) -> tuple[str, ...]:
     """Return the command line that converts one part."""
-    own = ("--engine", "local", "--scheduler", "", "--parts", "0", "--part", f"{number}/{count}")
+    own = ("--scheduler", "", "--parts", "0", "--part", f"{number}/{count}")
     return (sys.executable, "-m", "fastsiam", *words, *own)
 
 
-def run_part(command: Sequence[str], folder: str) -> PartResult:
+def run_part(command: Sequence[str], folder: str) -> str:
     """Convert a part in a process that ends with this worker.
 
     Args:
         command: its command line.
         folder: where to run it.
 
+    Returns:
+        What it wrote to its standard error if it failed, else "".
+
     Raises:
-        PartKilledError: a signal ended the process: dask tries again.
+        RuntimeError: a signal ended the process: dask tries again.
     """
-    host, started = platform.node(), time.monotonic()
-    if not Path(folder).is_dir():
-        return PartResult(f"{host} does not see {folder}: workers need the same files", 0.0, host)
     done = subprocess.run(
         command,
         cwd=folder,
@@ -157,29 +124,15 @@ def run_part(command: Sequence[str], folder: str) -> PartResult:
         preexec_fn=ending_with(os.getpid(), signal.SIGKILL),
     )
     if done.returncode < 0 or done.returncode > 128:
-        raise PartKilledError(f"its process on {host} was killed (exit code {done.returncode})")
-    failed = f"exit code {done.returncode}" if done.returncode else ""
-    return PartResult(failed and (done.stderr.strip() or failed), time.monotonic() - started, host)
+        raise RuntimeError(f"its process was killed (exit code {done.returncode})")
+    return (done.stderr.strip() or f"exit code {done.returncode}") if done.returncode else ""
 
 
-def _note(future: Any, number: int, count: int, failed: dict[int, str]) -> None:
-    """Say how a part ended; keep the last line of its error."""
-    part = f"part {number} of {count}"
+def _error_of(future: Any, number: int) -> str:
+    """Print what a part wrote if it failed, and return the last line; "" if it did not fail."""
     try:
-        result: PartResult = future.result()
-    except PartKilledError as error:
-        failed[number] = str(error)
-    except Exception as error:  # dask's own, where workers died again and again
-        failed[number] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    else:
-        if not result.error:
-            _say(f"{part} is made on {result.host} in {duration(result.seconds)}")
-            return
-        lines = result.error.splitlines()
-        sys.stderr.write("".join(f"part {number}: {line}\n" for line in lines))
-        failed[number] = lines[-1].removeprefix("error: ")
-    _say(f"{part} cannot be made: {failed[number]}")
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+        lines = future.result().splitlines()
+    except Exception as error:  # the part's, or dask's own if workers died again and again
+        return " ".join(str(error).split())[:300]
+    sys.stderr.write("".join(f"part {number}: {line}\n" for line in lines))
+    return lines[-1].removeprefix("error: ") if lines else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import itertools
 from dataclasses import dataclass
@@ -10,8 +9,7 @@ from dataclasses import dataclass
 from PIL import Image
 
 from fastsiam.config import ConvertConfig
-from fastsiam.errors import DataError, ImageError
-from fastsiam.files import explained
+from fastsiam.errors import DataError
 
 from ..store import Store
 from ..store.beton import JPEG, RAW
@@ -43,11 +41,6 @@ class Record:
     """What was done to the image, for the manifest."""
 
 
-def is_lossy(how: str) -> bool:
-    """Tell by ``Record.how`` whether an image was encoded as a JPEG unasked, and so lost detail."""
-    return how.startswith(tuple(_REENCODED.values()))
-
-
 def read_image(store: Store, index: int, config: ConvertConfig) -> Record:
     """Read an image and prepare its record.
 
@@ -65,34 +58,6 @@ def read_image(store: Store, index: int, config: ConvertConfig) -> Record:
     if len(record.data) > LARGEST_PAGE:
         raise ValueError(f"it takes {len(record.data):,} bytes; shrink it with --max-side")
     return record
-
-
-def may_be_read_later(store: Store, error: DataError) -> bool:
-    """Tell whether a later start may read an image that could not be read now.
-
-    Raises:
-        DataError: not only this image fails: memory, a server, or the whole source.
-    """
-    cause = error.__cause__
-    fetched = store.is_remote and not isinstance(error, ImageError)
-    if fetched or isinstance(cause, MemoryError):
-        raise error
-    if not isinstance(cause, OSError) or cause.errno is None:
-        return False
-    with explained(DataError, f"cannot read {store.root}"):
-        if not store.root.exists():
-            raise DataError(
-                f"{store.root} is gone; restore it and run the same command again to resume"
-            ) from error
-    if cause.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR):
-        raise error
-    return True
-
-
-def short_reason(error: DataError) -> str:
-    """Say why an image is bad, without its name."""
-    cause = error.__cause__
-    return str((isinstance(cause, OSError) and cause.strerror) or error)
 
 
 def prepare(data: Bytes, raw_size: tuple[int, int] | None, config: ConvertConfig) -> Record:

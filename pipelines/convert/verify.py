@@ -6,12 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fastsiam.errors import DataError
+from fastsiam.errors import DataError, ImageError
 from fastsiam.files import explained
 
+from ..processes import forked
 from ..store import BetonStore, beton_files
-from ..store.decode import decode
-from ..store.tasks import in_processes
 from .manifest import read_manifests
 
 _AT_ONCE = 512
@@ -102,7 +101,7 @@ def _bad_images(
     tasks = [range(i, min(i + _AT_ONCE, len(store))) for i in range(0, len(store), _AT_ONCE)]
     found: list[tuple[int, str]] = []
     images = size = 0
-    with in_processes(check, workers=workers) as run:
+    with forked(workers, check) as run:
         for task, bad in run(tasks):
             found += bad
             images += len(task)
@@ -113,13 +112,11 @@ def _bad_images(
 
 def _trouble(store: BetonStore, index: int, decoding: bool) -> str:
     """Say what is wrong with an image, "" if nothing is."""
-    data = store.read(index)
-    size = int(store.width[index]), int(store.height[index])
-    if not store.is_intact(index, data):
+    if not store.is_intact(index, store.read(index)):
         return "its bytes are not those that were written"
     try:
-        if decoding and (own := decode(data, store.raw_size(index)).size) != size:
-            return f"it has {own} pixels, not {size} as recorded"
-    except ValueError as error:
-        return str(error)
+        if decoding:
+            store.decode(index)
+    except ImageError as error:
+        return error.reason
     return ""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import zlib
 from functools import cached_property
 from multiprocessing import get_context
@@ -21,21 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.config import ConvertConfig
-from fastsiam.errors import DataError
+from fastsiam.errors import DataError, ImageError
 from fastsiam.files import reason, write_at
 
-from ..processes import AbandonedError
+from ..processes import AbandonedError, forked
 from ..store import Store
 from ..store.beton import METADATA, RECORD
-from ..store.tasks import in_processes
 from . import journal, layout
 from .journal import ROW, Block
 from .layout import image_offset
 from .manifest import check_existing, describe, plan_of
-from .prepare import Record, may_be_read_later, read_image, short_reason
+from .prepare import Record, read_image
 
-_HELD_BYTES = 2**26
-"""A worker holds at most about so many bytes of images: it writes a larger block in pieces."""
 _AHEAD = 64
 """How many images of a remote source are requested at a time, while as many are prepared."""
 
@@ -118,20 +114,12 @@ def _write_blocks(
     sizes = store.sizes()[indices]
     edges = layout.block_edges(sizes, None if store.groups is None else store.groups[indices])
     images, size = edges.tolist(), np.append(0, np.cumsum(sizes))[edges].tolist()
-    needed, free = size[-1] - size[len(done)], shutil.disk_usage(partial.parent).free
-    if needed > free:  # or less, if images are encoded
-        watcher.say(
-            f"{partial.parent} has {free / 1e6:,.0f} MB free and {partial.stem} may take "
-            f"{needed / 1e6:,.0f} MB; if the disk fills up, free space and run the same command "
-            "again to resume"
-        )
     watcher.progress(images[len(done)], size[len(done)])
     start = done[-1].end if done else layout.first_image(len(indices))
     job = Job(store, config, partial, len(done), start)
     tasks = list(enumerate(np.split(indices, edges[1:-1])))[len(done) :]
     pending: dict[int, Block] = {}
-    forks = not store.is_remote
-    with in_processes(job.write_block, workers=config.workers, forks=forks) as run:
+    with forked(config.workers, job.write_block, forks=not store.is_remote) as run:
         for block in run(tasks):
             pending[block.number] = block
             while len(done) in pending:
@@ -201,44 +189,32 @@ class Job:
         return os.open(self._partial, os.O_WRONLY)
 
     def _write_images(self, block: Block, images: list[int]) -> Block:
-        held: list[tuple[int, int, Record]] = []
-        size = 0
+        records: list[tuple[int, Record]] = []
         for at, index in enumerate(images):
             if at % _AHEAD == 0:
                 self._store.ahead(images[at : at + 2 * _AHEAD])
             try:
-                image = read_image(self._store, index, self._config)
-            except DataError as error:
-                block.retry |= may_be_read_later(self._store, error)
-                block.bad.append((index, short_reason(error)))
+                record = read_image(self._store, index, self._config)
+            except ImageError as error:
+                block.bad.append((index, error.reason))
             except ValueError as error:
                 block.bad.append((index, str(error)))
             else:
-                block.how[image.how] = block.how.get(image.how, 0) + 1
-                held.append((index, zlib.crc32(image.data), image))
-                size += len(image.data)
-            if size > _HELD_BYTES:  # takes the turn early, and keeps it
-                self._write_held(block, held)
-                held, size = [], 0
-        self._write_held(block, held, is_last=True)
-        return block
-
-    def _write_held(
-        self, block: Block, held: list[tuple[int, int, Record]], *, is_last: bool = False
-    ) -> None:
-        """Write prepared images once their block has its turn; the last ones pass the turn."""
-        if block.start < 0:
-            block.start = block.end = self.take_turn(block.number)
+                block.how[record.how] = block.how.get(record.how, 0) + 1
+                records.append((index, record))
+        crcs = [zlib.crc32(record.data) for _, record in records]
+        block.start = block.end = self.take_turn(block.number)
         rows = []
-        for index, crc, image in held:
-            offset, size = image_offset(block.end, len(image.data)), len(image.data)
-            rows.append((index, offset, size, crc, image.width, image.height, image.mode))
+        for (index, record), crc in zip(records, crcs, strict=True):
+            size = len(record.data)
+            offset = image_offset(block.end, size)
+            rows.append((index, offset, size, crc, record.width, record.height, record.mode))
             block.end = offset + size
-        block.rows = np.concatenate([block.rows, np.array(rows, ROW)])
-        if is_last:
-            self.pass_turn(block.number + 1, block.end)
-        for row, (_, _, image) in zip(rows, held, strict=True):
-            write_at(self._file, image.data, row[1])  # pwritev took four times as long on ext4
+        block.rows = np.array(rows, ROW)
+        self.pass_turn(block.number + 1, block.end)
+        for row, (_, record) in zip(rows, records, strict=True):
+            write_at(self._file, record.data, row[1])  # pwritev took four times as long on ext4
+        return block
 
 
 def _check_bad(store: Store, done: list[Block], config: ConvertConfig) -> None:

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from filelock import FileLock, Timeout
+
 from fastsiam.config import DataConfig
 from fastsiam.errors import DataError
-from fastsiam.files import explained, others_can_write, why, write_at
+from fastsiam.files import explained, others_can_write, why
 
 log = logging.getLogger(__name__)
 
@@ -27,14 +29,16 @@ CHUNK = 2**22
 """Bytes of a chunk, 4 MiB. A shuffle within a window reads blocks of 64 images, 7 MB of ImageNet's:
 if its cache is smaller than the data, it fetches 1.6 times their bytes in an epoch. With chunks of
 8 MiB it would be 2.1 times, with 32 MiB 5.6 times. Smaller ones cost more requests."""
-_FORMAT = "chunks-1"
-_PART, _USAGE = ".part", "usage"
+_FORMAT, _LOCK = "chunks-1", "lock"
+_CLAIM, _PART = ".claim", ".part"
 _PATIENCE = 5.0
-"""Seconds to wait for another process that writes a chunk."""
-_FIRST_LOOK, _LONGEST_LOOK, _LONGEST_WAIT = 0.02, 0.25, 30.0
+"""Seconds to wait for another process that adds a chunk."""
+_LOOK, _LONGEST_WAIT = 0.05, 30.0
 """Seconds: how often, and for how long, to look for a chunk that another process fetches."""
 _LEFT = 0.95
 """Share of the limit that is left when the cache was full."""
+_STEP = 1 / 64
+"""Share of the limit that a process adds before it counts again what all processes have added."""
 
 
 class Chunk(NamedTuple):
@@ -67,8 +71,8 @@ class Cache:
 
     Args:
         folder: created if it does not exist; the chunks lie in a folder within.
-        gigabytes: 10^9 bytes that the chunks take at most. If processes use several limits for one
-            folder, each keeps to its own when it writes.
+        gigabytes: 10^9 bytes that the chunks take at most; several processes may each exceed it by
+            a 64th. If they use several limits for one folder, each keeps to its own.
 
     Raises:
         DataError: another user can write into the folder, or it cannot be created.
@@ -76,7 +80,7 @@ class Cache:
 
     def __init__(self, folder: Path, gigabytes: float) -> None:
         self.folder = folder.expanduser().absolute() / _FORMAT
-        self._most = int(gigabytes * 1e9)
+        self._most, self._room = int(gigabytes * 1e9), 0
         self.keeps = True
         """Whether chunks are added; those that are there are read in any case."""
         if reason := others_can_write(self.folder):
@@ -115,50 +119,41 @@ class Cache:
             chunk: that is not there.
             get: fetches its bytes.
         """
-        part, pause, waited = self.folder / f"{chunk.name}{_PART}", _FIRST_LOOK, 0.0
-        while self.keeps and not self.has(chunk) and waited < _LONGEST_WAIT:
+        claim = self.folder / f"{chunk.name}{_CLAIM}"
+        while self.keeps and not self.has(chunk):
             try:
-                file = _locked(part)
+                os.close(os.open(claim, os.O_CREAT | os.O_EXCL, 0o600))
+            except FileExistsError:  # another process fetches it
+                with contextlib.suppress(FileNotFoundError):
+                    if time.time() - claim.stat().st_mtime > _LONGEST_WAIT:
+                        claim.unlink()  # of a process that was killed, or stopped
+                await asyncio.sleep(_LOOK)
+                continue
             except OSError as error:
                 return self._give_up(error)
-            if file is None:  # another process fetches it
-                await asyncio.sleep(pause)
-                pause, waited = min(1.5 * pause, _LONGEST_LOOK), waited + pause
-                continue
-            if self.has(chunk):  # another process kept it just now
-                return _remove(part, file)
             try:
-                data = await get()
-            except BaseException:
-                _remove(part, file)
-                raise
-            return await asyncio.to_thread(self._keep, chunk, part, file, data)
+                return await asyncio.to_thread(self._keep, chunk, await get())
+            finally:
+                claim.unlink(missing_ok=True)
 
-    def _keep(self, chunk: Chunk, part: Path, file: int, data: memoryview) -> None:
-        """Write a chunk to its locked file, and unlock it; other chunks make room."""
-        usage = None
+    def _keep(self, chunk: Chunk, data: memoryview) -> None:
+        """Write a chunk to its file; other chunks make room."""
+        part = self.folder / f"{chunk.name}.{secrets.token_hex(4)}{_PART}"
         try:
-            # This file tells how many bytes all chunks take.
-            usage = _locked(self.folder / _USAGE, _PATIENCE)
-            if usage is None:
-                return
-            text = os.pread(usage, 32, 0).strip()
-            used = int(text) if text.isdigit() else self._most
-            if used + len(data) > self._most:
-                used = self._make_room(len(data))
-            if used + len(data) > self._most:
-                return
-            # The sum is written first: if this process is killed, it is too high, not too low.
-            os.pwrite(usage, f"{used + len(data):<32}".encode(), 0)
-            os.ftruncate(file, 0)
-            write_at(file, data, 0)
-            os.rename(part, self.folder / chunk.name)
+            with FileLock(self.folder / _LOCK, timeout=_PATIENCE, poll_interval=0.002):
+                if self._room < len(data):
+                    self._room = self._make_room(len(data))
+                if self._room < len(data):
+                    return
+                self._room -= len(data)
+                part.write_bytes(data)
+                part.rename(self.folder / chunk.name)
+        except Timeout:
+            pass
         except OSError as error:
             self._give_up(error)
-        finally:
-            if usage is not None:
-                os.close(usage)
-            _remove(part, file)
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
 
     def _give_up(self, error: OSError) -> None:
         """Add no more chunks, and log why."""
@@ -170,62 +165,27 @@ class Cache:
             )
 
     def _make_room(self, needed: int) -> int:
-        """Remove the chunks that were not used for longest; return the bytes of those left."""
+        """Remove the chunks that were not used for longest, if that is needed.
+
+        Returns:
+            The bytes that may be added before this is called again.
+        """
         found = []
         for path in self.folder.iterdir():
             with contextlib.suppress(OSError):  # a user may remove files
-                if path.suffix != _PART and path.name != _USAGE:
+                if path.suffix == _PART:  # of a process that was killed: this one has the lock
+                    path.unlink()
+                elif not path.suffix and "-" in path.name:
                     facts = path.stat()
                     found.append((facts.st_mtime_ns, facts.st_size, path))
-                elif path.suffix == _PART and (file := _locked(path)) is not None:
-                    _remove(path, file)  # a process that was killed has left it
         used = sum(size for _, size, _ in found)
-        for _, size, path in sorted(found):
-            if used + needed <= self._most * _LEFT:
-                break
-            path.unlink(missing_ok=True)
-            used -= size
-        return used
-
-
-def _locked(path: Path, seconds: float = 0) -> int | None:
-    """Open a file, which need not be there, and lock it for this process alone.
-
-    Returns:
-        The open file; None if another process has locked it for so many seconds, or removed it.
-    """
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    end = time.monotonic() + seconds
-    with contextlib.ExitStack() as stack:
-        stack.callback(os.close, file)
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= end:
-                    return None
-                time.sleep(0.002)
-        if _is_at(file, path):
-            stack.pop_all()
-            return file
-    return None
-
-
-def _remove(path: Path, file: int) -> None:
-    """Remove a file that is locked, if it is still there, and unlock it."""
-    with contextlib.suppress(OSError):
-        if _is_at(file, path):
-            path.unlink()
-    os.close(file)
-
-
-def _is_at(file: int, path: Path) -> bool:
-    """Tell whether an open file is the one at a path."""
-    try:
-        return os.path.samestat(os.fstat(file), path.stat())
-    except FileNotFoundError:
-        return False
+        if used + needed > self._most:
+            for _, size, path in sorted(found):
+                if used + needed <= self._most * _LEFT:
+                    break
+                path.unlink(missing_ok=True)
+                used -= size
+        return min(self._most - used, max(needed, int(self._most * _STEP)))
 
 
 @contextlib.contextmanager

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
-import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,12 +20,10 @@ from .storage import Facts, Range
 
 MOST_AHEAD = 2**29
 """Bytes that a process fetches ahead at most; beyond it, the oldest are dropped."""
-_GAP = 2**17
-"""Bytes between two ranges that are fetched with them: they take about as long as a request."""
 _BLOCK = 2**23
-"""Most bytes of ranges that are fetched by one request."""
-_STRETCH = 4 * _BLOCK
-"""Bytes that ``Onward`` fetches at once, by as many requests as they have blocks."""
+"""Most bytes that are fetched by one request, of a range that is not fetched ahead."""
+_FIRST_STRETCH, _STRETCH = 2**15, 4 * _BLOCK
+"""Bytes that ``Onward`` fetches at once: at first, and at most, by several requests."""
 
 
 class RemoteFile:
@@ -83,7 +78,7 @@ class RemoteFile:
         return into
 
     def ahead(self, ranges: Sequence[Range]) -> None:
-        """Start to fetch ranges that will be read, neighbours together."""
+        """Start to fetch ranges that will be read."""
         if self._cache is not None:
             wanted = {own: chunks(self._version, len(self), *own) for own in ranges}
             self._begin(self._cache, list(dict.fromkeys(itertools.chain(*wanted.values()))))
@@ -106,9 +101,8 @@ class RemoteFile:
 
     def _of_server(self, start: int, stop: int) -> memoryview:
         """Return a range that was fetched ahead, or fetch it."""
-        if (block := _ahead.take(self.path, (start, stop))) is not None:
-            with contextlib.suppress(CancelledError):  # another range of it was dropped
-                return block.future.result()[start - block.start : stop - block.start]
+        if (request := _ahead.take(self.path, (start, stop))) is not None:
+            return request.result()
         cuts = [*range(start, stop, _BLOCK), stop]
         parts = self.fetch(list(itertools.pairwise(cuts)))
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
@@ -135,39 +129,32 @@ class RemoteFile:
             into[:] = self._of_server(start, start + len(into))
 
 
-class _Block(NamedTuple):
-    """Bytes that are fetched ahead by one request."""
-
-    start: int
-    future: Future[memoryview]
-
-
 class _Ahead:
     """Ranges that are fetched ahead, until they are read."""
 
     def __init__(self) -> None:
-        self._blocks: dict[tuple[RemotePath, Range], _Block] = {}
+        self._requests: dict[tuple[RemotePath, Range], Future[memoryview]] = {}
         self._lock, self.bytes = threading.Lock(), 0
 
     def begin(self, path: RemotePath, facts: Facts, ranges: Sequence[Range]) -> None:
         """Request those ranges that are not here yet; the oldest make room."""
         with self._lock:
-            missing = [own for own in ranges if (path, own) not in self._blocks]
-            for start, stop, joint in joined(missing):
-                request = storage.submit(partial(storage.get, path, facts, start, stop))
-                self._blocks |= {(path, own): _Block(start, request) for own in joint}
-                self.bytes += sum(own[1] - own[0] for own in joint)
-            while self.bytes > MOST_AHEAD and len(self._blocks) > 1:
-                self._drop(next(iter(self._blocks))).future.cancel()
+            for start, stop in dict.fromkeys(ranges):
+                if start < stop and (path, (start, stop)) not in self._requests:
+                    request = storage.submit(partial(storage.get, path, facts, start, stop))
+                    self._requests[path, (start, stop)] = request
+                    self.bytes += stop - start
+            while self.bytes > MOST_AHEAD and len(self._requests) > 1:
+                self._drop(next(iter(self._requests))).cancel()
 
-    def take(self, path: RemotePath, own: Range) -> _Block | None:
-        """Remove and return the block that holds a range."""
+    def take(self, path: RemotePath, own: Range) -> Future[memoryview] | None:
+        """Remove and return the request for a range."""
         with self._lock:
-            return self._drop((path, own)) if (path, own) in self._blocks else None
+            return self._drop((path, own)) if (path, own) in self._requests else None
 
-    def _drop(self, key: tuple[RemotePath, Range]) -> _Block:
+    def _drop(self, key: tuple[RemotePath, Range]) -> Future[memoryview]:
         self.bytes -= key[1][1] - key[1][0]
-        return self._blocks.pop(key)
+        return self._requests.pop(key)
 
 
 _ahead = _Ahead()
@@ -180,58 +167,23 @@ def _end(name: str, _: Future[None]) -> None:
     _fetching.pop(name, None)
 
 
-def _after_fork() -> None:
-    """Forget what the parent fetches."""
-    global _ahead, _fetching_lock
-    _ahead, _fetching_lock = _Ahead(), threading.Lock()
-    _fetching.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
 class Onward:
-    """Reads a file by small ranges, one after the other, out of larger ones.
+    """Reads a file by small ranges, one after the other, out of ever longer stretches.
 
     Args:
         file: the file.
-        hop: bytes to fetch where a range begins that was not fetched yet, past the cache; 0 fetches
-            32 MiB, through the cache.
     """
 
-    def __init__(self, file: RemoteFile, hop: int) -> None:
-        self._file, self._hop = file, hop
+    def __init__(self, file: RemoteFile) -> None:
+        self._file, self._stretch = file, _FIRST_STRETCH
         self._start, self._data = 0, memoryview(b"")
 
     def read(self, start: int, stop: int) -> memoryview:
         """Return the bytes of a range."""
-        stop = min(stop, len(self._file))
-        if start < self._start or stop > self._start + len(self._data):
-            end = min(max(stop, start + (self._hop or _STRETCH)), len(self._file))
+        stop, end = min(stop, len(self._file)), self._start + len(self._data)
+        if start < self._start or stop > end:
+            has_jumped = start > end  # over a tar within the tar
+            self._stretch = _FIRST_STRETCH if has_jumped else min(2 * self._stretch, _STRETCH)
             self._start = start
-            if self._hop:
-                (self._data,) = self._file.fetch([(start, end)])
-            else:
-                self._data = self._file.read(start, end)
+            self._data = self._file.read(start, max(stop, start + self._stretch))
         return self._data[start - self._start : max(start, stop) - self._start]
-
-
-def joined(ranges: Sequence[Range]) -> list[tuple[int, int, list[Range]]]:
-    """Join ranges that lie near to each other.
-
-    obstore's ``get_ranges`` does that too, but checks no version.
-
-    Returns:
-        Where each block begins and ends, and the ranges that lie in it.
-    """
-    blocks: list[tuple[int, int, list[Range]]] = []
-    for start, stop in sorted(set(ranges)):
-        if stop <= start:
-            continue
-        if blocks:
-            first, last, own = blocks[-1]
-            if start - last <= _GAP and max(last, stop) - first <= _BLOCK:
-                blocks[-1] = first, max(last, stop), [*own, (start, stop)]
-                continue
-        blocks.append((start, stop, [(start, stop)]))
-    return blocks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import itertools
 import re
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,6 @@ from . import storage
 from .storage import Facts
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
-_MOST_NAMES = 100_000
 _PROBED = ("train.beton", "val.beton")
 """Files that are looked for by name on servers that do not list their files."""
 
@@ -79,7 +77,7 @@ class RemotePath(Url):
 
     def facts(self) -> Facts | None:
         """Return the facts of the object; None if it does not exist."""
-        if not self.key or self.parent._lies_nowhere():
+        if not self.key:
             return None
         if (level := self.found.levels.get(self.parent.key)) is not None:
             return level.files.get(self.name)
@@ -104,6 +102,8 @@ class RemotePath(Url):
 
     def is_dir(self) -> bool:
         """Tell whether objects lie below it."""
+        if self.key and (level := self.found.levels.get(self.parent.key)) is not None:
+            return self.name in level.folders
         return any(self._level())
 
     def exists(self) -> bool:
@@ -152,8 +152,6 @@ class RemotePath(Url):
         """List what lies below it; a web server is asked for a few names instead."""
         if (level := self.found.levels.get(self.key)) is not None:
             return level
-        if self._lies_nowhere():
-            return _Level({}, frozenset())
         if self.scheme in ("http", "https"):
             level = _Level(self._files(_PROBED), frozenset())
         else:
@@ -167,15 +165,6 @@ class RemotePath(Url):
         facts = storage.heads([self / name for name in names])
         return {name: own for name, own in zip(names, facts, strict=True) if own is not None}
 
-    def _lies_nowhere(self) -> bool:
-        """Tell whether earlier lists show that nothing lies below it."""
-        names = self.key.split("/")
-        for depth, name in enumerate(names):
-            level = self.found.levels.get("/".join(names[:depth]))
-            if level is not None and name and name not in level.folders:
-                return True
-        return False
-
 
 Place = Path | RemotePath
 """Location of data: on this machine, or on another one."""
@@ -187,30 +176,12 @@ def opened(where: Path | Url) -> Place:
 
 
 def expanded(name: str) -> list[str]:
-    """Return the names that a name with braces stands for, as a shell does.
-
-    Raises:
-        DataError: the braces hold neither a range of numbers nor a list, or there are too many.
-    """
-    parts = [
-        [text] if at % 2 == 0 else _choices(text) for at, text in enumerate(_BRACES.split(name))
-    ]
-    count = 1
-    for part in parts:
-        count *= len(part)
-    if count > _MOST_NAMES:
-        raise DataError(f"{name} stands for {count:,} names, more than {_MOST_NAMES:,}")
-    return ["".join(own) for own in itertools.product(*parts)]
-
-
-def _choices(text: str) -> list[str]:
-    if match := re.fullmatch(r"(\d+)\.\.(\d+)", text):
-        first, last = int(match[1]), int(match[2])
-        if last - first > _MOST_NAMES:
-            raise DataError(f"{{{text}}} stands for more than {_MOST_NAMES:,} names")
-        return [f"{number:0{len(match[1])}}" for number in range(first, last + 1)]
-    if "," in text:
-        return text.split(",")
-    raise DataError(
-        f"{{{text}}} is neither a range, as in {{0000..0012}}, nor a list, as in {{a,b}}"
-    )
+    """Return the names that a name with braces stands for, as a shell does."""
+    if (match := _BRACES.search(name)) is None:
+        return [name]
+    if own := re.fullmatch(r"(\d+)\.\.(\d+)", match[1]):
+        choices = [f"{number:0{len(own[1])}}" for number in range(int(own[1]), int(own[2]) + 1)]
+    else:
+        choices = match[1].split(",")
+    before, after = name[: match.start()], name[match.end() :]
+    return [one for choice in choices for one in expanded(f"{before}{choice}{after}")]

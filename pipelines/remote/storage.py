@@ -177,6 +177,7 @@ class _Client:
                 "reading from object storage needs obstore: pip install 'fastsiam[cloud]'"
             )
         self.loop, self.limit = asyncio.new_event_loop(), asyncio.Semaphore(PARALLEL)
+        self.process = os.getpid()
         self._stores: dict[tuple[str, str], Any] = {}
         self._thread = threading.Thread(
             target=self.loop.run_forever, name="fastsiam-storage", daemon=True
@@ -210,30 +211,20 @@ class _Client:
 
 _own: _Client | None = None
 _starting = threading.Lock()
-_is_used = _was_used_by_parent = False
 
 
 def _client() -> _Client:
     """Return this process's client, which is made at the first call."""
-    global _own, _is_used
-    with _starting:
-        if _own is None:
-            if _was_used_by_parent:
-                raise WorkerError(
-                    "this process was forked from one that reads from object storage, so it cannot "
-                    "read from there: start it by forkserver or spawn"
-                )
-            _own, _is_used = _Client(), True
-        return _own
-
-
-def _after_fork() -> None:
-    global _own, _starting, _was_used_by_parent
-    _own, _starting = None, threading.Lock()
-    _was_used_by_parent = _was_used_by_parent or _is_used
-
-
-os.register_at_fork(after_in_child=_after_fork)
+    global _own
+    if _own is None:
+        with _starting:
+            _own = _own or _Client()
+    if _own.process != os.getpid():
+        raise WorkerError(
+            "this process was forked from one that reads from object storage, so it cannot "
+            "read from there: start it by forkserver or spawn"
+        )
+    return _own
 
 
 def _facts(meta: Any) -> Facts:
@@ -274,13 +265,11 @@ def aws_profile() -> dict[str, Any]:
     Raises:
         DataError: there is no such profile, boto3 is missing, or the profile yields no keys.
     """
-    files = (
-        os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config",
-        os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials",
-    )
-    named = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
+    named = os.environ.get("AWS_PROFILE")
+    files = os.environ.get("AWS_CONFIG_FILE"), os.environ.get("AWS_SHARED_CREDENTIALS_FILE")
+    usual = Path("~/.aws/config").expanduser(), Path("~/.aws/credentials").expanduser()
     if {"AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE"} & set(os.environ) or not (
-        named or any(Path(file).expanduser().is_file() for file in files)
+        named or any(files) or any(path.is_file() for path in usual)
     ):
         return {}
     try:
@@ -289,12 +278,12 @@ def aws_profile() -> dict[str, Any]:
 
         session = botocore.session.Session(profile=named)
         found: dict[str, Any] = {}
-        if not {"AWS_REGION", "AWS_DEFAULT_REGION"} & set(os.environ):
-            found["region"] = session.get_config_variable("region")
-        if not {"AWS_ENDPOINT", "AWS_ENDPOINT_URL"} & set(os.environ):
-            found["endpoint"] = session.get_scoped_config().get("endpoint_url")
+        region = session.get_config_variable("region")
+        if region and not {"AWS_REGION", "AWS_DEFAULT_REGION"} & set(os.environ):
+            found["region"] = region
         if named or session.get_credentials() is not None:
             found["credential_provider"] = Boto3CredentialProvider(session)
+        return found
     except ImportError:
         raise DataError(
             "reading the profiles in ~/.aws needs boto3: pip install 'fastsiam[cloud]', or set "
@@ -305,7 +294,6 @@ def aws_profile() -> dict[str, Any]:
             f"cannot get AWS credentials from profile {named or 'default'}: "
             f"{' '.join(str(error).split())}; check ~/.aws, or log in again"
         ) from None
-    return {name: value for name, value in found.items() if value}
 
 
 def _final(url: Url, error: Exception) -> FastSiamError | None:
@@ -350,13 +338,7 @@ def _denied(url: Url, reason: str) -> DataError:
 
 def _unreachable(url: Url, error: Exception) -> DataError:
     """Return the error for a request that failed until patience ended."""
-    status, reason = _status(error), "the connection failed"
-    if status:
-        reason = f"the server answers {status}"
-    for pattern, meaning in _REASONS.items() if not status else ():
-        if re.search(pattern, _text(error), re.IGNORECASE):
-            reason = meaning
-            break
+    reason = f"the server answers {_status(error)}" if _status(error) else "the connection failed"
     seconds = _seconds(PATIENCE_SECONDS, 120)
     return DataError(
         f"cannot read {url}: {reason}, for {seconds:g} s (${PATIENCE_SECONDS}); check the network "
@@ -370,13 +352,6 @@ _CREDENTIALS = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
     "https": "that the file is public: requests to web servers carry no credentials",
     "http": "that the file is public: requests to web servers carry no credentials",
-}
-_REASONS = {
-    "IncompleteBody|UnexpectedEof|IncompleteMessage": "answers are cut short",
-    "certificate": "the server's certificate is not trusted",
-    "dns|resolve": "the server's name is unknown",
-    "refused": "the server refuses connections",
-    "timed ?out|timeout": "the server does not answer in time",
 }
 
 

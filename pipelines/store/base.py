@@ -13,7 +13,6 @@ from PIL import Image
 
 from fastsiam.errors import ImageError
 from fastsiam.files import quoted
-from fastsiam.kernels import mappings
 from fastsiam.trace import span
 
 from ..remote.path import Place, RemotePath
@@ -196,16 +195,14 @@ class Store(ABC):
         return ()
 
     def check(self) -> None:
-        """Raise if a mapped file lost bytes: what was read of it may be zeros.
+        """Raise if a mapped file has another size now: what was read of it may be wrong.
 
-        A few files are checked each time (0.3 us each), many only after a mapping of this process
-        lost bytes. A file's size shows what its mapping does not: bytes that its last page lost.
+        Only a few files are checked (0.3 us each).
 
         Raises:
             FileLostError: names the file.
         """
-        files = self.mapped()
-        if len(files) <= _FEW_FILES or mappings.some_are_lost():
+        if len(files := self.mapped()) <= _FEW_FILES:
             for file in files:
                 file.check()
 

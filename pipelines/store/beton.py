@@ -54,8 +54,6 @@ JPEG, RAW = 0, 1
 """Modes of a record: an encoded image, or pixels."""
 INT_FIELD, IMAGE_FIELD = 1, 2
 """Types of fields."""
-_PLANES_FIELD = 255
-"""Type of the image field in files of ``convert --yuv`` (version 0.2), which held JPEGs' planes."""
 
 _BYTES = np.dtype([("ptr", "<u8"), ("size", "<u8")])
 _FORMATS: tuple[Any, ...] = ("<f8", "<i8", IMAGE, _BYTES, "<u8", _BYTES, "<u8")
@@ -274,12 +272,6 @@ class _Part:
         """Find the annex by the mark in the image field's arguments, and check it."""
         for number, field in enumerate(self._fields):
             arguments = field["arguments"].tobytes()
-            if field["type_id"] == _PLANES_FIELD and arguments.startswith(MAGIC):
-                raise DataError(
-                    f"{self.path} holds planes of JPEGs (convert --yuv of fastsiam 0.2), which "
-                    "this version does not read; convert the original images again: fastsiam "
-                    "convert folder --source FOLDER (--raw stores pixels)"
-                )
             if field["type_id"] != IMAGE_FIELD or not any(arguments):
                 continue
             if not arguments.startswith(MAGIC):
@@ -310,7 +302,8 @@ class _Part:
         ]
         if unknown:
             raise DataError(
-                f"{self.path} has a field of a type of its own, which cannot be read: {unknown}"
+                f"{self.path} has a field of a type of its own, which cannot be read: {unknown}; "
+                "convert the original images"
             )
         image = self._number_of(IMAGE_FIELD, b"image")
         if image is None:

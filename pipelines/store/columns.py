@@ -6,10 +6,8 @@ pyarrow is an extra, so it is imported only when a table is read.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -19,10 +17,6 @@ from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.errors import DataError
 from fastsiam.files import parsed_json
 
-log = logging.getLogger(__name__)
-
-PATH = "path"
-"""Column of a list that holds the paths of its images, unless another is named."""
 LABELS = ("label", "labels", "fine_label", "cls")
 """Names of label columns; the first that a table has is taken."""
 _IMAGES = ("image", "img", "jpg")
@@ -83,8 +77,6 @@ def columns_of(path: object, schema: Any, names: ColumnNames = AUTOMATIC) -> Col
         _check_named(path, schema, names.image, "image", _can_hold_images)
     elif not found:
         raise _no_image_column(path, schema, images)
-    else:
-        _say_choice("image", found[0], tuple(images))
     image = names.image or found[0]
     bare = schema.field(image).type.num_fields == 0
     label, classes = label_of(path, schema, names.label)
@@ -118,22 +110,8 @@ def label_of(path: object, schema: Any, name: str = "") -> tuple[str | None, tup
         named = [own for own in LABELS if own in able]
         listed = [own for own in able if _type(features.get(own)) == "ClassLabel"]
         label = named[0] if named else listed[0] if len(listed) == 1 else None
-        _say_choice("label", label, tuple(dict.fromkeys([*named, *listed])))
     classes = (features.get(label) or {}).get("names") if label is not None else None
     return label, tuple(map(str, classes)) if isinstance(classes, list) else ()
-
-
-def path_column(schema: Any, name: str = "") -> str:
-    """Return the column of paths if an Arrow schema is that of a list of image files, else "".
-
-    Args:
-        schema: of the table.
-        name: of the column; by default it is ``path``, and no column of a list holds images.
-    """
-    if not name and any(_can_hold_images(field.type) for field in schema):
-        return ""
-    at = schema.get_field_index(name or PATH)
-    return schema.field(at).name if at >= 0 and is_text(schema.field(at).type) else ""
 
 
 def read_labels(parts: Sequence[Any], source: object) -> NDArray[np.int64] | list[str | None]:
@@ -146,7 +124,7 @@ def read_labels(parts: Sequence[Any], source: object) -> NDArray[np.int64] | lis
     Raises:
         DataError: files differ in the type of their labels, or labels are too large.
     """
-    texts = [is_text(part.type) for part in parts]
+    texts = [_is_text(part.type) for part in parts]
     if len(set(texts)) > 1:
         raise DataError(
             f"{source}: the labels are numbers in some files and names in others; rewrite them, "
@@ -207,23 +185,10 @@ def _no_image_column(path: object, schema: Any, several: list[str]) -> DataError
             f"{path} has {len(several)} columns that can hold images ({', '.join(several)}): name "
             f"one with --image-column, such as --image-column {several[0]}"
         )
-    listed = (
-        "; a list of image files is one .parquet, named by --data" if path_column(schema) else ""
-    )
     return DataError(
         f"{path} has no column that can hold images (a struct of bytes and path, or bytes), only "
-        f"{', '.join(schema.names)}{listed}"
+        f"{', '.join(schema.names)}; a list of image files is a .csv"
     )
-
-
-@cache
-def _say_choice(what: str, chosen: str | None, able: tuple[str, ...]) -> None:
-    """Log once which of several columns was chosen, if any."""
-    if len(able) > 1:
-        others = ", ".join(name for name in able if name != chosen)
-        taken = f"{what}s come from column {chosen!r}" if chosen else f"the images have no {what}s"
-        which = "another" if chosen else "one"
-        log.info(f"{taken}; pass --{what}-column to take {which} ({others})")
 
 
 def _can_hold_images(kind: Any) -> bool:
@@ -234,10 +199,10 @@ def _can_hold_images(kind: Any) -> bool:
 
 
 def _can_hold_labels(kind: Any) -> bool:
-    return is_text(kind) or _plain(kind) in _INTEGERS
+    return _is_text(kind) or _plain(kind) in _INTEGERS
 
 
-def is_text(kind: Any) -> bool:
+def _is_text(kind: Any) -> bool:
     """Tell whether an Arrow type is that of text, perhaps by a dictionary of it."""
     return _plain(kind) in _TEXTS
 

@@ -22,7 +22,6 @@ from .probe import (
     is_deep,
     opened_by_pillow,
     probe,
-    without_warnings,
 )
 
 MOST_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 2**62)
@@ -79,8 +78,7 @@ def decode(
         return Image.fromarray(np.frombuffer(data, np.uint8).reshape(*raw_size, 3))
     image: Image.Image = opened_by_pillow(data)
     try:
-        with without_warnings:
-            image = _as_rgb(image, rules)
+        image = _as_rgb(image, rules)
     except (MemoryError, _RefusedError):
         raise
     except Exception as error:  # Pillow's decoders raise whatever a broken file makes them
@@ -119,15 +117,12 @@ def _check_tiff(image: TiffImagePlugin.TiffImageFile) -> None:
             "16 unsigned bits, or as floats from 0 to 1"
         )
     deep = max(tags.get(_BITS_PER_SAMPLE, (1,))) > 8
-    if deep and tags.get(_PLANAR) == _SEPARATE and not compressed:
+    if (deep and tags.get(_PLANAR) == _SEPARATE and not compressed) or (
+        image.mode == "F" and tags.prefix == b"MM" and compressed
+    ):
         raise _RefusedError(
-            "it is an uncompressed TIFF of 16-bit channels in separate planes, which Pillow "
-            "misreads; save it with interleaved channels"
-        )
-    if image.mode == "F" and tags.prefix == b"MM" and compressed:
-        raise _RefusedError(
-            "it is a compressed TIFF of big-endian floats, which Pillow misreads; save it as "
-            "little-endian or uncompressed"
+            "it is a TIFF that Pillow misreads (uncompressed 16-bit planes, or compressed "
+            "big-endian floats); save it as gray or RGB of 8 bits"
         )
 
 
@@ -143,27 +138,18 @@ def _as_eight_bits(image: Image.Image) -> NDArray[np.uint8]:
     tags = getattr(image, "tag_v2", None)  # of a TIFF
     inverted = tags is not None and tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
     if image.mode == "F":
-        return _floats_as_eight_bits(np.asarray(image), inverted=inverted)
+        exact = np.asarray(image).astype(np.float64)
+        if not 0 <= exact.min() <= exact.max() <= 1:  # also where one is no number
+            raise _RefusedError(
+                f"its pixels are floats from {exact.min():g} to {exact.max():g}, and only 0 to 1 "
+                "has a meaning; scale them, or save the image with 8 or 16 bits"
+            )
+        return np.floor((1 - exact if inverted else exact) * 255 + 0.5).astype(np.uint8)
     most = 2 ** (16 if tags is None else tags[_BITS_PER_SAMPLE][0]) - 1
     values = np.asarray(image).astype(np.uint32)  # mode I: 16 bits, of a PNG or PGM
     if inverted:
         values = most - values
-    scaled: NDArray[np.uint8] = ((values * 510 + most) // (2 * most)).astype(np.uint8)
-    return scaled
-
-
-def _floats_as_eight_bits(values: NDArray[np.float32], *, inverted: bool) -> NDArray[np.uint8]:
-    low, high = float(values.min()), float(values.max())
-    if not 0 <= low <= high <= 1:  # also where one is no number
-        raise _RefusedError(
-            f"its pixels are floats from {low:g} to {high:g}, and only 0 to 1 has a meaning; scale "
-            "them to that range, or save the image with 8 or 16 bits"
-        )
-    exact = values.astype(np.float64)
-    scaled: NDArray[np.uint8] = np.floor((1 - exact if inverted else exact) * 255 + 0.5).astype(
-        np.uint8
-    )
-    return scaled
+    return ((values * 510 + most) // (2 * most)).astype(np.uint8)
 
 
 def _turned(image: Image.Image, data: Bytes) -> Image.Image:

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from fastsiam.errors import DataError
+from fastsiam.errors import DataError, FileLostError
 from fastsiam.files import explained
-from fastsiam.kernels import mappings
 
 from ..remote import RemoteFile, RemotePath
 from ..remote.path import Place
@@ -27,8 +26,6 @@ _WORTH_A_CALL = 2**14
 
 class Mapped:
     """A file mapped into memory, read-only.
-
-    Bytes that it loses meanwhile are zeros, and ``check`` says so.
 
     A pickle of it holds the path alone: the process that unpickles it maps the file again.
 
@@ -46,7 +43,6 @@ class Mapped:
         self.view = memoryview(self._map)
         self.address = np.frombuffer(self.view, np.uint8).ctypes.data
         """Of the file's first byte in memory."""
-        self._map.guard(path)
 
     def read(self, start: int, stop: int) -> memoryview:
         """Return the bytes between two places, without a copy."""
@@ -67,17 +63,20 @@ class Mapped:
         return self._map.find(data, start, end)
 
     def check(self) -> None:
-        """Refuse a file that has not the size any more that was mapped, or could not be read.
+        """Refuse a file that has not the size any more that was mapped.
 
         Raises:
             FileLostError: names it.
         """
         try:
-            whole = not mappings.is_lost(self._map.place) and self._map.size() == len(self)
+            size = self._map.size()
         except OSError:  # its server knows it no more
-            whole = False
-        if not whole:
-            raise mappings.lost_error(self.path, len(self))
+            size = 0
+        if size != len(self):
+            raise FileLostError(
+                f"{self.path} changed while it was read: it had {len(self):,} bytes and has "
+                f"{size:,}; restore it and run the same command to continue"
+            )
 
     def __len__(self) -> int:
         """Return the file's size in bytes."""
@@ -88,12 +87,12 @@ class Mapped:
         return Mapped, (self.path,)
 
 
-def _mapped(path: Path) -> mappings.Mapping:
+def _mapped(path: Path) -> mmap.mmap:
     """Map a file, which holds it open: raise the limit on open files if it is reached."""
 
-    def mapping() -> mappings.Mapping:
+    def mapping() -> mmap.mmap:
         with path.open("rb") as file:
-            return mappings.Mapping(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     try:
         return mapping()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import os
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,15 +18,6 @@ from fastsiam.kernels import library
 
 from .base import IMAGE_ENDINGS, NewChunk, Store, is_image_name
 from .probe import Bytes
-
-log = logging.getLogger(__name__)
-
-_UNREAD_ENDINGS = (
-    ".heic", ".heif", ".avif", ".jxl", ".jp2", ".gif", ".dng", ".cr2", ".cr3", ".nef", ".arw"
-)  # fmt: skip
-"""Endings of images that are left out of a folder."""
-_said: set[Path] = set()
-"""Folders of which this process has logged what is left out."""
 
 STAT_THREADS, _STAT_CHUNK = 16, 512
 """Threads that ask for files' sizes, and files that each asks for at a time.
@@ -167,10 +156,9 @@ class FolderStore(FileStore):
     def __init__(self, root: Path) -> None:
         names: list[bytes] = []
         labels: list[int] = []
-        unread: Counter[str] = Counter()
         with tally(f"listing {root}, files and folders") as listed:
-            flat, folders = _list(root, listed, unread)
-            walked = ((folder, _walk(root, folder, listed, unread)) for folder in folders)
+            flat, folders = _list(root, listed)
+            walked = ((folder, _walk(root, folder, listed)) for folder in folders)
             found = [(folder, images) for folder, images in walked if images]
         if flat and found:
             raise DataError(
@@ -178,16 +166,10 @@ class FolderStore(FileStore):
                 f"({found[0][0]}/); move the first into class folders, "
                 "or point --data at a folder that has only one kind"
             )
-        left_out = ", ".join(f"{count:,} {ending}" for ending, count in sorted(unread.items()))
         if not flat and not found:
-            others = f"; save its {left_out} files as JPEG or PNG" if left_out else ""
             raise DataError(
                 f"{root} holds no images (looked for {', '.join(IMAGE_ENDINGS)}, in it and below)"
-                f"{others}"
             )
-        if left_out and root not in _said:
-            _said.add(root)
-            log.info(f"{root}: {left_out} files are left out; save them as JPEG or PNG to use them")
         for label, (_, images) in enumerate(found):
             names += images
             labels += [label] * len(images)
@@ -197,11 +179,8 @@ class FolderStore(FileStore):
         super().__init__(root, root, names, np.array(labels, np.int64), classes)
 
 
-def _list(folder: Path, listed: Tally, unread: Counter[str]) -> tuple[list[str], list[str]]:
-    """Return the sorted names of a folder's images and its sub-folders, hidden ones skipped.
-
-    Images of formats that are not read are counted in ``unread``, by their endings.
-    """
+def _list(folder: Path, listed: Tally) -> tuple[list[str], list[str]]:
+    """Return the sorted names of a folder's images and its sub-folders, hidden ones skipped."""
     images, folders = [], []
     with explained(DataError, f"cannot list {folder}"), os.scandir(folder) as entries:
         for entry in entries:
@@ -209,11 +188,8 @@ def _list(folder: Path, listed: Tally, unread: Counter[str]) -> tuple[list[str],
                 continue
             if is_image_name(entry.name) and entry.is_file():
                 images.append(entry.name)
-            elif entry.is_dir():
-                if not (entry.is_symlink() and _leads_up(folder, entry.path)):
-                    folders.append(entry.name)
-            elif (ending := os.path.splitext(entry.name)[1].lower()) in _UNREAD_ENDINGS:
-                unread[ending] += 1
+            elif entry.is_dir() and not (entry.is_symlink() and _leads_up(folder, entry.path)):
+                folders.append(entry.name)
     listed.add(len(images) + len(folders))
     return sorted(images), sorted(folders)
 
@@ -224,10 +200,10 @@ def _leads_up(folder: Path, link: str) -> bool:
     return os.path.commonpath([target, os.path.realpath(folder)]) == target
 
 
-def _walk(root: Path, folder: str, listed: Tally, unread: Counter[str]) -> list[bytes]:
+def _walk(root: Path, folder: str, listed: Tally) -> list[bytes]:
     """Return the paths, relative to ``root``, of all images in a folder and below it."""
-    images, folders = _list(root / folder, listed, unread)
+    images, folders = _list(root / folder, listed)
     names = [os.fsencode(f"{folder}/{name}") for name in images]
     for name in folders:
-        names += _walk(root, os.path.join(folder, name), listed, unread)
+        names += _walk(root, os.path.join(folder, name), listed)
     return names

@@ -14,7 +14,6 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,19 +48,14 @@ Facts = list[list[str | int]]
 """Of each file name, size and modification time (ns), which change when it does."""
 
 
-@dataclass(frozen=True)
-class Index:
-    """Named arrays; ``rows`` (images,) of type ROW is always there."""
-
-    arrays: dict[str, NDArray[Any]]
-    images: Path | None = None
-    """The file beside the index that the images were unpacked into, if they were."""
+Index = dict[str, NDArray[Any]]
+"""Named arrays; ``rows`` (images,) of type ROW is always there."""
 
 
 def open_index(
     files: Sequence[File],
     source: str,
-    build: Callable[[Sequence[Path]], Index],
+    build: Callable[[], Index],
     *,
     column: str = "",
 ) -> Index:
@@ -70,8 +64,8 @@ def open_index(
     Args:
         files: what is indexed.
         source: their names, for messages.
-        build: makes the index; gets the places where it may be kept.
-        column: what of the files is indexed, where they may have several indexes.
+        build: makes the index.
+        column: what of the files is indexed, where that is not always the same.
 
     Raises:
         DataError: there are too many files, one is gone, or as ``build``.
@@ -80,7 +74,7 @@ def open_index(
         raise DataError(
             f"{len(files):,} files are more than the {_MOST_FILES:,} that can be indexed"
         )
-    facts, places = file_facts(files), homes(files, column)
+    facts, places = file_facts(files), homes(files)
     if column:
         facts.append([column])
     if (index := load(places, facts)) is not None:
@@ -88,10 +82,10 @@ def open_index(
     began, size = time.monotonic(), sum(map(len, files))
     if not are_small(files):
         log.info(f"indexing {source} ({size / 1e9:,.1f} GB), which is done once")
-    index = build(places)
+    index = build()
     kept = keep(index, places, facts)
     log.info(
-        f"indexed {len(index.arrays['rows']):,} images in {source} in "
+        f"indexed {len(index['rows']):,} images in {source} in "
         f"{time.monotonic() - began:.1f} s ({f'kept in {kept}' if kept else 'not kept'})"
     )
     return index
@@ -116,7 +110,7 @@ def file_facts(files: Sequence[File]) -> Facts:
     return facts
 
 
-def homes(files: Sequence[File], column: str = "") -> list[Path]:
+def homes(files: Sequence[File]) -> list[Path]:
     """Return where the index of these files may be kept: beside them, or in the user's cache.
 
     Beside those of another machine nothing is written.
@@ -124,9 +118,6 @@ def homes(files: Sequence[File], column: str = "") -> list[Path]:
     first = files[0].path
     names = [file.path.name for file in files]
     stem = first.stem if len(files) == 1 else f"{first.stem}-and-{len(files) - 1}-more"
-    if column:
-        stem += f"-{hashlib.sha256(column.encode()).hexdigest()[:8]}"
-        names.append(column)
     found = []
     if isinstance(first, Path):
         found.append(first.parent / f".{stem}.fastsiam-index")
@@ -137,49 +128,37 @@ def homes(files: Sequence[File], column: str = "") -> list[Path]:
     return found
 
 
-def images_beside(home: Path) -> Path:
-    """Return the file that images may be unpacked into, beside the index that is kept there."""
-    return home.with_suffix(".fastsiam-images")
-
-
 def load(homes: Sequence[Path], facts: Facts) -> Index | None:
     """Read the first whole index in one of these places that is of files with these facts."""
     for home in homes:
         with contextlib.suppress(Exception):  # a damaged archive makes numpy raise anything
             with np.load(home) as file:
-                arrays = {name: file[name] for name in file.files}
-            of_format, of_files, of_images = json.loads(arrays.pop("about").tobytes())
-            images = None if of_images is None else images_beside(home)
-            valid = [of_format, of_files, of_images] == _about(facts, images)
-            if valid and arrays["rows"].dtype == ROW:
-                return Index(arrays, images)
+                index = {name: file[name] for name in file.files}
+            about = json.loads(index.pop("about").tobytes())
+            if about == _about(facts) and index["rows"].dtype == ROW:
+                return index
     return None
 
 
 def keep(index: Index, homes: Sequence[Path], facts: Facts) -> Path | None:
     """Write the index to the first place that takes it, and return that; None if none does."""
     for home in homes:
-        if index.images not in (None, images_beside(home)):
-            continue
         try:
-            about = np.frombuffer(json.dumps(_about(facts, index.images)).encode(), np.uint8)
+            about = np.frombuffer(json.dumps(_about(facts)).encode(), np.uint8)
             with (
                 written_whole(home, by_many=True) as temporary,  # all ranks of a run at once
                 temporary.open("wb") as file,
             ):
-                np.savez(file, about=about, **index.arrays)  # type: ignore[arg-type]
+                np.savez(file, about=about, **index)  # type: ignore[arg-type]
         except OSError:  # a read-only place, or a full one
             continue
         return home
     return None
 
 
-def _about(facts: Facts, images: Path | None) -> list[Any]:
-    """Return what an index notes of the files that it is of, and of the unpacked images."""
-    if images is None:
-        return [_FORMAT, facts, None]
-    found = images.stat()
-    return [_FORMAT, facts, [found.st_size, found.st_mtime_ns]]
+def _about(facts: Facts) -> list[Any]:
+    """Return what an index notes: its format, its files, and null, where version 0.2 had more."""
+    return [_FORMAT, facts, None]
 
 
 def pack_texts(texts: Sequence[str]) -> NDArray[np.uint8]:

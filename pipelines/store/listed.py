@@ -1,4 +1,4 @@
-"""Image files that a list names: a .csv or .parquet file with a column of paths."""
+"""Image files that a list names: a .csv file with a column of paths."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import csv
 import os
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,16 +16,14 @@ from fastsiam.errors import DataError, NoSplitError
 from fastsiam.files import reason
 
 from .base import SPLIT_NAMES, Split
-from .columns import LABELS, PATH, label_of, path_column, read_labels, reading
-from .folder import STAT_THREADS, FileStore
+from .columns import LABELS
+from .folder import FileStore
 from .labels import number_classes
 
 CSV = ".csv"
-_SPLIT = "split"
-_Rows = tuple[Sequence[str | None], NDArray[np.int64], tuple[str, ...], Sequence[str] | None]
-"""Paths, labels (-1 for none) and classes of a list's rows; the split of each, if it tells it."""
+_PATH, _SPLIT = "path", "split"
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
-_LOOKED_FOR = 4096
+_LOOKED_FOR = 1000
 """Files of a list that are looked for when it is opened; of a longer list, evenly spread ones."""
 
 
@@ -37,7 +34,7 @@ class ListedStore(FileStore):
     A column ``split`` tells which rows are training images; without it, all are.
 
     Args:
-        path: the list, .csv or .parquet.
+        path: the list.
         split: rows to take.
         names: columns that the user named; ``image`` is the one of the paths.
 
@@ -51,8 +48,8 @@ class ListedStore(FileStore):
     repair = "repair the file or remove its row"
 
     def __init__(self, path: Path, split: Split, names: ColumnNames = AUTOMATIC) -> None:
-        read = _read_csv if path.suffix.lower() == CSV else _read_parquet
-        paths, labels, classes, splits = read(path, names)
+        columns = _read_csv(path, names)
+        paths, splits = columns[names.image or _PATH], columns.get(_SPLIT)
         if not paths:
             raise DataError(f"{path} names no images: it has no rows")
         taken = _of_split(path, len(paths), splits, split)
@@ -62,14 +59,14 @@ class ListedStore(FileStore):
             if not name or "\0" in name:
                 raise DataError(f"{path} has no path in row {row + 1:,}: remove the row")
             files.append(os.fsencode(name))
+        labels, classes = _read_labels(columns, names, path)
         super().__init__(path, path.parent, files, labels[taken], classes)
         self._check_files()
 
     def _check_files(self) -> None:
         """Raise a ``DataError`` if files are not there; of a long list look for some."""
         some = np.unique(np.linspace(0, len(self) - 1, min(len(self), _LOOKED_FOR), dtype=int))
-        with ThreadPoolExecutor(STAT_THREADS) as pool:
-            there = list(pool.map(os.path.isfile, map(self._file, some.tolist())))
+        there = [os.path.isfile(self._file(index)) for index in some.tolist()]
         if all(there):
             return
         gone = f"{there.count(False):,} of {len(some):,} files"
@@ -97,21 +94,22 @@ def _of_split(
     raise NoSplitError(f"{path} has no row whose {_SPLIT} is {wanted}, only {known}")
 
 
-def _read_csv(path: Path, names: ColumnNames) -> _Rows:
-    """Read a list that is a CSV file in UTF-8 whose first line names the columns."""
+def _read_csv(path: Path, names: ColumnNames) -> dict[str, list[str]]:
+    """Read the columns of a CSV file in UTF-8 whose first line names them."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines = csv.reader(file, skipinitialspace=True, strict=True)
             header = [name.strip() for name in next(lines, [])]
-            paths = names.image or PATH
-            label = names.label or next((name for name in LABELS if name in header), "")
-            _check_header(path, header, paths, names.label)
-            places = {name: header.index(name) for name in (paths, label, _SPLIT) if name in header}
-            columns: dict[str, list[str]] = {name: [] for name in places}
+            for name, option in ((names.image or _PATH, "image"), (names.label, "label")):
+                if name and name not in header:
+                    raise DataError(
+                        f"{path} has no column {name!r}, only {', '.join(header) or 'none'}: name "
+                        f"the columns in its first line, or pass --{option}-column NAME"
+                    )
+            rows: list[list[str]] = []
             for line in lines:
                 if len(line) == len(header):
-                    for name, place in places.items():
-                        columns[name].append(line[place])
+                    rows.append(line)
                 elif line:
                     raise DataError(
                         f"{path} has {len(line)} fields in line {lines.line_num:,} and "
@@ -123,43 +121,15 @@ def _read_csv(path: Path, names: ColumnNames) -> _Rows:
         raise DataError(f"{path} is damaged in line {lines.line_num:,}: {error}") from error
     except OSError as error:
         raise DataError(f"cannot read {path}: {reason(error)}") from error
-    texts = columns.get(label, [""] * len(columns[paths]))
+    return {name: [row[place] for row in rows] for place, name in enumerate(header)}
+
+
+def _read_labels(
+    columns: dict[str, list[str]], names: ColumnNames, path: Path
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Return each row's label, -1 where it has none, and the classes."""
+    label = names.label or next((name for name in LABELS if name in columns), "")
+    texts = columns.get(label) or [""] * len(columns[names.image or _PATH])
     if all(map(_WHOLE_NUMBER.fullmatch, set(texts) - {""})):
-        labels = number_classes(np.array([int(text or -1) for text in texts], np.int64), path)
-    else:
-        labels = number_classes([text or None for text in texts], path)
-    return columns[paths], *labels, columns.get(_SPLIT)
-
-
-def _check_header(path: Path, header: list[str], paths: str, label: str) -> None:
-    """Raise a ``DataError`` if the first line of a CSV file lacks a column that is needed."""
-    if len(header) == 1 and (others := [mark for mark in ";\t|" if mark in header[0]]):
-        raise DataError(f"{path} has fields between {others[0]!r}: save it with commas instead")
-    for name, option in ((paths, "--image-column"), (label, "--label-column")):
-        if name and name not in header:
-            there = f", only {', '.join(header)}" if any(header) else ""
-            raise DataError(
-                f"{path} has no column {name!r}{there}: name the columns in its first line, or "
-                f"pass {option} NAME"
-            )
-
-
-def _read_parquet(path: Path, names: ColumnNames) -> _Rows:
-    """Read a list that is a parquet file."""
-    from pyarrow import parquet
-
-    with reading(f"{path} is damaged"), parquet.ParquetFile(path) as file:
-        schema = file.schema_arrow
-        paths = path_column(schema, names.image)
-        label, classes = label_of(path, schema, names.label)
-        wanted = [paths, *(name for name in (label, _SPLIT) if name in schema.names)]
-        table = file.read(list(dict.fromkeys(wanted)))
-    labels: NDArray[np.int64] | Sequence[str | None] = np.full(len(table), -1)
-    if label is not None:
-        labels = read_labels([table.column(label)], path)
-        if isinstance(labels, list):
-            labels = [name or None for name in labels]
-    splits = None
-    if _SPLIT in table.column_names:
-        splits = [str(name or "") for name in table.column(_SPLIT).to_pylist()]
-    return table.column(paths).to_pylist(), *number_classes(labels, path, classes), splits
+        return number_classes(np.array([int(text or -1) for text in texts], np.int64), path)
+    return number_classes([text or None for text in texts], path)

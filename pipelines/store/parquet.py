@@ -6,19 +6,16 @@ the other. To build the index, pyarrow reads every image once, and its bytes are
 part of the file that holds its row group. So every offset in the index is one where the image's
 bytes were found.
 
-The bytes of compressed images are not in the file. Up to 8 GiB of them are unpacked once, into a
-file beside the index. More are refused: a conversion takes as much space.
+The bytes of compressed images are not in the file: such files are converted first.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import shutil
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,30 +23,21 @@ from numpy.typing import NDArray
 from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.console import tally
 from fastsiam.errors import DataError, NoSplitError
-from fastsiam.files import quoted, written_whole
+from fastsiam.files import quoted
+from fastsiam.kernels.cores import cores
 
 from ..remote import RemoteFile, RemotePath
 from ..remote.path import Place
-from .base import Split, Store
-from .columns import Columns, path_column, reading, require_pyarrow
-from .files import FileReader, Mapped, on_disk
-from .index import ROW, Index, are_small, images_beside, open_index
-from .listed import ListedStore
+from .base import SPLIT_NAMES, Split, Store
+from .columns import Columns, reading, require_pyarrow
+from .files import FileReader, Mapped
+from .index import ROW, Index, open_index
 from .probe import Bytes
 from .table import TableStore
-from .tasks import numbered
-
-log = logging.getLogger(__name__)
 
 PARQUET = ".parquet"
-MOST_UNPACKED = 2**33
-"""Compressed images of more bytes than these are not unpacked."""
 _BATCH = 64
 """Images are read so many at a time."""
-_SPLIT_WORDS: dict[Split, tuple[str, ...]] = {
-    "train": ("train",),
-    "val": ("validation", "valid", "val", "test"),
-}
 
 
 class ParquetStore(TableStore):
@@ -64,7 +52,7 @@ class ParquetStore(TableStore):
 
     Raises:
         DataError: pyarrow is missing, a file cannot be read or has no image column or not the named
-            one, or images are compressed and too many to be unpacked beside the files.
+            one, or images are compressed and not read in order.
     """
 
     kind = "parquet files"
@@ -104,81 +92,48 @@ class ParquetStore(TableStore):
 
     def _index(self, groups: Sequence[_RowGroup]) -> None:
         """Look up where the images lie."""
-        root = self.root
         here = [path for path in self._paths if isinstance(path, Path)]
         if len(here) < len(self._paths):
-            raise DataError(
-                f"{root} holds parquet files, whose images are read in order alone on another "
-                f"machine: convert them with fastsiam convert parquet --source {quoted(root)} "
-                "--out DIR, and name DIR or what it is uploaded to"
-            )
-        mapped = [Mapped(path) for path in here]
-        source = str(here[0]) if len(here) == 1 else f"{len(here)} parquet files in {root}"
+            raise self._unplaced("are on another machine")
+        files = [Mapped(path) for path in here]
+        source = str(here[0]) if len(here) == 1 else f"{len(here)} parquet files in {self.root}"
         index = open_index(
-            mapped,
-            source,
-            lambda places: self._build(mapped, groups, places, source),
-            column=self._named,
+            files, source, lambda: self._build(files, groups, source), column=self._named
         )
-        rows = index.arrays["rows"]
+        rows = index["rows"]
         if len(rows) != len(self):
-            raise DataError(f"{root} is damaged: its columns are of several lengths")
-        files = [Mapped(index.images)] if index.images else mapped
+            raise DataError(f"{self.root} is damaged: its columns are of several lengths")
         self._set_places(files, rows["file"], rows["offset"], rows["size"])
         self._refuse_paths_alone()
 
-    def _build(
-        self,
-        files: Sequence[Mapped],
-        groups: Sequence[_RowGroup],
-        places: Sequence[Path],
-        source: str,
-    ) -> Index:
-        """Find where the bytes of images lie: in the files, or in one that they are unpacked into.
+    def _build(self, files: Sequence[Mapped], groups: Sequence[_RowGroup], source: str) -> Index:
+        """Find the bytes of the images in the files."""
+        rows = [np.zeros(0, ROW)]
+        pool = ThreadPoolExecutor(cores())
+        try:
+            with tally(f"indexing {source}, row groups", len(groups)) as done:
+                for own in pool.map(lambda group: group.find_images(files[group.file]), groups):
+                    if own is None:
+                        raise self._unplaced("are compressed")
+                    rows.append(own)
+                    done.add()
+        finally:
+            pool.shutdown(cancel_futures=True)
+        return {"rows": np.concatenate(rows)}
 
-        Raises:
-            DataError: a file is damaged, or its images are compressed and cannot be unpacked.
-        """
-        pieces = [group.piece() for group in groups]
-
-        def find(number: int) -> NDArray[np.void] | None:
-            return groups[number].find_images(files[groups[number].file], pieces[number])
-
-        if not any(piece.is_compressed for piece in pieces):
-            if are_small(files) or len(groups) == 1:
-                parts = [find(number) for number in range(len(groups))]
-            else:
-                parts = numbered(find, len(groups), f"indexing {source}, row groups")
-            rows = [part for part in parts if part is not None]
-            if len(rows) == len(parts):
-                return Index({"rows": np.concatenate([np.zeros(0, ROW), *rows])})
-        size = sum(piece.size for piece in pieces)
+    def _unplaced(self, why: str) -> DataError:
+        """Return the error for images that cannot be read in random order."""
         option = f" --image-column {quoted(self._named)}" if self._named else ""
-        advice = (
-            f"convert them: fastsiam convert parquet --source {quoted(self.root)}{option} "
-            "--out DIR, and name DIR with --data"
-        )
-        if size > MOST_UNPACKED:
-            raise DataError(
-                f"the images of {source} are compressed ({size / 1e9:,.0f} GB), so that none can "
-                f"be read by itself: {advice}"
-            )
-        for place in places:
-            target = images_beside(place)
-            with contextlib.suppress(OSError):  # a read-only place, or a full one
-                target.parent.mkdir(parents=True, exist_ok=True)
-                if shutil.disk_usage(target.parent).free >= size:
-                    return _unpack_all(target, groups, size, source)
-        raise DataError(
-            f"the images of {source} are compressed, and {size / 1e6:,.0f} MB to unpack them into "
-            f"could not be had in {' or '.join(str(place.parent) for place in places)}: {advice}"
+        return DataError(
+            f"the images in {self.root} {why}, and can only be read in order; convert them: "
+            f"fastsiam convert parquet --source {quoted(self.root)}{option} --out DIR, and pass "
+            "--data DIR"
         )
 
-    def read(self, index: int) -> Bytes:
-        """Return an image's bytes: a view into a mapped file, or of a row group read in order."""
+    def _read(self, index: int) -> Bytes:
         if self._reader is None:
-            return super().read(index)
-        return self._unpack(index, self._reader.read(self.position(index)))
+            return super()._read(index)
+        return self._reader.read(self.position(index))
 
     def _read_column(self, file: int, column: str, part: str = "") -> Any:
         leaf = f"{column}.{part}" if part else column
@@ -224,17 +179,13 @@ class _GroupReader:
 def open_parquet(
     root: Place, split: Split, names: ColumnNames = AUTOMATIC, *, in_order: bool = False
 ) -> Store:
-    """Open a split of the parquet files in a folder and below it, or a file, or a list in a file.
+    """Open a split of the parquet files in a folder and below it, or a file.
 
     Raises:
         NoSplitError: there is no such split.
         DataError: there are no parquet files, or they lie in several folders, or as
-            ``ParquetStore`` and ``ListedStore``.
+            ``ParquetStore``.
     """
-    if root.is_file():
-        require_pyarrow(root)
-        if path_column(_open_table(root).schema_arrow, names.image):
-            return ListedStore(on_disk(root), split, names)
     if root.is_file() and split == "train":
         return ParquetStore(root, [root], names, in_order=in_order)
     if root.is_file() and not root.name.lower().startswith("train"):
@@ -259,16 +210,16 @@ def _of_split(root: Place, split: Split) -> list[Place]:
     )
     if not files:
         raise DataError(f"{root} holds no .parquet files")
-    for word in _SPLIT_WORDS[split]:
+    for word in SPLIT_NAMES[split]:
         named = [path for path in files if path.stem.lower().startswith(word)]
         named = named or [path for path in files if path.parent.name.lower() == word]
         if named:
             return named
-    words = [word for names in _SPLIT_WORDS.values() for word in names]
+    words = [word for names in SPLIT_NAMES.values() for word in names]
     if split == "train" and not any(path.stem.lower().startswith(tuple(words)) for path in files):
         return files
     raise NoSplitError(
-        f"{root} has no parquet files of the {split} split (named {_SPLIT_WORDS[split][0]}-...)"
+        f"{root} has no parquet files of the {split} split (named {SPLIT_NAMES[split][0]}-...)"
     )
 
 
@@ -298,16 +249,6 @@ def _open_table(path: Place, metadata: Any = None) -> Any:
         return parquet.ParquetFile(path, metadata=metadata, memory_map=True)
 
 
-class _Piece(NamedTuple):
-    """The part of a file that has the images of a row group, as the file's footer tells."""
-
-    start: int
-    end: int
-    is_compressed: bool
-    size: int
-    """Bytes of the images, unpacked."""
-
-
 @dataclass(frozen=True)
 class _RowGroup:
     """The images of one row group."""
@@ -332,8 +273,10 @@ class _RowGroup:
                 for data in images if self.columns.bare else images.field("bytes"):
                     yield data.as_py() or b""
 
-    def piece(self) -> _Piece:
-        """Look up the group's piece of the file.
+    def find_images(self, file: Mapped) -> NDArray[np.void] | None:
+        """Find the images in the mapped file; None if they are not there as they are.
+
+        They lie one after the other, except for several that are alike, of which one may be stored.
 
         Raises:
             DataError: the file is damaged.
@@ -349,20 +292,14 @@ class _RowGroup:
                 raise ValueError(f"row group {self.number} has no column {name!r}")
             start = min(filter(None, (column.dictionary_page_offset, column.data_page_offset)))
             end = start + column.total_compressed_size
-            is_compressed = column.compression != "UNCOMPRESSED"
-            return _Piece(start, end, is_compressed, column.total_uncompressed_size)
-
-    def find_images(self, file: Mapped, piece: _Piece) -> NDArray[np.void] | None:
-        """Find the images in the mapped file; None if one is not there as it is.
-
-        They lie one after the other, except for several that are alike, of which one may be stored.
-        """
-        rows, behind = [], piece.start
-        for data in self.images():
-            at = file.find(data, behind, piece.end)
-            if at < 0 and (at := file.find(data, piece.start, piece.end)) < 0:
+            if column.compression != "UNCOMPRESSED":
                 return None
-            rows.append(_row(self.file, at, len(data)))
+        rows, behind = [], start
+        for data in self.images():
+            at = file.find(data, behind, end)
+            if at < 0 and (at := file.find(data, start, end)) < 0:
+                return None
+            rows.append((at, len(data), -1, self.file, 0, 0, 0))
             behind = max(behind, at + len(data))
         return np.array(rows, ROW)
 
@@ -373,30 +310,3 @@ class _RowGroup:
         column = self.columns.bytes
         batches = table.iter_batches(rows, [self.number], [column], use_threads=False)
         return (batch.column(0) for batch in batches)
-
-
-def _row(file: int, offset: int, size: int) -> tuple[int, ...]:
-    return offset, size, -1, file, 0, 0, 0
-
-
-def _unpack_all(target: Path, groups: Sequence[_RowGroup], size: int, source: str) -> Index:
-    """Write all images, of so many bytes, into one file."""
-    rows: list[tuple[int, ...]] = []
-    with (
-        written_whole(target, by_many=True) as temporary,
-        temporary.open("wb") as out,
-        tally(f"unpacking {source}, row groups", len(groups)) as done,
-    ):
-        log.info(
-            f"the images of {source} are compressed: they are unpacked, which is done once, into "
-            f"{target} ({size / 1e6:,.0f} MB)"
-        )
-        for group in groups:
-            for data in group.images():
-                rows.append(_row(0, out.tell(), len(data)))
-                out.write(data)
-            done.add()
-    if target.stat().st_size:
-        return Index({"rows": np.array(rows, ROW)}, target)
-    target.unlink()  # no row has bytes, for which there is a message
-    return Index({"rows": np.array(rows, ROW)})

@@ -51,17 +51,17 @@ class PlacedStore(Store):
             raise DataError(f"{path} is damaged: image {index} lies outside of it; {self.remedy}")
 
     def read(self, index: int) -> Bytes:
-        """Return an image's bytes: a view into a mapped file, or unpacked ones."""
+        """Return an image's bytes: a view into a mapped file, or fetched ones."""
         start = int(self.start[index])
-        data = self._files[self.file[index]].read(start, start + int(self.size[index]))
-        return self._unpack(index, data)
+        file: File = self._files[self.file[index]]
+        return file.read(start, start + int(self.size[index]))
 
     def locate(
         self, indices: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
         """Return addresses and lengths of images in mapped files; None if ``read`` is needed."""
         addresses = [file.address for file in self._files if isinstance(file, Mapped)]
-        if not addresses or len(addresses) < len(self._files) or not self._are_plain(indices):
+        if len(addresses) < max(1, len(self._files)) or not self.size[indices].all():
             return None
         base = np.array(addresses, np.int64)[self.file[indices]]
         return base + self.start[indices].astype(np.int64), self.size[indices].astype(np.int64)
@@ -86,11 +86,3 @@ class PlacedStore(Store):
 
     def _blocks(self) -> NDArray[np.int64]:
         return blocks(self.file, self.start)
-
-    def _unpack(self, index: int, data: Bytes) -> Bytes:
-        """Return what is encoded in an image's range."""
-        return data
-
-    def _are_plain(self, indices: NDArray[np.int64]) -> bool:
-        """Tell whether the ranges of images are what ``read`` returns of them."""
-        return bool(self.size[indices].all())

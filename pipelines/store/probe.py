@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import enum
 import io
-import os
 import re
 import struct
-import threading
 import warnings
 from dataclasses import dataclass
 
-from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
+from PIL import Image, ImageFile, UnidentifiedImageError
 
 from fastsiam.kernels.markers import next_marker
 
@@ -26,6 +24,9 @@ A memoryview looks into a mapped file."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
 """Formats that Pillow may find in a file, whatever its name; readers of others start programs."""
+
+# Of large images and odd metadata, which are read or refused all the same.
+warnings.filterwarnings("ignore", module=r"PIL\.")
 
 _SOI, _EOI = b"\xff\xd8", b"\xff\xd9"
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
@@ -52,14 +53,10 @@ class Flags(enum.IntFlag):
     """Another format, whatever the file's name says."""
     ROTATED = 16
     """EXIF asks viewers to turn it; ``--exif apply`` does."""
-    GZIP = 32
-    """Compressed within its archive."""
     UNUSUAL = 64
     """A JPEG that not every decoder reads: coded as RGB, arithmetic, lossless, 12 bits."""
     BAD = 128
     """Its header cannot be read."""
-    HELD_OUT = 256
-    """Nothing unusual: the image lies in a folder val/ or test/ of its archive."""
     TRANSPARENT = 512
     """Some of its pixels may be transparent."""
     DEEP = 1024
@@ -112,37 +109,6 @@ def probe(data: Bytes) -> Probe:
     return Probe(image.height, image.width, flags, orientation=orientation)
 
 
-class _WithoutWarnings:
-    """Ignore warnings, such as Pillow's of large images, while any thread is inside.
-
-    Threads that entered ``warnings.catch_warnings`` by themselves would undo each other's filters.
-    """
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget other threads."""
-        self._lock, self._inside = threading.Lock(), 0
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._inside:
-                self._caught = warnings.catch_warnings(action="ignore")
-                self._caught.__enter__()
-            self._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                self._caught.__exit__(None, None, None)
-
-
-without_warnings = _WithoutWarnings()
-os.register_at_fork(after_in_child=without_warnings.reset)
-
-
 def opened_by_pillow(data: Bytes) -> ImageFile.ImageFile:
     """Let Pillow read an image's header; its pixels are decoded when they are asked for.
 
@@ -150,8 +116,7 @@ def opened_by_pillow(data: Bytes) -> ImageFile.ImageFile:
         ValueError: it is not an image of a format that is read; says why.
     """
     try:
-        with without_warnings:
-            return Image.open(io.BytesIO(data), formats=FORMATS)
+        return Image.open(io.BytesIO(data), formats=FORMATS)
     except MemoryError:
         raise
     except Exception as error:  # Pillow's parsers raise whatever a broken file makes them
@@ -159,32 +124,10 @@ def opened_by_pillow(data: Bytes) -> ImageFile.ImageFile:
         if not len(data):
             reason = "it is empty"
         elif data[:4] in _TIFF and (unknown or isinstance(error, KeyError)):
-            reason = (
-                f"it is a TIFF {_layout_of_tiff(data)}, which Pillow does not read; save it as "
-                "gray or RGB of 8 bits"
-            )
+            reason = "it is a TIFF that Pillow does not read; save it as gray or RGB of 8 bits"
         else:
             reason = "it is not an image" if unknown else first_line(error)
         raise ValueError(reason) from error
-
-
-def _layout_of_tiff(data: Bytes) -> str:
-    """Describe the pixels of a TIFF, such as "of 5 channels of 16-bit integers"."""
-    try:
-        tags = TiffImagePlugin.ImageFileDirectory_v2(bytes(data[: 16 if data[2] == 43 else 8]))
-        stream = io.BytesIO(data)
-        stream.seek(tags.next)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tags.load(stream)
-        channels, bits = int(tags.get(277, 1)), int(tags.get(258, (1,))[0])
-        compression, is_float = int(tags.get(259, 1)), 3 in tags.get(339, ())
-    except Exception:  # damaged, or of another layout
-        return "of an unknown layout"
-    known = compression in TiffImagePlugin.COMPRESSION_INFO
-    compressed = "" if known else f", compressed by scheme {compression}"
-    kind = f"{bits}-bit {'floats' if is_float else 'integers'}"
-    return f"of {channels} channel{'s' * (channels > 1)} of {kind}{compressed}"
 
 
 def first_line(error: Exception) -> str:
@@ -283,8 +226,7 @@ def _orientation(segment: Bytes) -> int:
         return 0
     try:
         exif = Image.Exif()
-        with without_warnings:
-            exif.load(bytes(segment))
-            return int(exif.get(_ORIENTATION, 0))
+        exif.load(bytes(segment))
+        return int(exif.get(_ORIENTATION, 0))
     except Exception:  # damaged EXIF says nothing, and harms nothing
         return 0

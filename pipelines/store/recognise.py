@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import logging
 import os
 import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 from fastsiam.config import AUTOMATIC, ColumnNames
@@ -19,7 +17,7 @@ from fastsiam.files import explained
 
 from ..remote.path import Place, RemotePath, opened
 from .archive import ArchiveStore
-from .arrow import STATE, ArrowStore, is_saved_dataset
+from .arrow import ArrowStore, is_saved_dataset
 from .base import SPLIT_NAMES, Split, Store, is_image_name
 from .beton import BetonStore
 from .cifar import ARCHIVES as CIFAR_ARCHIVES
@@ -31,12 +29,8 @@ from .listed import CSV, ListedStore
 from .parquet import PARQUET, ParquetStore, open_parquet
 from .table import TableStore
 
-log = logging.getLogger(__name__)
-
 _KAGGLE = "ILSVRC/Data/CLS-LOC"
 _PART = re.compile(r"(\w+)-(\d{5})-of-(\d{5})\.beton")
-_LOOKED_AT = 5000
-"""Entries of a folder, and below it, that tell what is in it."""
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
 
 
@@ -46,12 +40,11 @@ def open_store(
     """Open a split of the data at ``root``.
 
     Args:
-        root: a .beton, .tar or .parquet file, CIFAR's archive, a list of image files (.csv or
-            .parquet), or a folder, here or (except for CIFAR's archive, lists and loose files) on
-            another machine. In a folder are looked
-            for, in this order: ``<split>.beton`` or its parts; a folder named after the split;
-            tars; CIFAR's archive; parquet files; a data set that ``save_to_disk`` wrote, or images,
-            which are training images.
+        root: a .beton, .tar or .parquet file, CIFAR's archive, a list of image files (.csv), or a
+            folder, here or (except for CIFAR's archive, lists and loose files) on another machine.
+            In a folder are looked for, in this order: ``<split>.beton`` or its parts; a folder
+            named after the split; tars; CIFAR's archive; parquet files; a data set that
+            ``save_to_disk`` wrote, or images, which are training images.
         split: "train" or "val" (for which "test" stands too).
         sources: open what .beton files were made of, if it lies beside them, in place of the
             files, for a conversion: it reads images in order, and each once.
@@ -135,9 +128,11 @@ def _open_file(path: Place, split: Split, columns: ColumnNames, in_order: bool) 
     if path.name in CIFAR_ARCHIVES:
         return CifarStore(on_disk(path), split)
     if path.suffix == ".tar":
-        if split == "val" and "train" in _words(path):
+        if split == "train":
+            return ArchiveStore([path])
+        if "train" in _words(path):
             return _open_tars(path.parent, split)
-        return ArchiveStore([path], split, of_split=split == "train")
+        raise NoSplitError(f"{path} holds no val images: they lie in a tar of their own")
     if path.suffix == PARQUET:
         return open_parquet(path, split, columns, in_order=in_order)
     if path.suffix.lower() == CSV:
@@ -157,32 +152,11 @@ def _open_folder(root: Place, split: Split, columns: ColumnNames, sources: bool)
         except DataError:
             if not files:
                 raise
-    if split == "train" and isinstance(root, Path):
-        _say_which(root, files[0])
     return BetonStore(*files)
 
 
-@cache
-def _say_which(root: Path, file: Place) -> None:
-    """Log once that .beton files are taken, where images that they may not be made of lie too."""
-    with explained(DataError, f"cannot list {root}"):
-        below = itertools.islice(root.rglob("*"), _LOOKED_AT)
-        if beside := next((path for path in below if _is_original(path.name)), None):
-            log.info(
-                f"images from {file}, not those beside it, such as {beside}; if those are meant, "
-                "move the .beton elsewhere"
-            )
-
-
-def _is_original(name: str) -> bool:
-    """Tell by its name whether a file holds images in another form than .beton."""
-    return (
-        is_image_name(name) or name.endswith((PARQUET, ".arrow", ".tar")) or name in CIFAR_ARCHIVES
-    )
-
-
 def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order: bool) -> Store:
-    if (root / _KAGGLE / "train").is_dir():
+    if isinstance(root, Path) and (root / _KAGGLE / "train").is_dir():
         root = root / _KAGGLE
     entries: list[Place] = sorted(root.iterdir())
     folders = {path.name.lower(): path for path in entries if path.is_dir()}
@@ -198,23 +172,18 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
         return open_parquet(root, split, columns, in_order=in_order)
     if split == "val":
         raise NoSplitError(f"{root} has no val/ or test/ folder and no val.beton")
-    sets = [path.name for path in folders.values() if _is_data_set(path)]
-    if sets:
-        raise DataError(f"{root} holds data sets of their own: name one, such as {root / sets[0]}")
+    for folder in folders.values():
+        if (folder / "train").is_dir():
+            raise DataError(f"{root} holds data sets of their own: name one, such as {folder}")
     return _open_images(root, split, columns, in_order)
 
 
 def _open_images(folder: Place, split: Split, columns: ColumnNames, in_order: bool) -> Store:
     """Open the images of one split: all that a folder holds, in whatever form."""
     if tars := _tars(folder):
-        return ArchiveStore(tars, split)
+        return ArchiveStore(tars)
     if isinstance(folder, Path) and is_saved_dataset(folder):
         return ArrowStore(folder, columns)
-    if any(folder.glob("*.arrow")):
-        raise DataError(
-            f"{folder} holds Arrow files without a {STATE}, as the cache of datasets does: name a "
-            "folder that save_to_disk wrote, or parquet files"
-        )
     if _has_file(folder, f"*{PARQUET}"):
         files = sorted(path for path in folder.glob(f"*{PARQUET}") if path.name[0] != ".")
         return ParquetStore(folder, files, columns, in_order=in_order)
@@ -234,37 +203,21 @@ def _has_file(folder: Place, pattern: str) -> bool:
     return False
 
 
-def _is_data_set(folder: Place) -> bool:
-    own = (folder / "train").is_dir() or _has_file(folder, "train*.beton")
-    return own or (isinstance(folder, Path) and is_saved_dataset(folder))
-
-
 def _tars(folder: Place) -> Sequence[Place]:
-    """Return a folder's tars; refuse one that has images of its own in folders beside them."""
-    tars = sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
-    if tars:
-        for beside in folder.iterdir():
-            if beside.is_dir() and any(is_image_name(path.name) for path in beside.iterdir()):
-                raise DataError(
-                    f"{folder} holds both tars ({tars[0].name}) and folders of images "
-                    f"({beside.name}/): move one kind away, or name the tar"
-                )
-    return tars
+    """Return a folder's tars."""
+    return sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
 
 
 def _open_tars(folder: Place, split: Split) -> Store:
-    """Open the tars whose names hold the split's; all, if no name tells a split.
-
-    In the second case the folders within the tars tell the splits, if anything does.
-    """
+    """Open the tars whose names hold the split's; all for training, if no name tells a split."""
     tars = _tars(folder)
     for word in SPLIT_NAMES[split]:
         if chosen := [path for path in tars if word in _words(path)]:
-            return ArchiveStore(chosen, split)
+            return ArchiveStore(chosen)
     known = {word for names in SPLIT_NAMES.values() for word in names}
-    if any(_words(path) & known for path in tars):
+    if split == "val" or any(_words(path) & known for path in tars):
         raise NoSplitError(f"{folder} has no tar with '{split}' in its name")
-    return ArchiveStore(tars, split, of_split=split == "train")
+    return ArchiveStore(tars)
 
 
 def _words(path: Place) -> set[str]:

@@ -70,6 +70,9 @@ class TableStore(PlacedStore):
             known = self._columns[0].classes
             self.labels, self.classes = number_classes(read_labels(labels, root), root, known)
 
+    def _read(self, index: int) -> Bytes:
+        return super().read(index)
+
     @abstractmethod
     def _read_column(self, file: int, column: str, part: str = "") -> Any:
         """Read a column of a file, as Arrow has it; of a struct, a part suffices."""
@@ -99,9 +102,13 @@ class TableStore(PlacedStore):
         found += [columns.named for columns in self._columns if columns.named]
         return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
-    def _unpack(self, index: int, data: Bytes) -> Bytes:
-        """Refuse a row without bytes."""
-        if len(data):
+    def read(self, index: int) -> Bytes:
+        """Return an image's bytes.
+
+        Raises:
+            ImageError: the row has none.
+        """
+        if len(data := self._read(index)):
             return data
         named = self._own_name(index)
         problem = "the row has no bytes" + (f", but the path {named} alone" if named else "")

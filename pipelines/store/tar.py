@@ -6,10 +6,7 @@ it takes for the end, links to images, and sizes beyond the file.
 
 from __future__ import annotations
 
-import gzip
-import io
 import tarfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 
@@ -20,8 +17,6 @@ from .base import is_image_name
 from .files import FileReader
 from .probe import Bytes
 
-GZIP_MAGIC = b"\x1f\x8b"
-"""The first bytes of whatever gzip compressed."""
 _LARGEST_READ = 2**20
 """No header is longer, whatever it says of itself."""
 _BLOCK = tarfile.BLOCKSIZE
@@ -80,12 +75,3 @@ def is_tar_name(name: str) -> bool:
 def safe_name(name: str) -> str:
     """Drop from a member's name the parts that lead upwards or to a root: "../a" becomes "a"."""
     return "/".join(part for part in name.split("/") if part not in ("", ".", ".."))
-
-
-def gunzip(data: Bytes, limit: int) -> bytes:
-    """Decompress a gzipped member, up to ``limit`` bytes; DataError if it is damaged."""
-    try:
-        with gzip.open(io.BytesIO(data)) as file:
-            return file.read(limit)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"a gzipped image in a tar is damaged: {error}") from error

@@ -357,12 +357,11 @@ def test_info_says_which_kernels_and_what_decodes(
 ) -> None:
     oldest = library.kinds()[-1]
     monkeypatch.setenv(library.CHOICE, oldest)
-    monkeypatch.setattr(sys, "argv", ["fastsiam", "info", "--warm"])
+    monkeypatch.setattr(sys, "argv", ["fastsiam", "info"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert not ended.value.code
     said = capsys.readouterr().out
-    assert said.startswith(f"CPU: kernels for {oldest}, JPEGs by ")
     assert re.search(rf"^kernels +{oldest}$", said, re.MULTILINE)
     assert re.search(rf"^JPEGs by +{re.escape(library.decoder_name())}$", said, re.MULTILINE)
 

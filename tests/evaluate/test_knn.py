@@ -15,21 +15,19 @@ import torch
 
 import fastsiam.evaluate.knn
 from fastsiam.bench.images import Silent
-from fastsiam.config import ConvertConfig, ModelConfig, TrainConfig
+from fastsiam.config import ConvertConfig, ModelConfig
 from fastsiam.config.evaluate import KnnConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import DataError
 from fastsiam.evaluate.command import evaluate_knn
-from fastsiam.evaluate.features import collected, feature_batches, pixel_batches
+from fastsiam.evaluate.features import collected, feature_batches
 from fastsiam.evaluate.knn import Nearest, knn_accuracy, normalized
 from fastsiam.methods import build_method
 from fastsiam.pipelines.convert import convert
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import Record
-from fastsiam.train.command import train_here
 from fastsiam.views.batch import EvalBatch
 from tests import rank_jobs
-from tests.configs import with_settings
 from tests.conftest import write_images
 from tests.rank_jobs import knn_problem
 
@@ -77,26 +75,25 @@ def test_several_protocols_in_one_pass_equal_brute_force_in_float64() -> None:
     assert classify([(1, 0.2)])[0].top5 == classify([(1, 0.2)])[0].top1  # one class has votes
 
 
-@pytest.mark.parametrize(("block", "part"), [(1, 403), (7, 1), (64, 50), (100, 403), (1000, 11)])
-def test_blocks_and_parts_of_the_bank_do_not_matter(block: int, part: int) -> None:
-    assert classify(VOTES, block=block, part=part) == classify(VOTES)
-
-
-def test_queries_are_compared_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_parts_and_scales_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = classify(VOTES)
+    for block, part in ((1, 403), (7, 1), (100, 403), (1000, 11)):
+        assert classify(VOTES, block=block, part=part) == whole
+    bank, bank_labels, queries, labels = knn_problem()
+    scaled = knn_accuracy([(bank * 300, bank_labels)], queries / 70, labels, votes=VOTES, classes=7)
+    assert scaled == whole
     monkeypatch.setattr(fastsiam.evaluate.knn, "_CHUNK_BYTES", 4 * 403 * 10)
-    assert classify(VOTES) == whole
+    monkeypatch.setattr(fastsiam.evaluate.knn, "_BLOCK_BYTES", 4 * 24 * 10)
+    assert classify(VOTES, part=4) == whole  # few at a time: raw pixels are wide
+    assert Nearest(torch.zeros(1, 24), most=1)._block == 10
+    sharp, nearest, every = classify([(20, 0.001), (1, 0.2), (10_000, 0.2)])
+    assert sharp.top1 == nearest.top1  # the nearest has all the weight
+    assert every.k == 403 and "k 403, T 0.2, bank 403" in str(every)
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_ranks_do_not_matter(world: int, ranks: Callable[[str, int], list[Any]]) -> None:
+def test_ranks_do_not_matter(ranks: Callable[[str, int], list[Any]]) -> None:
     alone = [result.record() for result in classify(rank_jobs.VOTES)]
-    assert ranks("knn", world) == [alone] * world
-
-
-def test_more_neighbours_than_the_bank_holds() -> None:
-    (result,) = classify([(10_000, 0.2)])
-    assert result.k == 403 and "k 403, T 0.2, bank 403" in str(result)
+    assert ranks("knn", 3) == [alone] * 3
 
 
 def test_memory_does_not_grow_with_the_bank() -> None:
@@ -106,15 +103,6 @@ def test_memory_does_not_grow_with_the_bank() -> None:
         nearest.add(torch.randn(50, 4), torch.arange(start, start + 50))
         assert nearest.similarity.shape[1] <= 3 and len(nearest._waiting) <= 1
     assert nearest.finish().seen == 1000 and nearest.tag.shape == (10, 3)
-
-
-def test_the_scale_of_features_and_a_small_temperature() -> None:
-    bank, bank_labels, queries, labels = knn_problem()
-    scaled = [(bank * 300, bank_labels)]
-    args = {"votes": [(20, 0.2), (20, 0.001)], "classes": 7}
-    results = knn_accuracy(scaled, queries / 70, labels, **args)  # type: ignore[arg-type]
-    assert results == classify(args["votes"])  # type: ignore[arg-type]
-    assert results[1].top1 == classify([(1, 0.2)])[0].top1  # the nearest has all the weight
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2**-10), (torch.bfloat16, 2**-7)])
@@ -135,13 +123,6 @@ def test_features_stored_in_half_precision_rank_within_the_tolerance(
     assert (cosines >= exact.values[:, 19:20] - 2 * tolerance).all()
     assert (nearest.similarity - cosines).abs().max() < tolerance
     assert (nearest.tag != exact.indices[:, :20]).any()  # it is not exact: the test can tell
-
-
-def test_wide_rows_are_compared_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raw pixels of large images: the bank that waits is bounded by bytes, not by rows."""
-    monkeypatch.setattr(fastsiam.evaluate.knn, "_BLOCK_BYTES", 4 * 24 * 10)
-    assert classify(VOTES, part=4) == classify(VOTES)
-    assert Nearest(torch.zeros(1, 24), most=1)._block == 10
 
 
 def test_float32_ranks_exactly() -> None:
@@ -170,14 +151,7 @@ def test_evaluation_leaves_the_backbone_as_it_was() -> None:
     assert torch.equal(one_by_one, collected(feature_batches(backbone, batches))[0])
 
 
-def test_pixel_features_are_the_pixels() -> None:
-    batch = EvalBatch(torch.randn(4, 3, 8, 8), torch.arange(4), torch.arange(4))
-    ((features, _),) = pixel_batches([batch])
-    assert torch.equal(features, batch.image.reshape(4, -1))
-
-
-def test_evaluation_of_a_run_with_baselines(small: TrainConfig) -> None:
-    run = train_here(with_settings(small, epochs=1), "imagenet")
+def test_evaluation_of_a_run_with_baselines(run: Path) -> None:
     config = KnnConfig(baselines=True, workers=0, device="cpu", k="5,3", temperature="0.2,0.07")
     record = evaluate_knn(run, config, HERE)
     assert [(r["features"], r["k"], r["temperature"]) for r in record.results] == [
@@ -186,7 +160,7 @@ def test_evaluation_of_a_run_with_baselines(small: TrainConfig) -> None:
         for k in (5, 3)
         for t in (0.2, 0.07)
     ]
-    counts = {"root": small.data.data, "train": 24, "val": 12, "classes": 3}
+    counts = {"train": 24, "val": 12, "classes": 3}
     assert counts.items() <= asdict(record.data).items()
     knn = [line["top1"] for line in read_metrics(run) if line["kind"] == "knn"]
     assert record.first_with("untrained")["top1"] == knn[0]
@@ -209,10 +183,9 @@ def test_evaluation_of_a_run_with_baselines(small: TrainConfig) -> None:
     [pytest.param("ffcv", marks=pytest.mark.ffcv), pytest.param("dali", marks=pytest.mark.dali)],
 )
 def test_every_pipeline_gives_the_same_record(
-    pipeline: Any, small: TrainConfig, tmp_path: Path
+    pipeline: Any, run: Path, images: Path, tmp_path: Path
 ) -> None:
-    run = train_here(with_settings(small, max_steps=1), "imagenet")
-    convert("folder", ConvertConfig(source=small.data.data, out=str(tmp_path / "made")), Silent())
+    convert("folder", ConvertConfig(source=str(images), out=str(tmp_path / "made")), Silent())
     config = KnnConfig(data=str(tmp_path / "made"), workers=1, k="1,5")
     expected, record = (
         evaluate_knn(run, replace(config, pipeline=name), HERE)
@@ -222,8 +195,7 @@ def test_every_pipeline_gives_the_same_record(
     assert record.images.pipeline == pipeline
 
 
-def test_unlabelled_and_mismatched_data_are_refused(small: TrainConfig, tmp_path: Path) -> None:
-    run = train_here(with_settings(small, max_steps=1), "imagenet")
+def test_unlabelled_and_mismatched_data_are_refused(run: Path, tmp_path: Path) -> None:
     write_images(tmp_path / "other" / "train", classes=3)
     write_images(tmp_path / "other" / "val", classes=2)
     with pytest.raises(DataError, match="different class folders"):

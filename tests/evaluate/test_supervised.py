@@ -67,8 +67,8 @@ def test_training_by_hand(config: LinearConfig, update: Any) -> None:
     assert (weight - Heads(1, 6, 4, seed=5).weight[0]).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("config", [LARS, SGD])
-def test_heads_side_by_side_are_heads_alone(config: LinearConfig) -> None:
+def test_heads_side_by_side_are_heads_alone() -> None:
+    config = LARS
     rates = [0.02, 0.1, 30.0]
     together = trained(config, rates)
     for number, rate in enumerate(rates):
@@ -96,15 +96,14 @@ def test_it_learns_and_is_validated_head_by_head() -> None:
     assert results[0].top1 < 60 < 85 < results[1].top1
 
 
-@pytest.mark.parametrize("world", [2, 5])
 def test_ranks_train_the_same_heads_and_count_every_image_once(
-    world: int, ranks: Callable[[str, int], list[Any]]
+    ranks: Callable[[str, int], list[Any]],
 ) -> None:
     """41 images for validation: the ranks' shares differ in size."""
     alone = trained(LARS, [0.1, 10.0])
     _, _, features, labels = linear_problem()
     expected = alone.evaluate([(features, labels)])
-    for found in ranks("linear", world):
+    for found in ranks("linear", 2):
         assert found["images"] == 41
         torch.testing.assert_close(found["weight"], alone.network.weight[1].detach())
         assert found["top1"] == pytest.approx([result.top1 for result in expected])

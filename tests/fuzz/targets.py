@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import io
 import tarfile
 import tempfile
@@ -28,7 +27,7 @@ from fastsiam.kernels.library import jpeg as jpeg_library
 from fastsiam.pipelines.convert import convert
 from fastsiam.pipelines.convert.verify import verify
 from fastsiam.pipelines.store import Store, open_store
-from fastsiam.pipelines.store.index import ROW, Index, keep, pack_texts
+from fastsiam.pipelines.store.index import ROW, keep, pack_texts
 from fastsiam.pipelines.store.index import load as load_index
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.checkpoint import Checkpoint
@@ -103,34 +102,6 @@ def _jpegs(folder: Path) -> list[bytes]:
 
 
 @cache
-def _cifar_members(folder: Path) -> dict[str, bytes]:
-    path = folder / "cifar-10-python.tar.gz"
-    sources.cifar(path, each=2, test=2)
-    with tarfile.open(path) as tar:
-        return {m.name: tar.extractfile(m).read() for m in tar.getmembers() if m.isfile()}  # type: ignore[union-attr]
-
-
-_FIRST = "cifar-10-batches-py/data_batch_1"
-
-
-def _pickles(folder: Path) -> list[bytes]:
-    members = _cifar_members(folder)
-    return [members[_FIRST], members["cifar-10-batches-py/batches.meta"]]
-
-
-@cache
-def _cifar_whole() -> Files:
-    with tempfile.TemporaryDirectory() as folder:
-        return _cifar_members(Path(folder))
-
-
-def _cifar_around(pickled: bytes) -> bytes:
-    """Pack an archive around a damaged pickle."""
-    members = [*(_cifar_whole() | {_FIRST: pickled}).items()]
-    return gzip.compress(sources.tar_bytes(members), 1)
-
-
-@cache
 def _checkpoint() -> bytes:
     state = Checkpoint(
         config=TrainConfig(), step=3, seconds=1.5, images=100, steps_per_epoch=4,
@@ -180,7 +151,7 @@ def _bad(folder: Path) -> list[bytes]:
 
 def _tar_index(folder: Path) -> list[bytes]:
     arrays = {"rows": np.zeros(3, ROW), "names": pack_texts(["0.jpg", "1.jpg", "2.jpg"])}
-    home = keep(Index(arrays), [folder / "index"], [])
+    home = keep(arrays, [folder / "index"], [])
     assert home is not None
     return _bytes_of(home)
 
@@ -201,7 +172,7 @@ def _crops(folder: Path) -> None:
 def _parquet(folder: Path) -> list[bytes]:
     path = folder / "train.parquet"
     rows = [(sources.jpeg(i), f"{i}.jpg", i % 2) for i in range(3)]
-    sources.parquet(path, rows, ["a", "b"])
+    sources.parquet(path, rows, ["a", "b"], compression="none")
     return _bytes_of(path)
 
 
@@ -253,7 +224,6 @@ TARGETS: dict[str, Target] = {
     "engine": Target(
         encoded_images.images, encoded_images.PLACE, encoded_images.read, encoded_images.beside
     ),
-    "cifar pickle": Target(_pickles, "cifar-10-python.tar.gz", _train, wrap=_cifar_around),
     "parquet": Target(_parquet, "train.parquet", _train),
     "arrow": Target(_arrow, "train/data-00000-of-00001.arrow", _train, _arrow_beside),
     "checkpoint": Target(lambda _: [_checkpoint()], "last.pt", _load_checkpoint),

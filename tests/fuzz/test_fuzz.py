@@ -29,7 +29,6 @@ FOUND = {
     "bad images of a run": (87365,),
     "checkpoint": (26385,),
     "checkpoint pickle": (27857,),
-    "cifar pickle": (4380,),
     "parquet": (2798, 10614, 25682, 27208, 47261, 99159, 107367, 235950),
     "settings in YAML": (3110, 45063),
     "tar index": (6137,),

@@ -12,6 +12,7 @@ from PIL import Image
 
 from fastsiam.config import TrainConfig
 from tests.configs import with_settings
+from tests.pipelines.conftest import loaders, trusting  # noqa: F401
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ def test_the_photometric_kernels_at_full_batches(
 
 @pytest.mark.parametrize("turn", [0.0, 0.37])
 def test_every_colour_has_the_hue_of_the_reference(turn: float) -> None:
-    """All 2**24, as 256 views of 256 pixels; the interpreter's share is test_every_hue."""
+    """All 2**24, as 256 views of 256 pixels."""
     colours = torch.arange(2**24, dtype=torch.int32)
     channels = torch.stack([colours >> 16, colours >> 8, colours], 1).to(torch.uint8)
     crops = channels.view(2, 128, 256, 256, 3)

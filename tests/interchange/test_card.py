@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam.config import AugmentConfig, FastSiamConfig
+from fastsiam.config import AugmentConfig, FastSiamConfig, TrainConfig
 from fastsiam.errors import DataError
 from fastsiam.interchange import export_weights, load_pretrained
 from tests.configs import changed_model, with_settings
-from tests.interchange.networks import R18, TINY, saved_run, untrained
+from tests.interchange.networks import R18, TINY, saved_run
 
 
 def test_the_card_claims_no_more_than_is_known(tmp_path: Path) -> None:
@@ -28,53 +28,49 @@ def test_the_card_claims_no_more_than_is_known(tmp_path: Path) -> None:
     read = replace(read, config=config)
     export_weights(read, format="torchvision", out=tmp_path / "w.pth")
     card = (tmp_path / "w.pth.md").read_text()
+    assert card.startswith("# ResNet-18, pre-trained with SimSiam") and "labels" not in card
     assert "kNN top-1 7.50% after 7.5 epochs" in card and "9 epochs" not in card
     assert "| init | r18.pth |" in card and "/home" not in card and str(tmp_path) not in card
-    assert "labels" not in card and "| data | synthetic, 1,234 images |" in card
+    assert "| data | synthetic, 1,234 images |" in card
     (tmp_path / "run" / "config.json").write_text("{")
     with pytest.raises(DataError, match=r"cannot read the settings of the run, .*config\.json"):
         export_weights(read, format="torchvision", out=tmp_path / "v.pth")
-    headed = untrained(changed_model(R18, dim=16))
-    export_weights(headed, format="torchvision", out=tmp_path / "u.pth")
-    card = (tmp_path / "u.pth.md").read_text()
-    assert card.startswith("# ResNet-18, pre-trained with SimSiam") and "labels" not in card
 
 
-def test_the_card_says_how_the_rate_goes_and_what_bn_sees(tmp_path: Path) -> None:
-    saved_run(tmp_path / "run", changed_model(R18, dim=16))
-    read = load_pretrained(tmp_path / "run")
-    assert read.config is not None
-    for settings, rate in (
-        ({}, "0.05 x batch / 256, cosine, 0 epochs of warm-up"),
-        (
-            {"lr_end": 0.001, "warmup_epochs": 2.0, "warmup_from": 0.0625},
-            "0.05 x batch / 256, cosine to 0.001 of the peak, 2 epochs of warm-up from 0.0625 of "
-            "the peak",
-        ),
-    ):
-        groups = {"sync_bn": False, "bn_images": 32} if settings else {}
-        config = with_settings(read.config, lr=0.05, **settings, **groups)
-        out = tmp_path / f"{len(settings)}.pth"
-        export_weights(replace(read, config=config), format="torchvision", out=out)
-        card = (tmp_path / f"{out.name}.md").read_text()
-        assert f"| learning rate | {rate} |" in card
-        assert ("| BN statistics | of 32 images each |" in card) == bool(settings)
-        assert "| stop-gradient | yes |" in card
-
-
-def test_the_card_says_the_variant(tmp_path: Path) -> None:
+def test_the_card_has_the_schedule_and_the_variant(tmp_path: Path) -> None:
     model = changed_model(TINY, head_bn="hidden", predictor="none", target_average=0.8)
     saved_run(tmp_path / "run", model)
-    export_weights(load_pretrained(tmp_path / "run"), format="plain", out=tmp_path / "w.pt")
-    card = (tmp_path / "w.pt.md").read_text()
-    assert "| head bn | hidden |" in card and "| predictor | none |" in card
-    assert "| average | of each image's targets, momentum 0.8 |" in card
     read = load_pretrained(tmp_path / "run")
-    assert read.config is not None and "| views |" not in card
-    four = replace(
-        read.config,
-        augment=AugmentConfig.alike(4),
-        model=replace(TINY, method=FastSiamConfig()),
+    assert read.config is not None
+
+    def card_of(name: str, config: TrainConfig) -> str:
+        export_weights(replace(read, config=config), format="plain", out=tmp_path / name)
+        return (tmp_path / f"{name}.md").read_text()
+
+    plain = card_of("a.pt", with_settings(read.config, lr=0.05))
+    for row in (
+        "| learning rate | 0.05 x batch / 256, cosine, 0 epochs of warm-up |",
+        "| stop-gradient | yes |",
+        "| head bn | hidden |",
+        "| predictor | none |",
+        "| average | of each image's targets, momentum 0.8 |",
+    ):
+        assert row in plain
+    assert "| views |" not in plain and "| BN statistics |" not in plain
+    rates = {"lr": 0.05, "lr_end": 0.001, "warmup_epochs": 2.0, "warmup_from": 0.0625}
+    config = with_settings(read.config, **rates, sync_bn=False, bn_images=32)
+    other = card_of(
+        "b.pt",
+        replace(
+            config,
+            augment=AugmentConfig.alike(4),
+            model=replace(TINY, method=FastSiamConfig()),
+        ),
     )
-    export_weights(replace(read, config=four), format="plain", out=tmp_path / "four.pt")
-    assert "| views | 4 of each image |" in (tmp_path / "four.pt.md").read_text()
+    for row in (
+        "| learning rate | 0.05 x batch / 256, cosine to 0.001 of the peak, 2 epochs of warm-up "
+        "from 0.0625 of the peak |",
+        "| BN statistics | of 32 images each |",
+        "| views | 4 of each image |",
+    ):
+        assert row in other

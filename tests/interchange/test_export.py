@@ -63,41 +63,13 @@ EXPORTS = {
         changed_model(TINY, stem="cifar-pad2", width=6),
         "fastsiam",
     ),
-    "plain, bottlenecks": ("plain", ".bin", small(backbone="resnet50", width=8), "fastsiam"),
     "plain, small stem": ("plain", ".pth.tar", small(stem="cifar"), "torchvision"),
-    "plain, no ReLU": (
-        "plain",
-        ".safetensors",
-        small(backbone="resnet10", stem="cifar-no-relu"),
-        "torchvision",
-    ),
-    "plain of torchvision": (
-        "plain",
-        ".safetensors",
-        small(backbone="mobilenet_v3_small"),
-        "torchvision",
-    ),
-    "plain of timm's ResNet": ("plain", ".safetensors", small(backbone="timm/resnet18"), "timm"),
-    "padded stem": (
-        "torchvision",
-        ".pth.tar",
-        small(backbone="resnet10", stem="cifar-pad2"),
-        "torchvision",
-    ),
     "no ReLU": (
         "torchvision",
         ".bin",
         small(backbone="resnet10", stem="cifar-no-relu"),
         "torchvision",
     ),
-    "torchvision's own": (
-        "torchvision",
-        ".pth",
-        small(backbone="shufflenet_v2_x0_5"),
-        "torchvision",
-    ),
-    "torchvision, R50": ("torchvision", ".safetensors", R50, "torchvision"),
-    "timm's ResNet": ("timm", ".safetensors", small(backbone="timm/test_resnet"), "timm"),
     "both": ("timm", ".safetensors", small(backbone="resnext50_32x4d"), "timm"),
     "timm's as torchvision's": (
         "torchvision",
@@ -160,17 +132,8 @@ def snippet_in(path: Path) -> str:
     return str(torch.load(path, weights_only=True)["snippet"])
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        R18,
-        changed_model(R18, predictor="fixed", alternate_every=3),
-        replace(R18, method=FastSiamConfig(dim=512, predictor_dim=32)),
-    ],
-    ids=["simsiam", "fixed, frozen encoder", "fastsiam"],
-)
-def test_the_authors_program_loads_its_layout_strictly(model: ModelConfig, tmp_path: Path) -> None:
-    method = saved_run(tmp_path / "run", model)
+def test_the_authors_program_loads_its_layout_strictly(tmp_path: Path) -> None:
+    method = saved_run(tmp_path / "run", changed_model(R18, predictor="fixed", alternate_every=3))
     out = tmp_path / "checkpoint_0007.pth.tar"
     export_weights(load_pretrained(tmp_path / "run"), format="simsiam", out=out)
     content = torch.load(out, weights_only=True)
@@ -196,28 +159,7 @@ def test_weights_of_a_method_that_is_not_told_are_written_if_they_fit(tmp_path: 
     assert (tmp_path / "w.pth.md").read_text().startswith("# ResNet-18, converted by fastsiam")
 
 
-DETECTRON2_STAGE = {  # one block of detectron2's BottleneckBlock, written by hand
-    "conv1.weight": "conv1.weight",
-    "bn1.weight": "conv1.norm.weight",
-    "bn1.bias": "conv1.norm.bias",
-    "bn1.running_mean": "conv1.norm.running_mean",
-    "bn1.running_var": "conv1.norm.running_var",
-    "conv2.weight": "conv2.weight",
-    "bn2.weight": "conv2.norm.weight",
-    "bn2.bias": "conv2.norm.bias",
-    "bn2.running_mean": "conv2.norm.running_mean",
-    "bn2.running_var": "conv2.norm.running_var",
-    "conv3.weight": "conv3.weight",
-    "bn3.weight": "conv3.norm.weight",
-    "bn3.bias": "conv3.norm.bias",
-    "bn3.running_mean": "conv3.norm.running_mean",
-    "bn3.running_var": "conv3.norm.running_var",
-    "downsample.0.weight": "shortcut.weight",
-    "downsample.1.weight": "shortcut.norm.weight",
-    "downsample.1.bias": "shortcut.norm.bias",
-    "downsample.1.running_mean": "shortcut.norm.running_mean",
-    "downsample.1.running_var": "shortcut.norm.running_var",
-}
+_LAYER = ("weight", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var")
 
 
 def test_detectron2s_names(tmp_path: Path) -> None:
@@ -228,26 +170,25 @@ def test_detectron2s_names(tmp_path: Path) -> None:
     content = pickle.loads(out.read_bytes())
     assert all(value.flags.writeable for value in content["model"].values())
     assert content["matching_heuristics"] is True and content["__author__"] == "fastsiam"
-    expected = {"stem.conv1.weight": "conv1.weight"}
-    for part in ("weight", "bias", "running_mean", "running_var"):
-        expected[f"stem.conv1.norm.{part}"] = f"bn1.{part}"
-    for stage, depth in enumerate((3, 4, 6, 3), start=1):
+    theirs = [("stem.conv1", "conv1", "bn1")]
+    for stage, depth in enumerate((3, 4, 6, 3), start=1):  # of detectron2's BottleneckBlock
         for block in range(depth):
-            for mine, theirs in DETECTRON2_STAGE.items():
-                if block == 0 or not mine.startswith("downsample"):
-                    expected[f"res{stage + 1}.{block}.{theirs}"] = f"layer{stage}.{block}.{mine}"
+            there, here = f"res{stage + 1}.{block}", f"layer{stage}.{block}"
+            theirs += [(f"{there}.conv{i}", f"{here}.conv{i}", f"{here}.bn{i}") for i in (1, 2, 3)]
+            if block == 0:
+                shortcut = f"{here}.downsample"
+                theirs.append((f"{there}.shortcut", f"{shortcut}.0", f"{shortcut}.1"))
+    expected = {
+        f"{layer}.{part}": f"{norm if 'norm' in part else conv}.{part.removeprefix('norm.')}"
+        for layer, conv, norm in theirs
+        for part in _LAYER
+    }
     state = method.backbone.state_dict()
     assert set(content["model"]) == set(expected) and len(expected) == 53 * 5
     for name, mine in expected.items():
         assert np.array_equal(content["model"][name], state[mine].numpy()), name
     card = (tmp_path / "r50.pkl.md").read_text()
-    for line in (
-        "PIXEL_MEAN: [123.675, 116.280, 103.530]",
-        "PIXEL_STD: [58.395, 57.120, 57.375]",
-        'FORMAT: "RGB"',
-        "STRIDE_IN_1X1: False",
-        "DEPTH: 50",
-    ):
+    for line in ("PIXEL_MEAN: [123.675, 116.280, 103.530]", 'FORMAT: "RGB"', "DEPTH: 50"):
         assert line in card
 
 
@@ -265,32 +206,31 @@ def test_shared_resnets_have_the_same_names() -> None:
     "model, format, message, instead",
     [
         (TINY, "torchvision", "width 4: torchvision's ResNets are 64 wide", "plain"),
-        (TINY, "timm", "no resnet10 there", "plain"),
         (TINY, "detectron2", "no resnet10 there", "plain"),
         (replace(R18, stem="cifar"), "timm", "cifar stem", "plain or --format torchvision"),
         (replace(R18, stem="cifar"), "detectron2", "cifar stem", "plain or --format torchvision"),
         (
             changed_model(R18, projector_layers=2),
             "simsiam",
-            "a projector of 2 layers: the authors' has 3",
+            "a projector with other layers or BN than the authors'",
             "plain or --format torchvision or --format timm or --format detectron2",
         ),
         (
             changed_model(R18, dim=64),
             "simsiam",
-            "a projector 64 wide: the authors' is as wide as the features, 512",
-            "plain or --format torchvision or --format timm or --format detectron2",
-        ),
-        (
-            changed_model(R18, head_bn="hidden"),
-            "simsiam",
-            "BN on the hidden layers of the projector: the authors' has it on all layers",
+            "a projector 64 wide: the authors' is as wide as the features",
             "plain or --format torchvision or --format timm or --format detectron2",
         ),
         (
             changed_model(R18, output_affine=True),
             "simsiam",
-            "a scale and offset of the projector's output BN: the authors' has none",
+            "a projector with other layers or BN than the authors'",
+            "plain or --format torchvision or --format timm or --format detectron2",
+        ),
+        (
+            changed_model(R18, predictor="none"),
+            "simsiam",
+            "no predictor",
             "plain or --format torchvision or --format timm or --format detectron2",
         ),
         (
@@ -298,12 +238,6 @@ def test_shared_resnets_have_the_same_names() -> None:
             "timm",
             "no shufflenet_v2_x0_5 there",
             "plain or --format torchvision",
-        ),
-        (
-            changed_model(R18, backbone="resnext50_32x4d", dim=64),
-            "detectron2",
-            "no resnext50_32x4d there",
-            "plain or --format torchvision or --format timm",
         ),
     ],
     ids=lambda value: value.backbone if isinstance(value, ModelConfig) else value[:12],
@@ -324,22 +258,6 @@ def test_what_a_format_cannot_hold_is_refused(
     possible, refused = exports_of(model).split("; not ")
     assert possible == f"exports: {instead.replace(' or --format', ',')}"
     assert re.search(rf"\b{format}\b[^()]*\({re.escape(message)}\)", refused)
-
-
-def test_a_run_without_predictor_has_none_for_the_authors_layout(tmp_path: Path) -> None:
-    model = changed_model(R18, predictor="none")
-    with pytest.raises(CheckpointError, match=r"\(no predictor\): use --format plain"):
-        export_weights(untrained(model), format="simsiam", out=tmp_path / "w.pt")
-    assert exports_of(model).endswith("detectron2; not simsiam (no predictor)")
-
-
-def test_what_fits_everywhere_is_said_so() -> None:
-    assert exports_of(R18) == "exports: plain, torchvision, timm, simsiam, detectron2"
-    assert exports_of(replace(R18, backbone="timm/resnet18")) == exports_of(R18)
-    assert exports_of(TINY) == (
-        "exports: plain; not torchvision (width 4: torchvision's ResNets are 64 wide), "
-        "timm, simsiam, detectron2 (no resnet10 there)"
-    )
 
 
 def test_exports_that_cannot_be_are_refused(tmp_path: Path) -> None:
@@ -390,12 +308,14 @@ def test_the_users_files_are_not_destroyed(force: bool, tmp_path: Path) -> None:
 
 
 def test_an_authors_format_holds_its_own_method_alone(tmp_path: Path) -> None:
+    assert exports_of(MOCO) == "exports: plain, torchvision, timm, moco, detectron2"
+    assert exports_of(R18) == "exports: plain, torchvision, timm, simsiam, detectron2"
     read, method = untrained(MOCO, method=MoCoV2Config), MoCoV2Config(**HEAD, projector_dim=512)
     with pytest.raises(CheckpointError, match=r"as simsiam \(the heads of MoCo v2\): use .*moco"):
         export_weights(read, format="simsiam", out=tmp_path / "w.pth")
     for other, why in (
         (replace(MOCO, width=4), "width 4"),
-        (replace(MOCO, method=replace(method, projector_layers=3)), "of 3 layers"),
+        (replace(MOCO, method=replace(method, projector_layers=3)), "with other layers"),
         (replace(MOCO, method=replace(method, projector_dim=9)), "9 wide"),
         (replace(MOCO, method=BYOLConfig()), "heads of BYOL"),
     ):
@@ -405,13 +325,8 @@ def test_an_authors_format_holds_its_own_method_alone(tmp_path: Path) -> None:
         (replace(r50, backbone="resnet18"), "ResNet-50 alone"),
         (replace(r50, stem="cifar"), "cifar stem"),
         (replace(r50, method=SwAVConfig(projector_layers=2, predictor="trained")), "predictor"),
-        (replace(r50, method=SwAVConfig()), "of 3 layers"),
+        (replace(r50, method=SwAVConfig()), "with other layers"),
         (replace(r50, method=method), "heads of MoCo v2"),
     ):
         assert why in refusals(other)["swav"]
     assert not refusals(replace(r50, width=128))["swav"]
-
-
-def test_a_run_says_its_own_methods_format_alone() -> None:
-    model = MOCO
-    assert exports_of(model) == "exports: plain, torchvision, timm, moco, detectron2"

@@ -264,12 +264,8 @@ FILES: dict[str, Callable[[], File]] = {
         beside={f"module.prototypes.prototypes{i}.weight": torch.zeros(3, 16) for i in range(2)},
     ),
     "solo-learn": lambda: solo_learns("backbone", "imagenet"),
-    "solo-learn of 2021": lambda: solo_learns("encoder", "imagenet"),
     "solo-learn of 2021, small": lambda: solo_learns("encoder", "cifar-pad2"),
     "lightly's example": lightlys_example,
-    "lightly's own ResNet, wide": lambda: lightlys_resnet(False, 1.0),
-    "lightly's own ResNet, wide, numbered": lambda: lightlys_resnet(True, 1.0),
-    "mmselfsup": lambda: mmselfsups(False),
     "lightly simclr": lambda: simclr("lightly", LIGHTLY),
     "lightly moco": lambda: moco(
         "lightly",
@@ -294,7 +290,6 @@ FILES: dict[str, Callable[[], File]] = {
         "prototypes.weight_v",
         beside={"prototypes.weight_g": torch.ones(12, 1), "queue": torch.zeros(2, 8, 16)},
     ),
-    "solo-learn simclr": lambda: moco("solo-learn", SOLO),
     "solo-learn byol": lambda: byol(
         "solo-learn",
         SOLO,
@@ -308,7 +303,6 @@ FILES: dict[str, Callable[[], File]] = {
         beside=QUEUE,
     ),
     "torchvision's in a LightningModule": lambda: torchvisions("model.module."),
-    "torchvision's as a backbone": lambda: torchvisions("module.backbone."),
 }
 
 

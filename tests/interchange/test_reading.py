@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torchvision
-from torch import Tensor, nn
+from torch import nn
 
 from fastsiam.config import BackboneConfig, ModelConfig, SimSiamConfig
 from fastsiam.errors import CheckpointError
@@ -30,10 +30,8 @@ from tests.tiers import rest_slow
         model_of(backbone="resnet50", width=8, dim=16, projector_dim=24, predictor_dim=4),
         model_of(backbone="resnet101", stem="cifar", width=4, projector_layers=1, dim=8),
         model_of(backbone="resnet152", width=4, projector_layers=4, dim=8, predictor_dim=2),
-        changed_model(TINY, head_bn="none"),
         changed_model(TINY, head_bn="hidden"),
         changed_model(TINY, head_bn="all", output_affine=True),
-        changed_model(TINY, output_affine=True),
         changed_model(TINY, predictor="none"),
     ],
     ids=lambda model: model.backbone,
@@ -94,14 +92,6 @@ def test_a_stem_is_said_where_weights_do_not_tell(tmp_path: Path) -> None:
     assert (read.layout, read.model.stem, read.stem_assumed) == ("solo-learn", "cifar-pad2", False)
 
 
-def test_counters_that_old_files_lack_start_at_zero(tmp_path: Path) -> None:
-    state = {k: v for k, v in resnets().items() if not k.endswith("num_batches_tracked")}
-    torch.save(state, tmp_path / "w.pth")
-    read = load_pretrained(tmp_path / "w.pth")
-    assert read.state["backbone.bn1.num_batches_tracked"] == 0
-    read.network()
-
-
 @pytest.mark.parametrize(
     "beside, epochs",
     [
@@ -109,21 +99,19 @@ def test_counters_that_old_files_lack_start_at_zero(tmp_path: Path) -> None:
         ({"epoch": 89, "pytorch-lightning_version": "2.0"}, 90),
         ({"meta": {"epoch": 90}}, 90),
         ({"meta": {"epoch": -1}}, None),
-        ({"meta": {"epoch": 10**400}}, None),
         ({"meta": {"epoch": "last"}}, None),
     ],
 )
 def test_epochs_are_those_that_a_layout_means(
     beside: dict[str, Any], epochs: float | None, tmp_path: Path
 ) -> None:
-    torch.save({"state_dict": resnets(), **beside}, tmp_path / "w.pth")
-    assert load_pretrained(tmp_path / "w.pth").epoch == epochs
-
-
-def test_averages_beside_the_weights_are_listed(tmp_path: Path) -> None:
-    content = {"model": resnets(), "model_ema": {"x": torch.zeros(1)}}
+    """Counters that old files lack start at 0; averages beside the weights are listed."""
+    state = {k: v for k, v in resnets().items() if not k.endswith("num_batches_tracked")}
+    content = {"state_dict": state, "model_ema": {"x": torch.zeros(1)}, **beside}
     torch.save(content, tmp_path / "w.pth")
-    assert load_pretrained(tmp_path / "w.pth").left_out[-1] == "model_ema"
+    read = load_pretrained(tmp_path / "w.pth")
+    assert read.epoch == epochs and read.left_out[-1] == "model_ema"
+    assert read.state["backbone.bn1.num_batches_tracked"] == 0
 
 
 @cache
@@ -184,36 +172,6 @@ def test_heads_of_another_kind_are_refused(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=problems) as caught:
             load_pretrained(tmp_path / "w.pth")
         assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [
-        lambda: torch.zeros(1).expand(64),  # 59 GB could be claimed so
-        lambda: torch.zeros(64).to_sparse(),
-        lambda: torch.zeros(64, dtype=torch.complex64),
-        lambda: torch.quantize_per_tensor(torch.zeros(64), 1.0, 0, torch.qint8),
-        lambda: torch.empty(64, device="meta"),
-    ],
-    ids=["expanded", "sparse", "complex", "quantised", "meta"],
-)
-@pytest.mark.filterwarnings("ignore:.*quantize_per_tensor")
-def test_odd_tensors_are_refused(odd: Callable[[], Tensor], tmp_path: Path) -> None:
-    said = broken(lambda s: s.update({"module.encoder.bn1.weight": odd()}), tmp_path)
-    assert "encoder.bn1.weight is no plain tensor of real numbers in full" in said
-
-
-def test_a_first_layer_of_nothing_is_refused(tmp_path: Path) -> None:
-    empty = {"module.encoder.conv1.weight": torch.zeros(0, 3, 7, 7)}
-    said = broken(lambda s: s.update(empty), tmp_path)
-    assert "holds no network: width must be at least 1" in said
-
-
-def test_two_encoders_are_refused(tmp_path: Path) -> None:
-    state = resnets()
-    torch.save(prefixed(state, "backbone.") | prefixed(state, "encoder."), tmp_path / "w.pth")
-    with pytest.raises(CheckpointError, match="holds two encoders"):
-        load_pretrained(tmp_path / "w.pth")
 
 
 def test_files_without_weights_are_refused(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
-"""Runs are read whole, once, and without effects, whatever their method keeps."""
+"""Runs and plain files: read whole, once, without effects; damage is one line."""
 
 from __future__ import annotations
 
+import copy
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,20 +11,21 @@ from typing import Any
 import pytest
 import torch
 
-from fastsiam.config import FastSiamConfig
+from fastsiam.config import FastSiamConfig, TrainConfig
+from fastsiam.config.evaluate import EvalConfig
+from fastsiam.distributed import Place
 from fastsiam.errors import CheckpointError
-from fastsiam.interchange import load_pretrained
+from fastsiam.evaluate.features import fingerprint
+from fastsiam.evaluate.subject import open_subject
+from fastsiam.interchange import FORMATS, export_weights, load_pretrained
 from fastsiam.run import checkpoint as checkpoints
-from tests.configs import changed_model
-from tests.interchange.networks import TINY, X, same, saved_run
+from fastsiam.train.start import initial_weights
+from tests.configs import changed_model, with_settings
+from tests.interchange.networks import R18, TINY, X, same, saved_run, untrained
 
 VARIANTS = {
-    "head without BN": changed_model(TINY, head_bn="none"),
-    "BN on hidden layers": changed_model(TINY, head_bn="hidden"),
     "BN on all layers": changed_model(TINY, head_bn="all"),
-    "affine": changed_model(TINY, output_affine=True),
     "no predictor": changed_model(TINY, predictor="none"),
-    "fixed predictor": changed_model(TINY, predictor="fixed"),
     "frozen encoder": changed_model(TINY, alternate_every=10),
     "averages": changed_model(TINY, predictor="none", target_average=0.8),
     "fastsiam": replace(TINY, method=FastSiamConfig(projector_layers=2, dim=16, predictor_dim=4)),
@@ -48,22 +51,9 @@ def test_each_variant_is_read(variant: str, tmp_path: Path) -> None:
         same(read.network("projector")(X), z)
 
 
-def test_a_run_is_read_whole(tmp_path: Path) -> None:
+def test_a_run_is_read_whole_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its folder or its checkpoint, without moving torch's generator."""
     method = saved_run(tmp_path / "run", TINY)
-    for path in (tmp_path / "run", tmp_path / "run" / "checkpoints" / "last.pt"):
-        read = load_pretrained(path)
-        assert (read.layout, read.model, read.epoch, read.images) == ("fastsiam", TINY, 7.5, 1234)
-        assert read.run == tmp_path / "run" and read.left_out == ()
-        assert torch.equal(read.network()(X), method.backbone(X))
-        projected = read.network("projector")
-        assert torch.equal(projected(X), method.projector(method.backbone(X)))
-        assert (read.network().features, projected.features) == (32, 16)
-    line = f"resnet10 (cifar stem) of a run of fastsiam, 7.5 epochs, from {read.path}"
-    assert str(read) == line.replace("resnet10", "ResNet-10")
-
-
-def test_a_run_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved_run(tmp_path, TINY)
     load, reads = torch.load, []
 
     def counted(path: Path, **settings: Any) -> Any:
@@ -71,31 +61,97 @@ def test_a_run_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         return load(path, **settings)
 
     monkeypatch.setattr(torch, "load", counted)
-    load_pretrained(tmp_path)
-    assert reads == [checkpoints.last(tmp_path)]
-
-
-def test_a_network_is_built_without_moving_the_generator(tmp_path: Path) -> None:
-    saved_run(tmp_path, TINY)
-    read = load_pretrained(tmp_path)
+    last = checkpoints.last(tmp_path / "run")
     before = torch.get_rng_state()
-    network = read.network()
-    assert torch.equal(torch.get_rng_state(), before)
-    assert not network.training and all(p.dtype == torch.float32 for p in network.parameters())
+    for path in (tmp_path / "run", last):
+        read = load_pretrained(path)
+        assert (read.layout, read.model, read.epoch, read.images) == ("fastsiam", TINY, 7.5, 1234)
+        assert read.run == tmp_path / "run" and read.left_out == ()
+        network, projected = read.network(), read.network("projector")
+        assert torch.equal(network(X), method.backbone(X))
+        assert torch.equal(projected(X), method.projector(method.backbone(X)))
+        assert (network.features, projected.features, network.training) == (32, 16, False)
+    assert reads == [last, last] and torch.equal(torch.get_rng_state(), before)
+    assert str(read) == f"ResNet-10 (cifar stem) of a run of fastsiam, 7.5 epochs, from {last}"
 
 
-@pytest.mark.parametrize(
-    "model, message",
-    [
-        ("weights", "holds no weights by name"),
-        ({"backbone.conv1.weight": 3}, "holds no weights by name"),
-        ({"backbone.conv1.weight": torch.zeros(3)}, "are not those of the ResNet"),
-    ],
-)
-def test_a_run_of_nonsense_is_refused(model: Any, message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["weights", {"backbone.conv1.weight": torch.zeros(3)}])
+def test_a_run_of_nonsense_is_refused(model: Any, tmp_path: Path) -> None:
     saved_run(tmp_path, TINY)
     path = checkpoints.last(tmp_path)
     torch.save({**torch.load(path, weights_only=True), "model": model}, path)
+    message = "holds no weights by name|are not those of the ResNet"
     with pytest.raises(CheckpointError, match=message) as caught:
         load_pretrained(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("ending", [".safetensors", ".pth"])
+def test_a_plain_file_is_evaluated_trained_on_and_exported(
+    ending: str, small: TrainConfig, tmp_path: Path
+) -> None:
+    """As the run's own checkpoint: images of its size, its normalisation, its very weights."""
+    saved_run(Path(small.run.out), small.model, config=small)
+    plain = tmp_path / f"w{ending}"
+    run = load_pretrained(Path(small.run.out))
+    export_weights(run, format="plain", out=plain)
+    here = Place(0, 1, torch.device("cpu"))
+    subjects = [
+        open_subject(path, EvalConfig(data=small.data.data, workers=0), here)
+        for path in (Path(small.run.out), plain)
+    ]
+    assert len({(s.augment, s.resize, fingerprint(s.network)) for s in subjects}) == 1
+    _, taken = initial_weights(with_settings(small, init=str(plain)))
+    assert taken == ("backbone",)
+    with pytest.raises(CheckpointError, match="not the network of the settings"):
+        initial_weights(with_settings(small, init=str(plain), width=small.model.width + 1))
+    with pytest.raises(CheckpointError, match="holds resnet10, not resnet18"):
+        load_pretrained(plain, backbone="resnet18")
+    read = load_pretrained(plain)
+    assert f"of a plain file, 7.5 epochs, from {plain}" in str(read)
+    export_weights(read, format="plain", out=tmp_path / "v.pt")
+    again = load_pretrained(tmp_path / "v.pt")
+    first = run.part("backbone")
+    assert all(torch.equal(value, again.state[key]) for key, value in first.items())
+
+
+@pytest.mark.parametrize(
+    "path, to",
+    [
+        (("fastsiam", "backbone"), {"backbone": "resnet10"}),
+        (("fastsiam", "backbone", "backbone"), "resnet18"),
+        (("fastsiam", "epoch"), "many"),
+        (("fastsiam", "input"), {"crop": 1, "resize": 1, "mean": (0, 0), "std": (1, 1, 1)}),
+        (("fastsiam",), {}),
+        (("state_dict",), {"conv1.weight": 3}),
+        (("state_dict", "conv1.weight"), torch.zeros(1)),
+    ],
+    ids=str,
+)
+def test_a_damaged_plain_file_is_refused_in_a_line(
+    path: tuple[str, ...], to: Any, tmp_path: Path
+) -> None:
+    out = tmp_path / "w.pt"
+    export_weights(untrained(TINY), format="plain", out=out)
+    content = copy.deepcopy(torch.load(out, weights_only=True))
+    entry = content
+    for name in path[:-1]:
+        entry = entry[name]
+    entry[path[-1]] = to
+    torch.save(content, out)
+    with pytest.raises(CheckpointError) as caught:
+        load_pretrained(out)
+    assert str(out) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_exported_files_have_the_rights_of_any_file(tmp_path: Path) -> None:
+    read = untrained(R18)  # every format can hold it, but those of other methods
+    endings = {"simsiam": "pth", "detectron2": "pkl"}
+    before = os.umask(0o027)
+    try:
+        for format in (name for name in FORMATS if name not in ("moco", "swav")):
+            out = tmp_path / f"{format}.{endings.get(format, 'safetensors')}"
+            for path in export_weights(read, format=format, out=out):
+                assert path.stat().st_mode & 0o777 == 0o640, path
+    finally:
+        os.umask(before)

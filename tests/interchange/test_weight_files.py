@@ -20,7 +20,7 @@ from torch import nn
 from fastsiam.errors import CheckpointError
 from fastsiam.interchange import export_weights, load_pretrained
 from tests.configs import changed_model
-from tests.interchange.networks import R18, resnets, saved_run, untrained
+from tests.interchange.networks import R18, TINY, resnets, untrained
 
 
 class Hostile:
@@ -33,35 +33,23 @@ class Hostile:
         return self.call
 
 
-@pytest.mark.parametrize(
-    "make, name",
-    [
-        (lambda mark: Hostile(os.system, f"touch {mark}"), "posix.system"),
-        (lambda mark: Hostile(eval, f"open({str(mark)!r}, 'w')"), "builtins.eval"),
-        (lambda mark: Hostile(setattr, "x", "y", 1), "builtins.setattr"),
-    ],
-)
 @pytest.mark.parametrize("zipped", [True, False])  # torch's files before 1.6 are no zips
-def test_hostile_files_are_not_executed(
-    make: Callable[[Path], Any], name: str, zipped: bool, tmp_path: Path
-) -> None:
-    mark = tmp_path / "executed"
-    harmless = {"state_dict": resnets(), "n": np.float64(1)}
-    contents: list[Any] = [{"n": argparse.Namespace(x=[1])}, harmless]
-    for content in contents:
-        hostile = make(mark)
-        torch.save(
-            {**content, "deep": {"list": [hostile]}},
-            tmp_path / "w.pth",
-            _use_new_zipfile_serialization=zipped,
-        )
+def test_hostile_files_are_not_executed(zipped: bool, tmp_path: Path) -> None:
+    mark, path = tmp_path / "executed", tmp_path / "w.pth"
+    harmless = {"state_dict": resnets(), "n": [np.float64(1), argparse.Namespace(x=[1])]}
+    for hostile, name in (
+        (Hostile(os.system, f"touch {mark}"), "posix.system"),
+        (Hostile(eval, f"open({str(mark)!r}, 'w')"), "builtins.eval"),
+    ):
+        content = {**harmless, "deep": {"list": [hostile]}}
+        torch.save(content, path, _use_new_zipfile_serialization=zipped)
         with pytest.raises(CheckpointError, match=f"is refused: it asks for {name}") as caught:
-            load_pretrained(tmp_path / "w.pth")
+            load_pretrained(path)
         assert "\n" not in str(caught.value) and not mark.exists()
-    (tmp_path / "w.pkl").write_bytes(pickle.dumps(hostile))
-    with pytest.raises(CheckpointError, match="cannot read"):
-        load_pretrained(tmp_path / "w.pkl")
-    assert not mark.exists()
+        path.write_bytes(pickle.dumps(hostile))
+        with pytest.raises(CheckpointError, match="cannot read"):
+            load_pretrained(path)
+        assert not mark.exists()
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -82,18 +70,6 @@ def test_real_files_logs_and_settings_are_skipped(zipped: bool, tmp_path: Path) 
     read = load_pretrained(path)
     expected = content["state_dict"]["layer1.0.conv1.weight"]
     assert torch.equal(read.state["backbone.layer1.0.conv1.weight"], expected)
-
-
-def test_a_file_that_cannot_be_opened_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def denied(*args: Any, **kwargs: Any) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    (tmp_path / "w.pth").touch()
-    monkeypatch.setattr(torch, "load", denied)
-    with pytest.raises(CheckpointError, match=r"cannot read .*w\.pth: Permission denied$"):
-        load_pretrained(tmp_path / "w.pth")
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
@@ -119,16 +95,6 @@ def test_foreign_objects_stay_inert(tmp_path: Path) -> None:
     assert load_pretrained(tmp_path / "w.pth").model.backbone == "resnet10"
 
 
-def test_names_without_end_are_refused(tmp_path: Path) -> None:
-    """Each costs an attempt."""
-    torch.save({"x": "PLACE"}, tmp_path / "plain.pth")
-    text = b"X\x05\x00\x00\x00PLACE"
-    names = b"](" + b"".join(b"cnumpy.made_up\nname%d\n" % i for i in range(201)) + b"e"
-    rewrite(tmp_path / "plain.pth", tmp_path / "w.pth", lambda data: data.replace(text, names))
-    with pytest.raises(CheckpointError, match=r"asks for numpy\.made_up\.name200"):
-        load_pretrained(tmp_path / "w.pth")
-
-
 def rewrite(source: Path, target: Path, change: Callable[[bytes], bytes]) -> None:
     """Change the pickle within one of torch's files."""
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
@@ -140,31 +106,17 @@ def rewrite(source: Path, target: Path, change: Callable[[bytes], bytes]) -> Non
             new.writestr(item, data)
 
 
-@pytest.fixture(scope="module")
-def whole_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Exported weights in files of each kind."""
-    folder = tmp_path_factory.mktemp("whole")
-    saved_run(folder / "run", changed_model(R18, backbone="resnet10", dim=16))
-    read = load_pretrained(folder / "run")
-    files = {ending: folder / f"w{ending}" for ending in (".pth", ".safetensors")}
-    for path in files.values():
-        export_weights(read, format="torchvision", out=path)
-    return {ending: path.read_bytes() for ending, path in files.items()}
-
-
 @pytest.mark.parametrize("ending", [".pth", ".safetensors"])
-@pytest.mark.parametrize("keep", [0, 100, 0.5, 0.99])
-def test_damaged_files_are_refused(
-    ending: str, keep: float, whole_files: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_damaged_files_are_refused(ending: str, tmp_path: Path) -> None:
     path = tmp_path / f"w{ending}"
-    whole = whole_files[ending]
-    path.write_bytes(whole)
+    export_weights(untrained(TINY), format="plain", out=path)
+    whole = path.read_bytes()
     load_pretrained(path)
-    path.write_bytes(whole[: int(keep * len(whole)) if keep < 1 else int(keep)])
-    with pytest.raises(CheckpointError, match=r"cannot read .*damaged") as caught:
-        load_pretrained(path)
-    assert "\n" not in str(caught.value)
+    for keep in (0, 100, len(whole) // 2, len(whole) - 100):
+        path.write_bytes(whole[:keep])
+        with pytest.raises(CheckpointError, match=r"cannot read .*damaged") as caught:
+            load_pretrained(path)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("ending", ["pth", "safetensors"])

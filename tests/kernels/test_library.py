@@ -96,18 +96,6 @@ def test_a_compiler_that_fails_is_quoted(
     assert not list(tmp_path.glob("*.so"))
 
 
-@pytest.mark.parametrize(("code", "found"), [(0, ["g++"]), (1, ["clang++"])])
-def test_a_compiler_that_is_too_old_is_passed_over(
-    code: int, found: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name, own in (("g++", code), ("clang++", 0)):
-        (tmp_path / name).write_text(f"#!/bin/sh\nexit {own}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert build.compiler() == found
-
-
 PRETENDS = """
 import os, sys
 log, *options = sys.argv[1:]
@@ -162,38 +150,6 @@ def test_libjpeg_turbo_is_inside_and_hidden() -> None:
     assert re.match(r"built-in libjpeg-turbo [23]\.\d+\.\d+, ", library.decoder_name())
 
 
-@pytest.mark.skipif(library.jpeg() is None, reason="no libjpeg-turbo")
-def test_without_a_static_libjpeg_the_systems_is_linked(
-    nothing_loaded: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("CXX", shlex.join(build.compiler() or []))
-    monkeypatch.setattr(build, "KINDS", {})  # only what decodes JPEGs
-    monkeypatch.setattr(build, "_STATIC", ["-l:no-such-library.a"])
-    (tmp_path / build.JPEG_LICENCE).touch()  # of a library that was linked statically
-    assert tmp_path / build.JPEG in build.build(tmp_path)
-    assert (
-        "libjpeg.so"
-        in subprocess.run(
-            ["ldd", tmp_path / build.JPEG], capture_output=True, text=True, check=True
-        ).stdout
-    )
-    assert not (tmp_path / build.JPEG_LICENCE).exists()
-    monkeypatch.setattr(library, "_folder", lambda: tmp_path)
-    assert library.decoder_name().startswith("the system's libjpeg-turbo, ")
-
-
-def test_without_sources_what_is_there_is_current(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """As in a wheel whose sources were removed: nothing could be compiled."""
-    monkeypatch.setattr(build, "SOURCE", tmp_path / "source")
-    assert not build.is_current(tmp_path)
-    (tmp_path / build.STAMP).write_text("of sources that are not here")
-    assert build.is_current(tmp_path)
-    build.SOURCE.mkdir()
-    assert not build.is_current(tmp_path)
-
-
 def test_libraries_that_cannot_be_loaded(
     nothing_loaded: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -209,63 +165,6 @@ def test_libraries_that_cannot_be_loaded(
     assert library.decoder_name().startswith("Pillow")
     with pytest.raises(BackendError, match=rf"cannot load .* `rm {tmp_path}/kernels.stamp"):
         library.kernels()
-
-
-def test_info_says_what_is_not_compiled_and_leaves_it(
-    nothing_loaded: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(build, "is_current", lambda folder: False)
-    monkeypatch.setattr(build, "build", lambda folder: pytest.fail("it is compiled"))
-    assert library.decoder_name().startswith("not compiled yet; run `fastsiam info --warm`")
-
-
-def test_who_has_no_home_needs_none_for_what_is_in_the_package(
-    nothing_loaded: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv(build.FOLDER, raising=False)
-    monkeypatch.setattr(build, "cache_folder", no_home)
-    monkeypatch.setattr(library, "_is_ready", lambda folder: True)
-    assert library._folder() == Path(library.__file__).parent
-    monkeypatch.setattr(library, "_is_ready", lambda folder: False)
-    assert library.decoder_name() == "not compiled: Could not determine home directory."
-
-
-def test_another_folder_is_named(
-    nothing_loaded: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """By FASTSIAM_KERNELS; they are compiled into it too."""
-    made: list[Path] = []
-    monkeypatch.setenv("FASTSIAM_KERNELS", str(tmp_path))
-    monkeypatch.setattr(build, "is_current", lambda folder: False)
-    monkeypatch.setattr(build, "build", made.append)
-    assert library._folder() == tmp_path and made == [tmp_path]
-
-
-def test_a_cache_that_cannot_be_written_is_one_line(
-    nothing_loaded: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("CXX", "true")  # looked for, it would not be found: that asks os.access
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(build, "is_current", lambda folder: False)
-    monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.raises(BackendError, match=r"cannot compile fastsiam.s kernels: .*Not a directory"):
-        library.jpeg()
-
-
-@pytest.mark.slow
-def test_what_was_compiled_is_current_until_the_sources_change(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(build, "KINDS", {"x86-64-v2": ()})
-    made = build.build(tmp_path)
-    assert build.library("x86-64-v2") in [path.name for path in made]
-    assert build.is_current(tmp_path)
-    monkeypatch.setattr(build, "stamp", lambda: "other sources")
-    assert not build.is_current(tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_has_the_cache_in_its_place(
@@ -284,31 +183,3 @@ def test_a_folder_that_cannot_be_written_has_the_cache_in_its_place(
     assert library.jpeg() is None
     assert folders == [build.cache_folder()]
     assert folders[0].is_relative_to(tmp_path)
-
-
-def test_libraries_of_another_kind_of_processor(
-    nothing_loaded: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """As in a folder that two machines share: this one's are compiled too."""
-    made: list[Path] = []
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(build, "is_current", lambda folder: True)
-    monkeypatch.setattr(build, "library", lambda kind: f"kernels-of-another-than-{kind}.so")
-    monkeypatch.setattr(build, "build", made.append)
-    assert library._folder() == made[0]
-
-
-def test_where_nothing_can_be_written(
-    nothing_loaded: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(build, "is_current", lambda folder: False)
-    monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.raises(BackendError, match="cannot compile fastsiam"):
-        library._folder()
-
-
-def test_the_libjpeg_at_hand_is_one_that_this_was_compiled_for() -> None:
-    jpeg = library.jpeg()
-    assert jpeg is None or jpeg.fastsiam_jpeg_fits() == 1

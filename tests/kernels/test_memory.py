@@ -8,8 +8,6 @@ import mmap
 import os
 import resource
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +20,6 @@ from fastsiam.kernels import build
 from fastsiam.pipelines.job import Cuts, Images, Job
 from fastsiam.views.draws import draw_views
 from fastsiam.views.photometric.cpu import photometric
-from tests.conftest import ROOT
 from tests.kernels.decoders import ROOM_BEHIND
 from tests.kernels.test_geometric import DECODE, job_of_jpeg
 from tests.processes import Forked
@@ -117,49 +114,3 @@ def write_behind_an_allocation() -> None:
     array = np.zeros(5000, np.uint8)
     ctypes.memset(array.ctypes.data, 1, array.size + 1)
     del array
-
-
-REFUSED = """
-import numpy as np, torch
-from fastsiam.kernels import library
-from fastsiam.pipelines.job import Cuts
-from fastsiam.pipelines.job import JPEG, PIXELS, Images, Job
-
-def refused(job):
-    try:
-        job()
-    except ValueError as error:
-        print(error)
-
-def crop(box, resized=1, form=PIXELS, target=(torch.zeros(1, 1, 1, 1, 3),)):
-    image = np.zeros((5, 5, 3), np.uint8)
-    images = Images.of_arrays([image])
-    images.form[:] = form
-    pair = np.ones((1, 1, 2), np.int32)
-    cuts = Cuts(np.array([[box]], np.int32), np.zeros((1, 1), bool), pair * resized, pair * 0)
-    Job(images, [cuts], [1], target)
-
-inside = (0, 0, 5, 5)
-crop(inside)
-refused(lambda: crop((0, 0, 6, 5)))
-refused(lambda: crop(inside, resized=0))
-refused(lambda: crop(inside, form=JPEG))
-refused(lambda: crop(inside, target=None))
-refused(lambda: Images.of_arrays([np.zeros((5, 5, 3), np.uint8)[:, ::2]]))
-refused(lambda: library.at(np.zeros(3, np.int32), np.int64))
-"""
-
-
-def test_checks_before_compiled_code_remain_in_optimised_python() -> None:
-    """``python -O`` drops assertions."""
-    done = subprocess.run(
-        [sys.executable, "-O", "-c", REFUSED], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
-    assert done.stdout.splitlines() == [
-        "box [0, 0, 6, 5] is not inside its image of 5 x 5 pixels",
-        "box [0, 0, 5, 5] is resized to [0 0] pixels",
-        "some images are JPEGs: pass the address of a decoder",
-        "neither crops nor views are wanted: pass crops or stages",
-        "an array of shape (5, 3, 3) is not contiguous; copy it first",
-        "an array is int32; compiled code expects int64",
-    ], done.stderr

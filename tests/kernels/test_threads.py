@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ import torch
 
 from fastsiam.kernels import library
 from fastsiam.kernels import threads as kernel_threads
-from fastsiam.kernels.threads import in_threads, run_all, submit_all
+from fastsiam.kernels.threads import in_threads, run_all
 
 
 @pytest.fixture(params=[1, 3])
@@ -38,11 +37,6 @@ def test_all_is_done_once(count: int, threads: int) -> None:
     in_threads(work, count)
     assert (out == levels.astype(np.uint16) + 1).all()
     assert count <= taken[0] <= count + threads
-
-
-def test_it_is_done_at_the_same_time(threads: int) -> None:
-    together = threading.Barrier(threads)
-    in_threads(lambda: together.wait(timeout=60), threads)
 
 
 def test_errors_come_out(threads: int) -> None:
@@ -73,44 +67,3 @@ def test_nobody_is_left_at_work_after_ctrl_c(monkeypatch: pytest.MonkeyPatch) ->
         left_at_work = not future.done()
         end.set()
     assert not left_at_work
-
-
-@pytest.mark.parametrize("queued", [False, True])
-def test_no_call_is_left_when_another_cannot_start(
-    queued: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither one that runs nor one that the pool queued before it failed to start its thread."""
-    running, calls, ended = threading.Event(), 0, 0
-
-    def work() -> None:
-        nonlocal calls, ended
-        calls += 1
-        running.set()
-        let_go.wait(60)
-        ended += 1
-
-    let_go = threading.Event()
-
-    def awaited(futures: Sequence[Future[object]]) -> None:
-        let_go.set()
-        wait(futures)
-
-    monkeypatch.setattr(kernel_threads, "wait", awaited)
-    with ThreadPoolExecutor(1) as pool:
-        submit = pool.submit
-
-        def one_and_no_more(*call: Any) -> Future[object]:
-            if not running.is_set():
-                future = submit(*call)
-                assert running.wait(60)
-                return future
-            if queued:
-                submit(*call)
-            raise RuntimeError("can't start new thread")
-
-        monkeypatch.setattr(pool, "submit", one_and_no_more)
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            submit_all(pool, work, 3)
-        ended_in_time = ended
-        let_go.set()
-    assert ended_in_time == calls == 1

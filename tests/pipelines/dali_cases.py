@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,20 +14,17 @@ from PIL import Image
 from torchvision.transforms import functional as TF
 
 from fastsiam.config import AugmentConfig
-from fastsiam.pipelines import (
-    Order,
-    Store,
-    dali_cropper,
-    open_store,
-)
-from fastsiam.pipelines.dali_backend import DaliLoader
+from fastsiam.pipelines import Order, Store, open_store
 from fastsiam.pipelines.store.decode import ImageRules
 from fastsiam.views.draws import ViewParams
 from tests.pipelines.cases import SMALL
 from tests.sources import encoded, picture, rotated_jpeg
 
+if TYPE_CHECKING:  # DALI need not be installed
+    from fastsiam.pipelines.dali_backend import DaliLoader
+
 CPU = torch.device("cpu")
-Loaders = Callable[..., DaliLoader]
+Loaders = Callable[..., "DaliLoader"]
 
 
 def load(
@@ -44,6 +41,8 @@ def load(
     **place: Any,
 ) -> DaliLoader:
     """Open DALI's loader; place: seed, rank and world."""
+    from fastsiam.pipelines.dali_backend import DaliLoader
+
     store = open_store(source, "train") if isinstance(source, Path) else source
     images = len(store) if chosen is None else len(chosen)
     return DaliLoader(
@@ -60,6 +59,8 @@ def load(
 
 def trust(patch: pytest.MonkeyPatch) -> None:
     """Let DALI have whatever PIL can open, GIFs too, which it refuses."""
+    from fastsiam.pipelines import dali_cropper
+
     patch.setattr(ImageRules, "needs_pillow", lambda self, head: False)
     patch.setattr(dali_cropper, "is_all_code", lambda data, head: True)
 

@@ -17,8 +17,7 @@ from fastsiam.config import ConvertConfig, DataConfig
 from fastsiam.errors import CheckpointError, DataError, ImageError
 from fastsiam.pipelines import BadImages, build_eval_loader, build_loader, open_store
 from fastsiam.pipelines.convert.command import convert_data
-from fastsiam.pipelines.loaders import CropLoader
-from fastsiam.pipelines.store import BetonStore, FolderStore, picked
+from fastsiam.pipelines.store import BetonStore, FolderStore
 from fastsiam.views.batch import Batch
 from tests.conftest import write_images
 from tests.pipelines.cases import SMALL, THREADED, WITH_IMAGES, joined, readable
@@ -157,17 +156,6 @@ def test_others_are_shown_in_the_place_of_bad_ones(
         assert_alike(load(name, good, skip=1, bad=known), batches[1:])
 
 
-def test_a_substitute_that_is_bad_too(folder: Path) -> None:
-    order = shown(load("torchvision", folder, [0]))
-    bad = [order[2], order[14], order[15]]  # the second is shown half an epoch after the first
-    damage(folder, bad)
-    assert order[16] in in_place(order, bad)[:3]
-    for name in ("torchvision", "memory"):
-        assert shown(load(name, folder, [0])) == in_place(order, bad)
-        later = shown(load(name, folder, [0], skip=1))  # meets them in another order
-        assert later == in_place(order, bad)[BATCH:]
-
-
 @pytest.mark.parametrize("name", ["torchvision", "memory"])
 def test_an_image_that_goes_bad_later_was_good_before(name: str, folder: Path) -> None:
     """The list says since when: epochs before show what they showed."""
@@ -183,22 +171,6 @@ def test_an_image_that_goes_bad_later_was_good_before(name: str, folder: Path) -
     assert_alike(load(name, folder, [0, 1, 2], bad=BadImages(IMAGES, [own])), whole[:3] + rest)
 
 
-def test_crops_are_replaced_as_views_are(folder: Path) -> None:
-    damage(folder)
-    data = DataConfig(data=str(folder), pipeline="memory", workers=0, bad_images="replace")
-    loader = build_loader(data, SMALL, batch=BATCH, seed=4)
-    assert isinstance(loader, CropLoader)
-    crops = np.concatenate([index for index, _, _ in loader.crops(0)])
-    assert crops.tolist() == shown(load("memory", folder, [0]))
-    slow = build_loader(
-        DataConfig(data=str(folder), pipeline="torchvision", bad_images="replace"),
-        SMALL,
-        batch=BATCH,
-    )
-    assert not isinstance(slow, CropLoader)
-    slow.close()
-
-
 def test_too_many(folder: Path) -> None:
     damage(folder, range(8))
     assert set(range(8)).isdisjoint(shown(load("torchvision", folder, [0])))
@@ -209,28 +181,6 @@ def test_too_many(folder: Path) -> None:
     with pytest.raises(DataError, match=message) as error:
         load("torchvision", folder)
     assert not isinstance(error.value, ImageError)
-
-
-@pytest.mark.parametrize("name", WITH_IMAGES)
-def test_without_consent_it_is_an_error_that_knows_the_image(name: str, beton: Path) -> None:
-    damage_in(beton)
-    with pytest.raises(ImageError, match=r"cannot decode image \d+ of .*train\.beton \(class") as e:
-        load(name, beton, bad_images="stop")
-    assert e.value.index in BAD and e.value.reason
-    assert e.value.name == open_store(beton, "train").name(e.value.index)
-
-
-@pytest.mark.parametrize("kind", ["folder", "beton"])
-def test_a_place_is_that_of_the_picked_images(kind: str, folder: Path, beton: Path) -> None:
-    """A run whose data changed has its own positions: errors and lists have these."""
-    damage(folder)
-    damage_in(beton)
-    store = open_store(folder if kind == "folder" else beton, "train")
-    turned = picked(store, np.arange(IMAGES)[::-1].copy())
-    with pytest.raises(ImageError) as error:
-        turned.decode(IMAGES - 1 - BAD[0])
-    assert error.value.index == IMAGES - 1 - BAD[0]
-    assert error.value.name == store.name(BAD[0])
 
 
 def test_what_ranks_find_is_told_to_all() -> None:
@@ -263,14 +213,6 @@ def test_the_list_in_a_folder(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("{")
     with pytest.raises(CheckpointError, match="cannot read the list of the run's bad images"):
         read_bad_images(tmp_path)
-
-
-def test_an_image_known_to_be_bad_is_no_endless_loop() -> None:
-    bad = BadImages(1000)
-    error = ImageError("m", index=7, name="a", reason="b")
-    bad.note(error, epoch=0, step=4)
-    with pytest.raises(ImageError):
-        bad.note(error, epoch=0, step=5)
 
 
 @pytest.mark.parametrize("name", WITH_IMAGES)

@@ -15,18 +15,19 @@ from PIL import Image
 
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
-from fastsiam.pipelines import Order, dali_cropper, open_store, workers
+from fastsiam.pipelines import Order, open_store
+from fastsiam.views.batch import crop_shapes
 from tests.conftest import write_images
-from tests.pipelines.cases import build, equal, give_back_at_once, growth, resident
-from tests.pipelines.dali_cases import KINDS, Loaders, gaps, load, noisy, pil_crops, trust
+from tests.pipelines.cases import SMALL, build, equal, give_back_at_once, growth, resident
+from tests.pipelines.dali_cases import KINDS, Loaders, gaps, load, pil_crops, trust
 from tests.processes import Forked
-from tests.sources import encoded
+from tests.sources import encoded, jpeg, picture
 from tests.views.cases import UNEQUAL
 
 pytestmark = pytest.mark.dali
 
 
-@pytest.mark.parametrize(("prefetch", "workers"), [(1, 0), (3, 2), (5, 3)])
+@pytest.mark.parametrize(("prefetch", "workers"), [(1, 0), (3, 2)])
 def test_epochs_can_be_abandoned(
     prefetch: int, workers: int, images: Path, loaders: Loaders
 ) -> None:
@@ -44,7 +45,7 @@ def test_epochs_can_be_abandoned(
             list(left)
 
 
-@pytest.mark.parametrize("call", range(2, 12))
+@pytest.mark.parametrize("call", [2, 5, 11])
 def test_ctrl_c_mixes_nothing_up(
     call: int, images: Path, loaders: Loaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,36 +65,8 @@ def test_ctrl_c_mixes_nothing_up(
     assert all(equal(a, b) for a, b in zip(loader.epoch(0), expected, strict=True))
 
 
-def test_ctrl_c_at_the_end_of_an_epoch_mixes_nothing_up(
-    images: Path, loaders: Loaders, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What DALI still works on then belongs to no later epoch."""
-
-    class Interrupted:
-        def __init__(self, batches: Any) -> None:
-            self.batches = batches
-
-        def __next__(self) -> Any:
-            return next(self.batches)
-
-        def close(self) -> None:
-            self.batches.close()
-            raise KeyboardInterrupt
-
-    loader = loaders(images / "train", batch=4)
-    expected = list(loader.epoch(0))
-    with monkeypatch.context() as patch:
-        ahead = workers.made_ahead
-        patch.setattr(dali_cropper, "made_ahead", lambda *a, **k: Interrupted(ahead(*a, **k)))
-        abandoned: Any = loader.epoch(5)
-        next(abandoned)
-        with pytest.raises(KeyboardInterrupt):
-            abandoned.close()
-    assert all(equal(a, b) for a, b in zip(loader.epoch(0), expected, strict=True))
-
-
 @pytest.mark.alone
-@pytest.mark.parametrize(("refused", "most"), [(False, 8), (True, 16)])
+@pytest.mark.parametrize(("refused", "most"), [(True, 16)])
 def test_memory_does_not_grow(refused: bool, most: int, tmp_path: Path) -> None:
     """Over 24 epochs and as many abandoned ones, and where DALI fails in each of them."""
     root = write_images(tmp_path, each=16, side=160)
@@ -142,7 +115,7 @@ def test_what_only_dali_refuses_is_decoded_by_pil(
         assert found == [order.indices(epoch, step).tolist() for step in range(6)]
     assert gaps(loader, store, 16).mean() < 1
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "DALI cannot decode an image of step" in caplog.text
+    assert "DALI cannot decode an image" in caplog.text
 
 
 @pytest.mark.usefixtures("trusting")
@@ -176,16 +149,6 @@ def print_the_error(data: str) -> None:
     except DataError as error:
         print(error)
     loader.close()
-
-
-def test_photographs_are_cropped_as_pil_does(real_images: Path, loaders: Loaders) -> None:
-    """Within one level; where a box is shrunk, DALI repeats its edge and PIL does without."""
-    store = open_store(real_images, "train")
-    loader = loaders(store, batch=100, augment=AugmentConfig.alike(crop=224))
-    gap = gaps(loader, store, 224, skip=3)
-    assert gap.mean() < 0.2 and gap.mean((2, 3, 4)).max() < 0.3
-    assert gap[:, :, 4:-4, 4:-4].max() == 1
-    assert (gap > 2).mean() < 0.001
 
 
 def test_views_of_different_sides(real_images: Path, loaders: Loaders) -> None:
@@ -225,9 +188,71 @@ def test_every_kind_of_image_is_cropped_as_pil_does(
     assert gap.mean() < 0.25 and gap.mean((2, 3, 4)).max() < 0.35
 
 
-def test_what_is_enlarged_is_pils_to_one_level(tmp_path: Path, loaders: Loaders) -> None:
-    for i in range(8):
-        (tmp_path / f"{i}.png").write_bytes(encoded(noisy(i, 40, 30), "PNG"))
-    store = open_store(tmp_path, "train")
-    gap = gaps(loaders(store, augment=AugmentConfig.alike(crop=48)), store, 48, epochs=3)
-    assert gap.max() == 1 and gap.mean() < 0.25
+def fed(graph: Any, *images: bytes) -> None:
+    """Have the graph decode images."""
+    graph.feed_input("encoded", [np.frombuffer(image, np.uint8) for image in images])
+    graph.schedule_run()
+    graph.outputs()
+
+
+def of_kind(sof: bytes) -> bytes:
+    return jpeg(1).replace(b"\xff\xc0", b"\xff" + sof, 1)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        jpeg(1)[:-20],
+        jpeg(1)[:200],
+        np.random.default_rng(0).bytes(500),
+        b"",
+        encoded(picture(1), "GIF"),
+        of_kind(b"\xc7"),
+    ],
+    ids=["truncated", "header alone", "noise", "empty", "GIF", "lossless"],
+)
+def test_what_the_decoder_refuses_is_told_from_the_rest(image: bytes) -> None:
+    """By the text of DALI that is installed here, of its CPU decoder."""
+    from fastsiam.pipelines.dali_graph import build_graph, refuses_an_image
+
+    graph = build_graph(
+        crop_shapes(SMALL, 2),
+        threads=1,
+        device=None,
+        hw_decoder_load=0.9,
+        resizes=False,
+    )
+    fed(graph, jpeg(1), jpeg(2))
+    with pytest.raises(RuntimeError) as caught:
+        fed(graph, jpeg(1), image)
+    assert refuses_an_image(caught.value)
+
+
+@pytest.mark.parametrize("call", ["outputs", "schedule_run", "feed_input"])
+def test_another_error_comes_out_and_the_loader_can_be_used_again(
+    call: str, images: Path, loaders: Loaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = loaders(images / "train", batch=4)
+    expected, calls = list(loader.epoch(0)), iter(range(100))
+    function = getattr(loader._cropper._dali, call)
+
+    def fail(*arguments: Any, **named: Any) -> Any:
+        if next(calls) == 1:
+            raise RuntimeError("CUDA runtime API error cudaErrorIllegalAddress (700)")
+        return function(*arguments, **named)
+
+    monkeypatch.setattr(loader._cropper._dali, call, fail)
+    with pytest.raises(RuntimeError, match="cudaErrorIllegalAddress"):
+        list(loader.epoch(0))
+    assert all(equal(a, b) for a, b in zip(loader.epoch(0), expected, strict=True))
+
+
+def test_an_image_that_pil_takes_for_a_bomb_is_named(images: Path, loaders: Loaders) -> None:
+    """DALI would ask for all the memory of its 12 GB of pixels."""
+    loader = loaders(images / "train", batch=4)
+    path = images / "train" / "class1" / "003.jpg"
+    data = path.read_bytes()
+    size = data.index(b"\xff\xc0") + 5
+    path.write_bytes(data[:size] + b"\xff\xff\xff\xff" + data[size + 4 :])
+    with pytest.raises(DataError, match=r"cannot decode .*class1/003\.jpg"):
+        list(loader.epoch(0))

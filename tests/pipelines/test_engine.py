@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import os
 import time
-import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,17 +17,16 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fastsiam.config import DataConfig
-from fastsiam.errors import DataError, ImageError
-from fastsiam.pipelines import build_loader, engine, headers, open_store
-from fastsiam.pipelines.engine import Engine, requested_ahead
-from fastsiam.pipelines.job import JPEG, Cuts, Images
+from fastsiam.errors import ImageError
+from fastsiam.pipelines import build_loader, headers
+from fastsiam.pipelines.engine import Engine
+from fastsiam.pipelines.job import Cuts
 from fastsiam.pipelines.loaders import CropLoader
-from fastsiam.pipelines.store import BetonStore, Store
-from fastsiam.pipelines.store.files import Mapped
+from fastsiam.pipelines.store import Store
 from fastsiam.views.batch import Batch
 from tests.conftest import write_images
 from tests.forms import FORMS, Write
-from tests.pipelines.cases import SMALL, equal, levels, readable
+from tests.pipelines.cases import SMALL, equal, levels
 from tests.sources import (
     cifar,
     encoded,
@@ -39,7 +34,6 @@ from tests.sources import (
     jpeg,
     picture,
     rotated_jpeg,
-    tar,
 )
 
 KINDS: tuple[tuple[str, str, dict[str, object]], ...] = (
@@ -176,7 +170,8 @@ def epochs(
     pipeline: str, path: Path, rules: dict[str, Any] | None = None, *, skip: int = 0
 ) -> list[Batch]:
     """Return the batches of two epochs, of the first one from a step on."""
-    data = DataConfig(data=str(path), pipeline=pipeline, workers=2, **(rules or {}))  # type: ignore[arg-type]
+    workers = 0 if pipeline == "torchvision" else 2
+    data = DataConfig(data=str(path), pipeline=pipeline, workers=workers, **(rules or {}))  # type: ignore[arg-type]
     loader = build_loader(data, SMALL, batch=6, seed=5)
     try:
         return [*loader.epoch(0, skip=skip), *loader.epoch(1)]
@@ -184,8 +179,10 @@ def epochs(
         loader.close()
 
 
-@pytest.mark.parametrize("rules", [{}, {"exif": "apply", "alpha": "white"}], ids=["plain", "ruled"])
-@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize(
+    ("kind", "rules"),
+    [*((kind, {}) for kind in STORES), ("folder", {"exif": "apply", "alpha": "white"})],
+)
 def test_every_store(
     kind: str, rules: dict[str, str], odd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,115 +256,3 @@ def test_batches_are_made_without_libjpeg(
     expected = epochs("native", odd)
     monkeypatch.setattr(headers, "decoder", lambda: 0)
     assert all(equal(a, b) for a, b in zip(epochs("native", odd), expected, strict=True))
-
-
-def test_images_are_read_into_memory_that_is_used_again(
-    odd: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = open_store(odd, "train")
-    index = np.arange(len(store))
-    wanted = [store.read(row) for row in index.tolist()]
-    monkeypatch.setattr(engine, "_CHUNK", 3 * max(map(len, wanted[:4])))  # of a few small images
-    made = Engine(store, workers=1)
-
-    def check(batch: Images) -> None:
-        for row in np.flatnonzero(batch.form == JPEG).tolist():
-            address, size = int(batch.address[row]), int(batch.bytes[row])
-            assert ctypes.string_at(address, size) == wanted[row]
-
-    first, second = made.read(index), made.read(index)
-    check(first)
-    check(second)
-    assert not set(first.address[first.address > 0]) & set(second.address)
-    del first, second
-    chunks = sum(map(len, made._chunks._free.values()))
-    assert chunks > 2
-    for _ in range(3):
-        check(made.read(index))
-    assert sum(map(len, made._chunks._free.values())) == chunks
-    made.close()
-
-
-def test_files_are_read_whole_wherever_chunks_end(tmp_path: Path) -> None:
-    chunk, sizes = 1000, [999, 1, 400, 600, 0, 1000, 1001, 5, 3000, 7]
-    contents = [bytes([row]) * size for row, size in enumerate(sizes)]
-    for row, content in enumerate(contents):
-        (tmp_path / f"{row}.jpg").write_bytes(content)
-    store = open_store(tmp_path, "train")
-    assert [store.name(row) for row in range(len(store))] == [f"{row}.jpg" for row in range(10)]
-
-    def read() -> list[bytes]:
-        memory = store.read_into(np.arange(len(store)), lambda: memoryview(bytearray(chunk)))
-        return [bytes(data) for data in memory]
-
-    assert read() == contents
-    (tmp_path / "2.jpg").unlink()
-    with pytest.raises(DataError, match=r"cannot read .*2\.jpg"):
-        read()
-
-
-def test_what_will_be_needed_is_read_ahead(odd: Path, tmp_path: Path) -> None:
-    """Its pages are in memory before anybody looks at them."""
-    path = tmp_path / "large.tar"
-    tar(path, [(f"{i}.jpg", jpeg(i) + bytes(2**22)) for i in range(4)])
-    store = open_store(path, "train")
-    (file,) = store.mapped()
-    assert isinstance(file, Mapped)
-    with path.open("rb") as opened:
-        os.fsync(opened.fileno())
-        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    store.ahead(range(len(store)))
-    pages = (ctypes.c_ubyte * -(-len(file) // mmap.PAGESIZE))()
-    resident = ctypes.CDLL(None).mincore
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        assert resident(ctypes.c_void_p(file.address), ctypes.c_size_t(len(file)), pages) == 0
-        if sum(page & 1 for page in pages) >= len(pages) - 2:
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{sum(page & 1 for page in pages)} of {len(pages)} pages are in memory")
-
-
-def test_a_batch_keeps_the_memory_that_holds_its_records(odd: Path) -> None:
-    """FFCV's page cache may be closed while threads still decode from it."""
-    store = open_store(readable("ffcv", odd), "train")
-    assert isinstance(store, BetonStore)
-    (file,) = store.mapped()
-    assert isinstance(file, Mapped)
-    made, memory = Engine(store, workers=1), np.frombuffer(file.view, np.uint8).copy()
-    kept = weakref.ref(memory)
-    address = memory.ctypes.data + store.start.astype(np.int64)
-    batch = made.headers.images(np.arange(len(store)), address, store.sizes(), memory)
-    del memory
-    assert kept() is not None
-    del batch
-    assert kept() is None
-    made.close()
-
-
-class Asked:
-    """A store on another machine: what it is asked for ahead."""
-
-    is_remote = True
-
-    def __init__(self) -> None:
-        self.images: list[list[int]] = []
-
-    def sizes(self) -> NDArray[np.int64]:
-        return np.full(100, 2**25)
-
-    def ahead(self, indices: list[int]) -> None:
-        self.images.append(indices)
-
-
-def test_coming_batches_of_remote_data_are_fetched_ahead() -> None:
-    """128 MiB of them, each asked for once."""
-    store = Asked()
-    batches = [[2 * step, 2 * step + 1] for step in range(3, 7)]
-    asked, read = [], []
-    for index in requested_ahead(store, map(np.array, batches)):  # type: ignore[arg-type]
-        asked.append(len(store.images))
-        read.append(index.tolist())
-    assert asked == [2, 3, 4, 4] and read == store.images == batches
-    store.is_remote = False
-    assert len([*requested_ahead(store, map(np.array, batches))]) == len(store.images)  # type: ignore[arg-type]

@@ -80,14 +80,6 @@ def test_central_cuts_equal_pil_for_images_of_any_size() -> None:
         np.testing.assert_array_equal(crops[0].numpy(), theirs)
 
 
-@pytest.mark.parametrize("size", [(3, 500), (500, 3), (1, 2000), (2000, 1)])
-def test_what_lies_outside_a_long_thin_images_crop_is_not_made(size: tuple[int, int]) -> None:
-    image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
-    crops = torch.empty((1, 1, 32, 32, 3), dtype=torch.uint8)
-    crop_images([image], np.array([size]), crops, resize=40)
-    np.testing.assert_array_equal(crops[0], pils([Image.fromarray(image)], 40, 32))
-
-
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_batches_have_the_promised_form(dtype: torch.dtype | None, images: Path) -> None:
     loader = build("native", images / "train", batch=9, dtype=dtype)
@@ -145,12 +137,6 @@ def photographs(real_images: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     out = tmp_path_factory.mktemp("photographs")
     convert_data("folder", ConvertConfig(source=str(real_images), out=str(out), limit=60))
     return out
-
-
-@pytest.mark.parametrize(("resize", "side"), [(256, 224), (72, 96)])
-def test_photographs_equal_pils(resize: int, side: int, photographs: Path) -> None:
-    ours = shown(build("native", photographs, resize=resize, side=side, batch=32))
-    assert torch.equal(ours, expected(open_store(photographs, "train"), resize, side))
 
 
 @pytest.mark.dali
@@ -214,15 +200,6 @@ def test_every_pass_is_the_same(keep: int, images: Path, monkeypatch: pytest.Mon
         assert all(equal(a, b) for a, b in zip(loader, first, strict=True))
 
 
-def test_crops_are_kept_where_the_network_is(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a device without memory, which shows what goes where."""
-    monkeypatch.setattr(central, "normalized", lambda crops, _: crops.permute(0, 3, 1, 2).float())
-    loader = build("torchvision", images / "train", device="meta")
-    assert isinstance(loader, central.CentralCrops)
-    assert [batch.image.device.type for batch in loader] == ["meta"] * 3
-    assert {(kept.device.type, kept.dtype) for kept in loader._kept} == {("meta", torch.uint8)}
-
-
 @pytest.mark.parametrize("name", ["native", pytest.param("ffcv", marks=NEEDS["ffcv"])])
 def test_a_broken_image_is_named(name: str, images: Path) -> None:
     """After the batches before it, on every pass, in one line."""
@@ -268,26 +245,6 @@ def test_ranks_take_batches_in_turn(images: Path) -> None:
     assert [found[i] for i in range(6)] == [
         list(range(3 + 4 * i, min(24, 7 + 4 * i))) for i in range(6)
     ]
-
-
-def test_a_rank_without_images(images: Path) -> None:
-    loader = build("native", images / "train", rank=3, world=4, chosen=np.array([4, 6]))
-    assert list(loader) == [] and list(loader.rows()) == [] and loader.images == 2
-
-
-@pytest.mark.parametrize("chosen", [[1, 1], [2, 1], [-1, 3], [3, 24]])
-def test_positions_that_there_are_not(chosen: list[int], images: Path) -> None:
-    with pytest.raises(ValueError, match="ascending positions among 24 images"):
-        build("torchvision", images / "train", chosen=np.array(chosen))
-
-
-@pytest.mark.parametrize("name", list(NEEDS))
-def test_the_package_is_not_needed(
-    name: str, images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backends, "find_spec", lambda module: None)
-    root = readable("ffcv", images / "train")
-    assert torch.equal(shown(build(name, root)), expected(open_store(root, "train"), 20, 16))
 
 
 @pytest.mark.gpu

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines import build_loader
-from fastsiam.pipelines.job import Job
 from fastsiam.pipelines.store.beton import JPEG, RAW, BetonStore
 from tests.conftest import write_images
 from tests.pipelines.cases import (
@@ -28,7 +26,6 @@ from tests.pipelines.cases import (
 )
 from tests.processes import Forked
 from tests.read_with_ffcv import write
-from tests.sources import encoded, picture
 
 pytestmark = pytest.mark.ffcv
 
@@ -67,78 +64,6 @@ def test_a_file_of_ffcvs_writer_equals_torchvision(own_file: Path, os_cache: boo
     ours.close()
 
 
-def test_an_image_that_libjpeg_warns_of_is_decoded_by_pil(images: Path) -> None:
-    """Wrong bytes in the middle: PIL shows what it can, and so do we."""
-    path = readable("ffcv", images / "train") / "train.beton"
-    store = BetonStore(path)
-    place = int(store.start[7]) + int(store.size[7]) - 40
-    with path.open("r+b") as file:
-        file.seek(place)
-        file.write(bytes.fromhex("ffd0ffd3ffd1"))  # restart markers that nobody expects
-    ours, theirs = loader_of(path), build("torchvision", path)
-    for a, b in zip(ours.epoch(0), theirs.epoch(0), strict=True):
-        assert (a.view1 - b.view1).abs().max() < 1e-5
-    ours.close()
-
-
-def test_a_file_that_lies_about_a_size(images: Path) -> None:
-    path = readable("ffcv", images / "train") / "train.beton"
-    other = encoded(picture(1, width=12, height=10))
-    store = BetonStore(path)
-    assert len(other) < store.size[5]
-    with path.open("r+b") as file:
-        file.seek(int(store.start[5]))
-        file.write(other)
-    loader = loader_of(path)
-    with pytest.raises(DataError, match=r"image 5 of .* not as large as the file says"):
-        list(loader.epoch(0))
-    loader.close()
-
-
-def test_an_error_in_a_thread_comes_out(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loader = loader_of(readable("ffcv", images / "train"))
-
-    def fail(*arguments: object) -> None:
-        raise ZeroDivisionError("in the thread")
-
-    monkeypatch.setattr(Job, "run", fail)
-    with pytest.raises(ZeroDivisionError, match="in the thread"):
-        next(loader.epoch(0))
-    monkeypatch.undo()
-    assert len(list(loader.epoch(0))) == 3
-    loader.close()
-
-
-@pytest.mark.parametrize("os_cache", [True, False])
-def test_threads_go_on_with_the_next_batch(
-    images: Path, monkeypatch: pytest.MonkeyPatch, os_cache: bool
-) -> None:
-    """While one still works on the first; but not where FFCV reads pages into memory of that."""
-    loader = loader_of(readable("ffcv", images / "train"), os_cache=os_cache)
-    jobs: list[Job] = []
-    events: list[tuple[str, int]] = []
-    lock, second_began, run = threading.Lock(), threading.Event(), Job.run
-
-    def noted(job: Job) -> None:
-        with lock:
-            if job not in jobs:
-                jobs.append(job)
-            number, first = jobs.index(job), not events
-            events.append(("begin", number))
-        if number == 1:
-            second_began.set()
-        if first:
-            second_began.wait(timeout=30 if os_cache else 0.5)
-        run(job)
-        events.append(("end", number))
-
-    monkeypatch.setattr(Job, "run", noted)
-    assert len(list(loader.epoch(0))) == 3
-    loader.close()
-    ended = len(events) - events[::-1].index(("end", 0))
-    assert (events.index(("begin", 1)) < ended) == os_cache
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_page_cache_that_cannot_read_is_an_error(images: Path) -> None:
     """FFCV's readers die, and FFCV waits for their pages for ever."""
@@ -148,18 +73,6 @@ def test_a_page_cache_that_cannot_read_is_an_error(images: Path) -> None:
     with pytest.raises(DataError, match="is the file still there"):
         list(loader.epoch(0))
     loader.close()
-
-
-def test_others_keep_their_threads_and_numba_its_types(images: Path) -> None:
-    import numba
-    from numba import uint8
-
-    before, kind = (torch.get_num_threads(), numba.get_num_threads()), uint8[::1]
-    loader = loader_of(readable("ffcv", images / "train"))
-    list(loader.epoch(0))
-    loader.close()
-    assert (torch.get_num_threads(), numba.get_num_threads()) == before
-    assert kind.mutable and uint8[::1] == kind
 
 
 def test_importing_it_leaves_torch_its_threads() -> None:

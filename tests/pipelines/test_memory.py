@@ -1,153 +1,31 @@
-"""Memory of loading: the memory pipeline's pixels, and huge images by every pipeline."""
+"""The memory pipeline's pixels, and what it makes of bad images."""
 
 from __future__ import annotations
 
 import io
-import os
-import re
-import shutil
-import signal
-import threading
-import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 
-from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError, ImageError
 from fastsiam.pipelines import open_store
-from fastsiam.pipelines.automatic import choose_pipeline
 from fastsiam.pipelines.headers import Headers
-from fastsiam.pipelines.loaders import CropLoader
 from fastsiam.pipelines.memory_backend import Pixels
-from fastsiam.pipelines.store.probe import without_warnings
-from tests.pipelines.cases import WITH_IMAGES, build, readable
-from tests.processes import Forked
 from tests.sources import folder_members, tar
 
 CPU = torch.device("cpu")
 WORKERS = 2
 
 
-def photographs(folder: Path, count: int, *, width: int, height: int) -> Path:
-    """Write smooth JPEGs, three of them different."""
-    generator = np.random.default_rng(0)
-    folder.mkdir()
-    for number in range(count):
-        path = folder / f"{number:02}.jpg"
-        if number >= 3:
-            shutil.copy(folder / f"{number % 3:02}.jpg", path)
-            continue
-        noise = generator.integers(0, 256, (height // 100, width // 100, 3), np.uint8)
-        Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC).save(path)
-    return folder
-
-
 def pixels(root: Path, *, workers: int = WORKERS, keeps_on: bool = False) -> Pixels:
     return Pixels(open_store(root, "train"), None, workers, CPU, keeps_on=keeps_on)
 
 
-def anonymous(process: int) -> int:
-    """Return the bytes that a process and its descendants hold, shared ones counted once."""
-    found = 0
-    try:
-        for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
-            if line.startswith(("Pss_Anon:", "Pss_Shmem:")):
-                found += int(line.split()[1]) * 1024
-        for children in Path(f"/proc/{process}/task").glob("*/children"):
-            found += sum(anonymous(int(child)) for child in children.read_text().split())
-    except OSError:  # it ended
-        pass
-    return found
-
-
-def print_growth(work: Callable[..., object], *arguments: Any) -> None:
-    """Print by how many bytes this process and its descendants grow at most during some work."""
-    before = peak = anonymous(os.getpid())
-    ended = threading.Event()
-
-    def watch() -> None:
-        nonlocal peak
-        while not ended.wait(0.01):
-            peak = max(peak, anonymous(os.getpid()))
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        work(*arguments)
-    finally:
-        ended.set()
-        thread.join()
-    print(peak - before)
-
-
-def growth(work: Callable[..., object], *arguments: Any) -> int:
-    done = Forked(print_growth, work, *arguments).wait()
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    return int(done.stdout)
-
-
-def load(root: str) -> None:
-    pixels(Path(root), workers=8)
-
-
-@pytest.mark.alone
-def test_large_photographs_are_loaded_without_a_second_copy(tmp_path: Path) -> None:
-    root = photographs(tmp_path / "photos", 12, width=4000, height=3000)
-    decoded = 12 * 3 * 4000 * 3000
-    store = open_store(root, "train")
-    said = choose_pipeline(store, device=CPU, free=1e9, model=0.0)
-    assert said.name == "memory" and said.why.startswith("12 images take 432 MB of 667 MB")
-    assert decoded <= growth(load, str(root)) <= 1.2 * decoded
-
-
-def one_epoch(name: str, root: str) -> None:
-    """Two batches of five, by two workers."""
-    loader = build(name, Path(root), batch=5, workers=WORKERS)
-    assert len(list(loader.epoch(0))) == 2
-    loader.close()
-
-
-PIXELS = 12_000 * 9_000
-BOUND = {
-    "torchvision": WORKERS * (8 * PIXELS + 2**27),
-    "native": WORKERS * 3 * PIXELS,
-    "ffcv": WORKERS * 3 * PIXELS,
-    "dali": 5 * 3 * PIXELS + 2**30,
-    "memory": int(1.2 * 10 * 3 * PIXELS),
-}
 """Bytes that docs/pipelines.md states."""
-_SLACK = 2**29
 """Modules that are imported, encoded images, thread stacks, and memory that malloc keeps."""
-
-
-@pytest.mark.slow
-@pytest.mark.alone
-@pytest.mark.parametrize("name", WITH_IMAGES)
-def test_memory_for_huge_images_is_bounded(name: str, tmp_path: Path) -> None:
-    root = readable(name, photographs(tmp_path / "huge", 10, width=12_000, height=9_000))
-    assert growth(one_epoch, name, str(root)) <= BOUND[name] + _SLACK
-
-
-def one_epoch_of_crops(root: str) -> None:
-    loader = build("native", Path(root), batch=256, augment=AugmentConfig(), workers=WORKERS)
-    assert isinstance(loader, CropLoader)
-    assert sum(1 for _ in loader.crops(0)) == 6
-    loader.close()
-
-
-@pytest.mark.alone
-def test_crops_of_three_batches_are_kept(tmp_path: Path) -> None:
-    """The caller's, one that is complete or nearly so, and one that is begun."""
-    root = photographs(tmp_path / "photos", 6 * 256, width=200, height=200)
-    batch = 256 * 2 * 224 * 224 * 3
-    assert 3 * batch <= growth(one_epoch_of_crops, str(root)) <= 3.5 * batch
 
 
 def test_bad_images_have_no_pixels(images: Path) -> None:
@@ -196,59 +74,3 @@ def test_an_image_that_is_not_as_large_as_its_header_says(
     monkeypatch.setattr(Headers, "decoded", lambda own, index: decoded(own, index)[:9, :9])
     with pytest.raises(DataError, match=r"class0/000\.jpg: it is not as large as its header says"):
         pixels(images / "train")
-
-
-def interrupted(root: str) -> None:
-    """Print how many images were decoded where Ctrl-C comes with the fifth."""
-    decoded: list[int] = []
-    noticed = threading.Event()
-    decode = Headers.decoded
-
-    def counted(headers: Headers, index: int) -> NDArray[np.uint8]:
-        decoded.append(index)
-        if len(decoded) == 5:
-            os.kill(os.getpid(), signal.SIGINT)
-        if len(decoded) >= 5:
-            noticed.wait(60)
-        return decode(headers, index)
-
-    def notice(number: int, frame: object) -> None:
-        noticed.set()
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, notice)
-    Headers.decoded = counted  # type: ignore[assignment, method-assign]
-    try:
-        pixels(Path(root))
-    except KeyboardInterrupt:
-        print("interrupted", len(decoded))
-
-
-def test_ctrl_c_while_images_are_decoded(tmp_path: Path) -> None:
-    """Threads finish what they are at, and begin nothing else."""
-    root = photographs(tmp_path / "many", 40, width=3000, height=2000)  # each is a stretch
-    done = Forked(interrupted, str(root)).wait(120)
-    assert done.returncode == 0, done.stderr
-    (count,) = re.findall(r"^interrupted (\d+)$", done.stdout, re.M)
-    assert int(count) < 20
-
-
-def test_warnings_are_ignored_until_the_last_thread_is_done(recwarn: Any) -> None:
-    before = list(warnings.filters)
-    entered, may_leave = threading.Event(), threading.Event()
-
-    def decode() -> None:
-        with without_warnings:
-            entered.set()
-            may_leave.wait(60)
-
-    thread = threading.Thread(target=decode)
-    with without_warnings:
-        thread.start()
-        entered.wait(60)
-    warnings.warn("of the thread's", stacklevel=1)
-    may_leave.set()
-    thread.join()
-    assert not len(recwarn) and list(warnings.filters) == before
-    warnings.warn("of others", stacklevel=1)
-    assert [str(one.message) for one in recwarn] == ["of others"]

@@ -16,14 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastsiam.config import DataConfig, Pipeline
-from fastsiam.errors import DataError
 from fastsiam.pipelines import Order, ViewLoader, build_loader, open_split
 from fastsiam.pipelines.mixture import Mixture, positions_of, shuffle_of
 from fastsiam.pipelines.store import MixedStore, Store, open_store, picked
 from fastsiam.pipelines.store.base import in_order
 from fastsiam.pipelines.subsets import open_training
 from tests.forms import FORMS
-from tests.pipelines.cases import OPTIONAL, SMALL, WITH_IMAGES, equal, first
+from tests.pipelines.cases import SMALL, WITH_IMAGES, equal, first
 
 
 @st.composite
@@ -141,13 +140,6 @@ def test_in_a_loop_of_ones_own_it_resumes(halves: list[Path]) -> None:
         rest = [batch.view1 for batch in loader]
     assert len(rest) == len(whole) - 2 > 0
     assert all(map(torch.equal, rest, whole[2:]))
-
-
-@pytest.mark.parametrize("name", [one for one in OPTIONAL if one.values == ("ffcv",)])
-def test_ffcv_reads_one_file_alone(name: Pipeline, halves: list[Path]) -> None:
-    data = DataConfig(data=str(halves[0]), mixed_with=(str(halves[1]),), pipeline=name)
-    with pytest.raises(DataError, match=r"reads one \.beton file on a disk"):
-        build_loader(data, SMALL, batch=4)
 
 
 def test_what_is_held_out_is_of_each_data_set(halves: list[Path]) -> None:

@@ -1,23 +1,20 @@
-"""Forked processes: what a signal does while they are being started."""
+"""Worker processes, and the signals that stop a conversion."""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fastsiam.errors import Interrupted
+from fastsiam.errors import WorkerError
 from fastsiam.pipelines.convert.command import stoppable
-from fastsiam.pipelines.processes import forked, leave_signals_to_the_parent, signals_held
+from fastsiam.pipelines.processes import forked
 from fastsiam.signals import ECHO, STOPS
 from tests.processes import Forked
 
@@ -33,91 +30,48 @@ def as_if(handler: Any) -> Iterator[None]:
             signal.signal(number, old)
 
 
-@pytest.mark.parametrize("number", STOPS)
-def test_a_held_signal_comes_at_the_end(number: signal.Signals) -> None:
-    came: list[str] = []
-    with as_if(lambda *_: came.append("signal")):
-        with signals_held():
-            signal.raise_signal(number)
-            signal.raise_signal(number)
-            came.append("within")
-        assert came == ["within", "signal"]  # as the system does, one for all that waited
-        signal.raise_signal(number)
-    assert came == ["within", "signal", "signal"]
-
-
-def test_signals_that_are_ignored_stay_so_and_other_threads_hold_none() -> None:
-    with as_if(signal.SIG_IGN), signals_held():
-        signal.raise_signal(signal.SIGHUP)
-    seen: list[Any] = []
-
-    def look() -> None:
-        with signals_held():
-            seen.append(signal.getsignal(signal.SIGTERM))
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    thread.join()
-    assert seen == [signal.getsignal(signal.SIGTERM)]
-
-
-@pytest.mark.parametrize("number", STOPS)
-def test_a_child_leaves_signals_to_its_parent(number: signal.Signals) -> None:
-    """Ctrl-C does not reach it; the others end it some seconds later."""
-    for prepare in (bool, leave_signals_to_the_parent):
-        with as_if(signal.SIG_DFL), signals_held():
-            child = os.fork()
-            if not child:
-                prepare()
-                signal.raise_signal(number)
-                os._exit(3 if signal.alarm(0) else 4)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert code == (4 if number == signal.SIGINT else 3)
-
-
-def test_a_child_is_deaf_to_what_its_parent_is_deaf_to() -> None:
-    child = os.fork()
-    if not child:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        leave_signals_to_the_parent()
-        signal.raise_signal(signal.SIGHUP)
-        os._exit(3 if signal.alarm(0) else 4)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
-
-
-def _begin() -> None:
-    pass
-
-
 def _twice(number: int) -> int:
     return 2 * number
 
 
-@pytest.mark.parametrize("after", [0, 1, 2])
-def test_a_signal_while_processes_are_forked_ends_them_all(
-    after: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The pool's own start, cut in the middle, left a process that nobody told to end."""
-    original: Callable[..., None] = ProcessPoolExecutor._spawn_process  # type: ignore[attr-defined]
-    begun: list[int] = []
-
-    def spawn(self: ProcessPoolExecutor) -> None:
-        if len(begun) == after:
-            os.kill(os.getpid(), signal.SIGTERM)
-        begun.append(1)
-        original(self)
-
-    monkeypatch.setattr(ProcessPoolExecutor, "_spawn_process", spawn)
-    ended = pytest.raises(Interrupted)
-    with ended, as_if(signal.SIG_DFL), stoppable("on"), forked(3, _begin) as run:
-        list(run(_twice, range(20)))
-    assert len(begun) == 3 and not multiprocessing.active_children()
-
-
 def test_results_come_whatever_their_number() -> None:
-    with forked(2, _begin) as run:
-        assert sorted(run(_twice, range(50))) == [2 * number for number in range(50)]
-        assert list(run(_twice, ())) == []
+    with forked(2, _twice) as run:
+        assert sorted(run(range(50))) == [2 * number for number in range(50)]
+        assert list(run(())) == []
+
+
+def _wait(path: str) -> None:
+    Path(path).with_name(f"{os.getpid()}.worker").touch()
+    time.sleep(600)
+
+
+def _fork_two(folder: str) -> None:
+    with forked(2, _wait) as run:
+        list(run([f"{folder}/a", f"{folder}/b"]))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_end_with_their_parent(number: signal.Signals, tmp_path: Path) -> None:
+    process = Forked(_fork_two, str(tmp_path))
+    while len(workers := list(tmp_path.glob("*.worker"))) < 2:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send(number)
+    for worker in workers:
+        limit = time.monotonic() + 60
+        while Path(f"/proc/{worker.stem}").exists():
+            assert time.monotonic() < limit
+            time.sleep(0.01)
+
+
+def _die(number: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_is_killed_is_one_line() -> None:
+    error = pytest.raises(WorkerError, match=r"a worker process died .*: lower --workers, or give")
+    with error, forked(2, _die) as run:
+        list(run(range(5)))
 
 
 def _slow_to_leave(folder: Path) -> None:

@@ -11,10 +11,6 @@ import pytest
 
 from fastsiam.config import DataConfig
 from fastsiam.errors import BackendError, DataError
-from fastsiam.pipelines import (
-    backends,
-    open_training_images,
-)
 from tests.conftest import write_images
 from tests.pipelines.cases import (
     OPTIONAL,
@@ -37,43 +33,39 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [
-        pytest.param(*reader.values, damage, marks=reader.marks)
-        for reader in READERS
-        for damage in DAMAGES
-        # A record of FFCV's keeps its length, and zeros at its end are no damage.
-        if reader.values[0] not in ("ffcv", PAGES) or damage not in ("truncated", "no end marker")
-    ],
-)
-def test_a_broken_image_ends_the_epoch_at_its_step_and_is_named(
-    name: str, damage: str, images: Path
-) -> None:
+@pytest.mark.parametrize("name", READERS)
+def test_a_broken_image_ends_the_epoch_at_its_step_and_is_named(name: str, images: Path) -> None:
     """The batches before it come; where it is repaired, all of them do again."""
     root, broken = images / "train", r"cannot decode .*class1/003\.jpg"
-    whole: list[bytes] = []
-
-    def hurt(data: bytes) -> bytes:
-        whole.append(data)
-        return DAMAGES[damage](data)
-
+    damages = list(DAMAGES)
+    if name in ("ffcv", PAGES):  # a record keeps its length, and zeros at its end are no damage
+        damages = ["header alone", "noise", "empty"]
     if name == "memory":
-        change_image(name, root, 11, hurt)
+        change_image(name, root, 11, DAMAGES["truncated"])
         with pytest.raises(DataError, match=broken):
             opened(name, root)
         return
-    loader = opened(name, root, batch=4, workers=len(damage) % 3)
+    loader = opened(name, root, batch=4, workers=2)
     expected = list(loader.epoch(0))
-    change_image(name, root, 11, hurt)
-    got = []
-    with pytest.raises(DataError, match=broken) as caught:
-        for batch in loader.epoch(0):
-            got.append(batch)
-    assert "\n" not in str(caught.value)
-    assert 11 in expected[len(got)].index.tolist()
-    assert all(equal(a, b) for a, b in zip(got, expected, strict=False))
-    change_image(name, root, 11, lambda _: whole[0])
+    for damage in damages:
+        whole: list[bytes] = []
+
+        def hurt(data: bytes, damage: str = damage, whole: list[bytes] = whole) -> bytes:
+            whole.append(data)
+            return DAMAGES[damage](data)
+
+        def repaired(_: bytes, whole: list[bytes] = whole) -> bytes:
+            return whole[0]
+
+        change_image(name, root, 11, hurt)
+        got = []
+        with pytest.raises(DataError, match=broken) as caught:
+            for batch in loader.epoch(0):
+                got.append(batch)
+        assert "\n" not in str(caught.value)
+        assert 11 in expected[len(got)].index.tolist()
+        assert all(equal(a, b) for a, b in zip(got, expected, strict=False))
+        change_image(name, root, 11, repaired)
     assert all(equal(a, b) for a, b in zip(loader.epoch(0), expected, strict=True))
     loader.close()
 
@@ -102,24 +94,13 @@ def test_memory_refuses_what_does_not_fit(images: Path, monkeypatch: pytest.Monk
     from fastsiam.pipelines import memory_backend
 
     monkeypatch.setattr(memory_backend, "free_bytes", lambda device: 20_000)
-    monkeypatch.setattr(memory_backend.Pixels, "_put", None)  # before an image is decoded
+    monkeypatch.setattr(memory_backend.Pixels, "_load", None)  # before an image is decoded
     with pytest.raises(
         DataError,
-        match=r"does not fit: loading its 24 images takes 46 kB, more than 80% of the 20 kB free "
+        match=r"does not fit: its 24 images take 41 kB, more than 80% of the 20 kB free "
         r"on cpu; use --pipeline native",
     ):
         build("memory", images / "train")
-
-
-@pytest.mark.parametrize("name", ["ffcv", "dali"])
-def test_a_missing_package_is_said_before_anything_starts(
-    name: str, images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = DataConfig(data=str(images / "train"), pipeline=name)  # type: ignore[arg-type]
-    monkeypatch.setattr(backends, "find_spec", lambda module: None)
-    with pytest.raises(BackendError, match=rf"pip install 'fastsiam\[{name}\]'") as caught:
-        open_training_images(data, batch=8)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", OPTIONAL)
@@ -127,9 +108,7 @@ def test_a_package_that_cannot_be_loaded_is_said(
     name: str, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = readable(name, images / "train")
-    module = {"ffcv": "fastsiam.pipelines.ffcv_backend", "dali": "nvidia.dali"}[name]
-    monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr(backends, "find_spec", lambda module: "found")
+    monkeypatch.setitem(sys.modules, f"fastsiam.pipelines.{name}_backend", None)
     with pytest.raises(BackendError, match=rf"pip install 'fastsiam\[{name}\]'") as caught:
         build(name, root)
     assert "\n" not in str(caught.value)

@@ -12,7 +12,7 @@ from fastsiam.bad_image_list import BadImage
 from fastsiam.config import DataConfig
 from fastsiam.pipelines import BadImages, Order
 from fastsiam.pipelines.mixture import shuffle_of
-from fastsiam.pipelines.shuffle import Quality, Window, described, full_shuffle, quality
+from fastsiam.pipelines.shuffle import Window, full_shuffle
 from fastsiam.pipelines.store.base import BLOCK_IMAGES, in_order
 from tests.pipelines.test_order import epoch_of
 
@@ -34,14 +34,6 @@ def test_a_block_is_read_within_a_shuffle_of_places() -> None:
         assert images - gaps.max() <= window + BLOCK_IMAGES + window // 10  # as crowded as it gets
 
 
-def test_a_shuffle_of_all_images_is_a_full_shuffle() -> None:
-    """Mean places, and how often neighbours stay so, are those of ``test_order``."""
-    window = Window(50, np.arange(50) // 5)
-    place = np.array([np.argsort(window.epoch(0, epoch)) for epoch in range(400)])
-    assert np.abs(place.mean(0) - 24.5).max() < 4 * 14.4 / np.sqrt(400)
-    assert abs((np.diff(place, axis=1) == 1).mean() - 1 / 50) < 0.005
-
-
 def test_any_image_may_come_at_any_time() -> None:
     """Over many epochs an image's place has the mean and spread of a full shuffle's."""
     images, epochs = 2048, 300
@@ -50,37 +42,6 @@ def test_any_image_may_come_at_any_time() -> None:
     deviation = images / np.sqrt(12)
     assert np.abs(place.mean(0) - images / 2).max() < 5 * deviation / np.sqrt(epochs)
     assert np.abs(place.std(0) / deviation - 1).max() < 0.15
-
-
-def measured(window: int, *, images: int = 16_384, classes: int = 64) -> Quality:
-    """Measure on images that are sorted by class, which is the worst case."""
-    labels = np.arange(images) * classes // images
-    return quality(Window(window, in_order(images)), labels, batch=128, seed=0)
-
-
-def test_quality_is_that_of_a_full_shuffle_for_a_shuffle_of_all() -> None:
-    found = measured(16_384)
-    assert found.moved == pytest.approx(1, abs=0.05) and found.parted == pytest.approx(1, abs=0.05)
-    assert found.usual == pytest.approx(found.usual_full, rel=0.1)
-    assert found.largest == pytest.approx(found.largest_full, rel=0.4)
-
-
-def test_quality_grows_with_the_window() -> None:
-    one, small, large = (measured(window) for window in (1, 1024, 4096))
-    assert one.usual > 0.4  # a block has one class, and a batch has images of two blocks or three
-    assert one.usual > small.usual > large.usual > large.usual_full
-    assert one.parted < small.parted < large.parted < 0.5
-    assert small.parted == pytest.approx(4 / 3 * 1024 / 16_384 + 1 / BLOCK_IMAGES, rel=0.1)
-    assert all(found.moved == pytest.approx(1, abs=0.2) for found in (one, small, large))
-
-
-def test_quality_of_images_without_classes() -> None:
-    window = Window(10, in_order(600))
-    found = quality(window, np.full(600, -1), batch=20, seed=0)
-    assert np.isnan(found.largest) and found.moved > 0
-    line = described(window, np.full(600, -1), batch=20, seed=0)
-    assert "10 blocks" in line and "class" not in line
-    assert "largest class" in described(window, np.arange(600) % 5, batch=20, seed=0)
 
 
 def test_in_place_of_bad_images_others_are_shown() -> None:

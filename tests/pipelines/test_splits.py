@@ -63,24 +63,6 @@ def test_in_any_container_the_same_are_held_out(photos: Path, tmp_path: Path) ->
         assert parts(path) == expected, path
 
 
-def test_who_is_held_out_does_not_move_with_the_places(photos: Path) -> None:
-    left, held = parts(photos)
-    (photos / left[0]).unlink()  # the first of all: every place moves
-    assert parts(photos) == (left[1:], held)
-    (photos / held[0]).unlink()
-    again = parts(photos)[1]
-    assert len(again) == 6 and set(held[1:]) < set(again)
-
-
-def test_without_labels_it_is_a_share_of_all(tmp_path: Path) -> None:
-    write_images(tmp_path / "made", each=10)
-    (tmp_path / "flat").mkdir()
-    for path in (tmp_path / "made").rglob("*.jpg"):
-        path.rename(tmp_path / "flat" / f"{path.parent.name}-{path.name}")
-    left, held = parts(tmp_path / "flat")
-    assert (len(left), len(held)) == (27, 3)
-
-
 def test_a_class_of_one_image_keeps_it(tmp_path: Path) -> None:
     write_images(tmp_path / "few", classes=2, each=1)
     assert len(hold_out(open_store(tmp_path / "few", "train"), percent=50)) == 0
@@ -98,17 +80,3 @@ def test_validation_images_are_refused_beside_it(images: Path) -> None:
     with pytest.raises(NoSplitError):
         open_split(DataConfig(data=str(images / "train")), "val")
     assert len(parts(images / "train")[1]) == 3
-
-
-@pytest.mark.parametrize("holdout", ["10", "100%", "-5%", "many%", "nan%", "00"])
-def test_what_is_no_share_is_refused(holdout: str) -> None:
-    with pytest.raises(
-        ValueError, match="holdout is a share above 0% and below 100%, such as 10%, or 0 for none"
-    ):
-        DataConfig(holdout=holdout)
-
-
-@pytest.mark.parametrize("none", ["0", "0%"])
-def test_zero_is_no_holdout(none: str, photos: Path) -> None:
-    data = DataConfig(data=str(photos), holdout=none)
-    assert data == DataConfig(data=str(photos)) and len(open_split(data, "train")) == 60

@@ -34,24 +34,6 @@ def test_the_seed_decides_and_nothing_else() -> None:
     ]  # fmt: skip
 
 
-def test_a_larger_share_holds_the_smaller() -> None:
-    small, large = (choose(LABELS, percent=percent, seed=3) for percent in (1, 10))
-    assert set(small.tolist()) < set(large.tolist())
-
-
-def test_every_image_has_the_same_chance() -> None:
-    labels = np.repeat([0, 1], 20)
-    drawn = np.concatenate([choose(labels, percent=25, seed=seed) for seed in range(800)])
-    count = np.bincount(drawn, minlength=40)
-    assert count.sum() == 800 * 10 and np.abs(count - 200).max() < 5 * np.sqrt(200 * 0.75)
-
-
-def test_classes_that_no_image_has() -> None:
-    assert choose(np.array([7, 3, 7, 7]), percent=1, seed=0).tolist()[0] in (0, 1)
-    assert len(choose(np.array([7, 3, 7, 7]), percent=1, seed=0)) == 2
-    assert len(choose(np.array([], np.int64), percent=1, seed=0)) == 0
-
-
 def test_no_labels() -> None:
     with pytest.raises(DataError, match="2 of 3 images have none"):
         choose(np.array([-1, 0, -1]), percent=1, seed=0)
@@ -119,10 +101,3 @@ def test_names_that_are_not_there(folder: Path) -> None:
 def test_names_that_several_images_have(folder: Path) -> None:
     with pytest.raises(DataError, match=r"^1 of the 2 .* there more than once in .*: 002\.jpg$"):
         listed(folder, "002.jpg", "n01_5.JPEG")
-
-
-def test_lists_that_say_nothing(folder: Path) -> None:
-    with pytest.raises(DataError, match=r"list\.txt names no image"):
-        listed(folder, "", " ")
-    with pytest.raises(DataError, match=r"cannot read the list .*none\.txt: No such file"):
-        read_list(open_store(folder / "images", "train"), folder / "none.txt")

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from fastsiam.config import AugmentConfig, DataConfig, Pipeline
-from fastsiam.errors import DataError
 from fastsiam.pipelines import (
     ViewLoader,
     build_loader,
@@ -28,7 +27,7 @@ from fastsiam.pipelines import (
 )
 from fastsiam.views.batch import Batch, Crops
 from fastsiam.views.draws import draw_views
-from tests.pipelines.cases import PIPELINES, SMALL, WITH_IMAGES, build, equal, first, readable
+from tests.pipelines.cases import SMALL, WITH_IMAGES, build, equal, first, readable
 
 BATCH = 8
 
@@ -78,13 +77,6 @@ def test_a_state_continues_in_the_middle_of_an_epoch(root: Path, taken: int) -> 
         assert same([*later], epoch_of(root, 4))
 
 
-def test_a_whole_epoch_leaves_the_state_at_the_next(root: Path) -> None:
-    with loader_of(root) as loader:
-        list(loader)
-        state = loader.state_dict()
-    assert (state["epoch"], state["step"]) == (1, 0)
-
-
 def test_a_state_of_another_order_is_refused(root: Path, images: Path) -> None:
     state = loader_of(root).state_dict()
     for other, name in (
@@ -116,29 +108,6 @@ def test_a_state_holds_the_bad_images(images: Path) -> None:
         new.load_state_dict(state)
         assert same([*new], later) and new.state_dict()["bad"] == state["bad"]
     assert 0 not in [index for batch in [*shown, *later] for index in batch.index.tolist()]
-
-
-def test_a_closed_loader_opens_the_images_again(root: Path) -> None:
-    loader = loader_of(root)
-    with loader:
-        list(loader)
-    with loader:
-        assert same([*loader], epoch_of(root, 1))
-
-
-def test_ranks_share_the_batch(root: Path) -> None:
-    halves = [ViewLoader(root, SMALL, batch=BATCH, rank=rank, world=2) for rank in range(2)]
-    for half in halves:
-        with half:
-            (whole,), own = epoch_of(root, 0)[:1], next(iter(half))
-        part = slice(half._rank * BATCH // 2, (half._rank + 1) * BATCH // 2)  # type: ignore[operator]
-        assert torch.equal(own.index, whole.index[part]) and len(own.index) == BATCH // 2
-
-
-def test_missing_data_are_refused_at_the_first_use(tmp_path: Path) -> None:
-    loader = ViewLoader(tmp_path / "nothing", batch=BATCH)
-    with pytest.raises(DataError, match="nothing"):
-        len(loader)
 
 
 @pytest.mark.parametrize("name", WITH_IMAGES)
@@ -192,15 +161,6 @@ def test_workers_are_found_while_batches_are_made(
         found = tuned.tuned_workers  # type: ignore[attr-defined]
     assert found in range(1, 5)
     assert f"loader threads: {found}; time of a step with each number: 4: " in caplog.text
-
-
-@pytest.mark.parametrize("name", PIPELINES)
-def test_one_view_is_the_first_of_two(name: str, root: Path) -> None:
-    one = first(build(name, root, augment=AugmentConfig.alike(views=1, crop=16)))
-    two = first(build(name, root, augment=AugmentConfig.alike(views=2, crop=16)))
-    assert len(one.views) == 1 and one.view1.shape == two.view1.shape
-    if name != "synthetic":
-        assert torch.equal(one.view1, two.view1) and torch.equal(one.label, two.label)
 
 
 def test_batches_as_other_packages_take_them(root: Path) -> None:

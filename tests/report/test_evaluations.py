@@ -1,4 +1,4 @@
-"""Evaluations on a page: grids of k and T, the best highlighted."""
+"""Evaluations on a page."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from fastsiam.report.evaluations import evaluation_tables
-from fastsiam.report.page import Best
 from fastsiam.run.records import DataFacts, ImageFacts, NetworkFacts, Record
 
 DATA = DataFacts(root="/data", train=4000, val=1000, classes=10, labels_crc32="0")
@@ -52,25 +51,24 @@ def knn(*lines: tuple[str, int, float, float], data: DataFacts = DATA) -> Record
     )
 
 
-def test_evaluations_of_one_network_are_one_grid() -> None:
-    """Three records: k 20 by two T, k 200 by one, and the untrained network."""
-    found = [
-        knn(("trained", 200, 0.2, 63.0)),
-        knn(("trained", 20, 0.2, 69.86666), ("trained", 20, 0.07, 69.9)),
-        knn(("untrained", 20, 0.2, 22.2)),
+def test_each_kind_has_a_table_with_a_row_for_each_result() -> None:
+    one = knn(("trained", 20, 0.2, 69.86666), ("untrained", 20, 0.2, 22.2))
+    other = replace(
+        knn(),
+        kind="linear",
+        protocol={"optimizer": "lars", "batch": 8, "epochs": 90, "cached": False},
+        results=[{"lr": 0.1, "top1": 50.0, "top5": 99.0}],
+    )
+    first, second = evaluation_tables({"a": [one, other], "b": [one]})
+    assert (first.title, second.title) == ("kNN", "Linear")
+    assert first.heads == [
+        "run", "epoch", "features", "k", "T", "top-1 (%)", "top-5 (%)", "images", "on",
+    ]  # fmt: skip
+    assert [row[:6] for row in first.rows[:3]] == [
+        ["a", "7.17", "trained", "20", "0.2", "69.87"],
+        ["a", "", "untrained", "20", "0.2", "22.20"],
+        ["b", "7.17", "trained", "20", "0.2", "69.87"],
     ]
-    (table,) = evaluation_tables({"run": found})
-    assert table.heads == ("features", "epoch", "k", "T 0.07", "T 0.2")
-    assert table.rows == [
-        ["trained", "7.17", "20", Best("69.90"), "69.87"],
-        ["trained", "7.17", "200", "", "63.00"],
-        ["untrained", "", "20", "", Best("22.20")],
-    ]
-
-
-def test_other_images_and_other_runs_have_grids_of_their_own() -> None:
-    one = knn(("trained", 20, 0.2, 50.0))
-    other = knn(("trained", 20, 0.2, 40.0), data=replace(DATA, val=500))
-    tables = evaluation_tables({"a": [one, other], "b": [one]})
-    assert [table.title for table in tables] == [f"kNN top-1 (%) of {x}" for x in "aab"]
-    assert "500 to validate" in tables[1].facts and evaluation_tables({"a": []}) == []
+    assert "4,000 to train on, 1,000 to validate, of /data" in first.rows[0][7]
+    assert second.rows[0][:5] == ["a", "7.17", "0.1", "50.00", "99.00"]
+    assert second.rows[0][5:8] == ["lars", "8", "90"] and evaluation_tables({"a": []}) == []

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from fastsiam.config import TrainConfig
-from fastsiam.config.evaluate import KnnConfig, LinearConfig
+from fastsiam.config.evaluate import KnnConfig
 from fastsiam.config.run_settings import RunSettings
 from fastsiam.distributed import Place
 from fastsiam.errors import DataError
-from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
+from fastsiam.evaluate.command import evaluate_knn
 from fastsiam.report.run import Run, curves, write_report
 from fastsiam.run.log import read_metrics
 from fastsiam.train.command import train_here
 from tests.configs import with_settings
 from tests.conftest import ROOT
-from tests.processes import fastsiam
 
 
 def _table(page: str) -> list[list[str]]:
@@ -44,34 +44,19 @@ def test_the_page_is_whole_and_alone(small: TrainConfig, tmp_path: Path) -> None
         assert f"<td>{setting}</td>" in page
     assert _table(page)[0][:3] == ["run", "--stop-gradient", "epochs"]
     assert [row[:2] for row in _table(page)[1:]] == [["run", "yes"], ["other", "no"]]
-
-
-def test_evaluations_are_shown(small: TrainConfig) -> None:
-    run = train_here(with_settings(small, epochs=1), "imagenet")
-    place = Place(0, 1, torch.device("cpu"))
-    knn = evaluate_knn(run, KnnConfig(workers=0), place)
-    linear = evaluate_linear(
-        run, LinearConfig(workers=0, cached=True, epochs=1, batch=8, lrs="0.1,1"), place
-    )
-    page = write_report([run], run / "report.html").read_text()
-    assert page.index("<h2>Curves</h2>") < page.index("<h2>Evaluations</h2>")
-    assert f'<td class="best">{knn.headline["top1"]:.2f}</td>' in page
-    rates = ", ".join(f"{line['lr']:g}: {line['top1']:.2f}" for line in linear.results)
-    cells = f"<td>{linear.best['top1']:.2f}</td><td>{linear.best['top5']:.2f}</td><td>{rates}</td>"
-    assert f"<td>linear, lars, batch 8, 1 epochs, cached features</td>{cells}" in page
-    (run / "eval" / "knn.json").write_text("{}")
-    with pytest.raises(DataError, match=r"knn\.json is not a record of an evaluation"):
-        write_report([run], run / "report.html")
-
-
-def test_a_report_makes_its_folder_and_rounds_epochs(small: TrainConfig, tmp_path: Path) -> None:
-    run = train_here(with_settings(small, epochs=1), "imagenet")
     lines = read_metrics(run)
     knn = {"kind": "knn", "k": 20, "temperature": 0.2, "bank": 24, "top1": 50.0, "epoch": 7.17391}
     (run / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in [*lines, knn]))
+    shutil.copytree(run, tmp_path / "same")
     out = tmp_path / "new" / "folder" / "page.html"
-    fastsiam("report", str(run), "--out", str(out))
-    assert "50.00 at epoch 7.17 (k 20" in out.read_text()
+    page = write_report([run, tmp_path / "same"], out).read_text()
+    assert "50.00 at epoch 7.17 (k 20" in page and "All runs have the same settings." in page
+    (run / "eval").mkdir()
+    (run / "eval" / "knn.json").write_text("{}")
+    with pytest.raises(DataError, match="is not a run folder"):
+        write_report([tmp_path], out)
+    with pytest.raises(DataError, match=r"knn\.json is not a record of an evaluation"):
+        write_report([run], out)
 
 
 def test_runs_of_a_sweep_are_compared(small: TrainConfig, tmp_path: Path) -> None:
@@ -94,20 +79,6 @@ def test_runs_of_a_sweep_are_compared(small: TrainConfig, tmp_path: Path) -> Non
     top1 = record.first_with("trained")["top1"]
     assert second[-1] == f"evaluated: {top1:.2f} at epoch 0.67 (k 3, T 0.2, bank 24)"
     assert first[-2].endswith(" (not compiled)") and "compiled" not in second[-2]
-
-
-def test_the_same_settings_are_said_to_be(small: TrainConfig, tmp_path: Path) -> None:
-    run, other = (
-        train_here(with_settings(small, max_steps=2, out=str(tmp_path / name)), "imagenet")
-        for name in ("first", "second")
-    )
-    page = write_report([run, other], tmp_path / "report.html").read_text()
-    assert "All runs have the same settings." in page
-
-
-def test_a_folder_without_metrics_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is not a run folder"):
-        write_report([tmp_path], tmp_path / "report.html")
 
 
 def test_points_on_the_edge_are_drawn_whole(tmp_path: Path) -> None:

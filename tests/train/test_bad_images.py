@@ -20,7 +20,7 @@ from fastsiam.distributed import Place
 from fastsiam.errors import CheckpointError, DataError, ImageError
 from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
 from fastsiam.evaluate.feature_files import write_features
-from fastsiam.evaluate.labelled import CachedFeatures, LabelledImages
+from fastsiam.evaluate.labelled import LabelledImages, cached_features
 from fastsiam.evaluate.subject import open_subject
 from fastsiam.pipelines import build_loader
 from fastsiam.report.run import write_report
@@ -233,7 +233,7 @@ def test_cached_features_are_those_of_the_good_images(damaged_run: Path) -> None
     place = Place(0, 1, torch.device("cpu"))
     config = LinearConfig(workers=0, cached=True, epochs=1, batch=8, lrs="0.1")
     images = LabelledImages(open_subject(damaged_run, config, place), config)
-    source = CachedFeatures(images, torch.float32)
+    batches = cached_features(images, torch.float32)
     good = {
         row.numpy().tobytes(): int(label)
         for features, labels in images.subject.extract(images.train, "image")
@@ -242,7 +242,7 @@ def test_cached_features_are_those_of_the_good_images(damaged_run: Path) -> None
     assert len(good) == 22
     seen = [
         (row.numpy().tobytes(), int(label))
-        for features, labels in source.epoch(0)
+        for features, labels in batches(0)
         for row, label in zip(features, labels, strict=True)
     ]
     assert len(seen) == 24 and dict(seen) == good

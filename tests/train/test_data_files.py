@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,30 @@ from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.command import train_here
 from fastsiam.train.remembered import FILE, Remembered, files_of
 from tests.configs import with_settings
+from tests.sources import folder_members, tar
+from tests.tables import dataset, on_the_hub, saved
 from tests.tiers import rest_slow
 from tests.train.runs import history
-from tests.train.test_faults import archive, arrow, beton, data_file, parquet
+from tests.train.test_faults import beton, data_file
+
+
+def archive(images: Path) -> Path:
+    return tar(images.with_name("images.tar"), folder_members(images / "train"))
+
+
+def tables(images: Path) -> Any:
+    members = folder_members(images / "train")
+    rows = [(content, name, int(name[5])) for name, content in members]
+    return {"train": dataset(rows, ["0", "1", "2"])}
+
+
+def arrow(images: Path) -> Path:
+    return saved(images.with_name("saved"), tables(images))
+
+
+def parquet(images: Path) -> Path:
+    return on_the_hub(images.with_name("hub"), tables(images), shards=1)
+
 
 CONTAINERS = rest_slow([archive, beton, arrow, parquet], fast=2)
 Container = Callable[[Path], Path]

@@ -1,8 +1,7 @@
-"""Workers that are killed and files that lose bytes: one line, and the run resumes bit for bit."""
+"""Workers that are killed and files that change: one line, and the run resumes bit for bit."""
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import re
@@ -15,17 +14,12 @@ import pytest
 
 from fastsiam.config import TrainConfig
 from fastsiam.errors import FastSiamError, FileLostError, WorkerError
-from fastsiam.pipelines import build_eval_loader, build_loader, open_store
-from fastsiam.pipelines.store import Store
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
 from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings
 from tests.pipelines.cases import readable
 from tests.processes import Forked, command
-from tests.sources import folder_members, tar
-from tests.tables import dataset, on_the_hub, saved
-from tests.tiers import rest_slow
 from tests.train.runs import history, run_once
 from tests.train.test_interrupted import until
 
@@ -80,30 +74,8 @@ def test_a_loader_process_is_killed(small: TrainConfig, tmp_path: Path) -> None:
             kill_a_worker()
 
     error = ends_and_goes_on(config, tmp_path, kill)
-    assert "of 2 (process" in str(error)
-    assert "was killed by SIGKILL, as the system does where memory runs out" in str(error)
-    assert str(error).endswith("or give it more; start the same command again to resume")
-
-
-@pytest.mark.slow
-def test_a_loader_process_is_killed_while_it_is_waited_for(
-    small: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Nobody looks at it: the wait itself has to end."""
-    dying(monkeypatch)
-    config = with_settings(small, pipeline="torchvision", workers=2)
-    with pytest.raises(WorkerError, match="was killed by SIGKILL"):
-        load(config)
-
-
-def dying(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a process that decodes an image die of it, before an item is handed over."""
-    monkeypatch.setattr(Store, "decode", lambda store, index: dies_in_a_worker(index))
-
-
-def dies_in_a_worker(index: int) -> Any:
-    assert multiprocessing.parent_process() is not None
-    os.kill(os.getpid(), signal.SIGKILL)
+    assert str(error).startswith("a worker process died (")
+    assert str(error).endswith("start the same command again to resume")
 
 
 @pytest.mark.slow
@@ -116,63 +88,12 @@ def test_a_loader_process_of_a_command_is_killed(small: TrainConfig) -> None:
     done = process.wait(60)
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert last.startswith("error: loader process ") and "was killed by SIGKILL" in last
+    assert last.startswith("error: a worker process died (")
     assert f"(saved {checkpoints.last(Path(config.run.out))} at step " in last
-
-
-def load(config: TrainConfig, after: Callable[[], object] = bool) -> None:
-    """Load an epoch of the training images; ``after`` the first batch do something."""
-    with contextlib.closing(build_loader(config.data, config.augment, batch=4)) as loader:
-        for number, _ in enumerate(loader.epoch(0)):
-            if number == 0:
-                after()
-
-
-def test_a_process_without_memory(
-    small: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def no_memory(store: Store, index: int) -> Any:
-        raise MemoryError
-
-    monkeypatch.setattr(Store, "decode", no_memory)
-    config = with_settings(small, pipeline="torchvision", workers=2)
-    with pytest.raises(WorkerError, match="one of 2 loader processes ran out of memory: lower --w"):
-        load(config)
-
-
-def test_a_loader_process_that_ends_by_itself(small: TrainConfig, tmp_path: Path) -> None:
-    config = with_settings(small, pipeline="torchvision", workers=1)
-
-    def end() -> None:
-        (worker,) = multiprocessing.active_children()
-        worker.terminate()
-        os.kill(worker.pid or 0, signal.SIGALRM)
-        worker.join(60)
-
-    with pytest.raises(WorkerError, match=r"1 of 1 \(process \d+\) was killed by SIGALRM; start"):
-        load(config, end)
 
 
 def beton(images: Path) -> Path:
     return readable("ffcv", images)
-
-
-def archive(images: Path) -> Path:
-    return tar(images.with_name("images.tar"), folder_members(images / "train"))
-
-
-def tables(images: Path) -> Any:
-    members = folder_members(images / "train")
-    rows = [(content, name, int(name[5])) for name, content in members]
-    return {"train": dataset(rows, ["0", "1", "2"])}
-
-
-def arrow(images: Path) -> Path:
-    return saved(images.with_name("saved"), tables(images))
-
-
-def parquet(images: Path) -> Path:
-    return on_the_hub(images.with_name("hub"), tables(images), shards=1)
 
 
 def data_file(place: Path) -> Path:
@@ -181,63 +102,6 @@ def data_file(place: Path) -> Path:
         return place
     kinds = ("train.beton", "**/*.arrow", "**/train*.parquet", "train")
     return next(path for kind in kinds for path in place.glob(kind))
-
-
-CASES = [
-    pytest.param(beton, "torchvision", 2),
-    pytest.param(beton, "ffcv", 2, marks=pytest.mark.ffcv),
-    pytest.param(archive, "torchvision", 0),
-    pytest.param(beton, "torchvision", 0),
-    pytest.param(beton, "dali", 2, marks=pytest.mark.dali),
-    pytest.param(arrow, "torchvision", 0),
-    pytest.param(parquet, "torchvision", 0),
-    pytest.param(archive, "dali", 2, marks=pytest.mark.dali),
-]
-
-
-@pytest.mark.parametrize(("container", "pipeline", "workers"), rest_slow(CASES, fast=3))
-def test_a_file_is_truncated_while_it_is_mapped(
-    container: Callable[[Path], Path],
-    pipeline: str,
-    workers: int,
-    small: TrainConfig,
-    images: Path,
-    tmp_path: Path,
-) -> None:
-    place = container(images)
-    file, content = data_file(place), data_file(place).read_bytes()
-    config = with_settings(
-        small, data=str(place), pipeline=pipeline, workers=workers, knn_every=0, epochs=8
-    )
-
-    def truncate(step: int, batch: Batch) -> None:
-        if step == 4:
-            os.truncate(file, 10)
-
-    error = ends_and_goes_on(config, tmp_path, truncate, lambda: file.write_bytes(content))
-    assert str(error) == (
-        f"{file} was truncated while it was read: 10 of {len(content):,} bytes are left; "
-        "restore it and run the same command to continue"
-    )
-
-
-@pytest.mark.ffcv
-def test_a_file_is_truncated_that_ffcv_reads_itself(
-    small: TrainConfig, images: Path, tmp_path: Path
-) -> None:
-    """What a page held before is not trained on."""
-    place = beton(images)
-    file, content = data_file(place), data_file(place).read_bytes()
-    config = with_settings(
-        small, data=str(place), pipeline="ffcv", os_cache=False, knn_every=0, epochs=8
-    )
-
-    def truncate(step: int, batch: Batch) -> None:
-        if step == 4:
-            os.truncate(file, 10)
-
-    error = ends_and_goes_on(config, tmp_path, truncate, lambda: file.write_bytes(content))
-    assert f"{file} was truncated while it was read" in str(error)
 
 
 def test_images_in_memory_need_no_file(small: TrainConfig, images: Path, tmp_path: Path) -> None:
@@ -252,10 +116,9 @@ def test_images_in_memory_need_no_file(small: TrainConfig, images: Path, tmp_pat
 
 
 @pytest.mark.parametrize("change", [-1, 1])
-def test_a_file_has_another_size_and_all_its_pages(
+def test_a_file_changes_its_size(
     change: int, small: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
-    """No signal tells of it."""
     place = beton(images)
     file = data_file(place)
     size = file.stat().st_size
@@ -266,43 +129,4 @@ def test_a_file_has_another_size_and_all_its_pages(
             os.truncate(file, size + change)
 
     error = ends_and_goes_on(config, tmp_path, resize, lambda: os.truncate(file, size))
-    how = "was truncated" if change < 0 else "was overwritten"
-    assert f"{file} {how} while it was read: " in str(error)
-
-
-@pytest.mark.parametrize("pipeline", rest_slow(["torchvision", "ffcv", "dali"]))
-def test_a_file_is_truncated_under_an_evaluation(
-    pipeline: str, small: TrainConfig, images: Path
-) -> None:
-    place = beton(images)
-    file = data_file(place)
-    config = with_settings(small, data=str(place), pipeline=pipeline, workers=1)
-    loader = build_eval_loader(config.data, "train", config.augment, resize=16, batch=4)
-    os.truncate(file, 4096)
-    with pytest.raises(FileLostError, match=r"train\.beton was truncated"):
-        list(loader)
-
-
-def send_itself(place: str) -> None:
-    """Send SIGBUS to a process that has a file mapped, which may be read on."""
-    store = open_store(Path(place), "train")
-    os.kill(os.getpid(), signal.SIGBUS)
-    store.read(0)
-
-
-def test_a_signal_that_is_none_of_a_mapping_ends_the_process(images: Path) -> None:
-    """As ever, where our handler stands before it."""
-    assert Forked(send_itself, str(beton(images))).wait(60).returncode == -signal.SIGBUS
-
-
-def read_truncated(place: str) -> None:
-    """Truncate a data set's file under its store and read it, as one's own program may."""
-    store = open_store(Path(place), "train")
-    os.truncate(data_file(Path(place)), 10)
-    store.decode(0)
-
-
-def test_a_programs_own_reading(images: Path) -> None:
-    """Without a loop, too, it is an exception and no signal."""
-    done = Forked(read_truncated, str(beton(images))).wait(60)
-    assert done.returncode == 1 and "FileLostError" in done.stderr, done.stderr
+    assert f"{file} changed while it was read: it had {size:,} bytes" in str(error)

@@ -84,16 +84,15 @@ def test_a_fingerprint_is_of_a_set() -> None:
 
 
 def test_a_container_changes_no_name(images: Path, tmp_path: Path) -> None:
-    """Folder, moved folder, tar, tar of tars, converted file and parts of one; one split or two."""
+    """Folder, moved folder, tar, tar of tars, converted file and parts of one."""
     train = images / "train"
     expected = names_of(open_store(images, "train"))
     assert expected[0] == "class0/000.jpg" and len(expected) == 24
     moved = tmp_path / "elsewhere"
     shutil.copytree(train, moved)
     packed = tar(tmp_path / "packed" / "photos.tar", folder_members(train))
-    of_both = tar(tmp_path / "both" / "photos.tar", folder_members(images))
     of_tars = imagenet_train_tar(tmp_path / "tars" / "train.tar", folder_members(train))
-    for path in (moved, packed, packed.parent, of_both, of_tars):
+    for path in (moved, packed, packed.parent, of_tars):
         assert names_of(open_store(path, "train")) == expected, path
     for source in (images, packed):
         out = tmp_path / f"converted-{source.name}"

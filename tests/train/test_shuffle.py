@@ -37,18 +37,6 @@ def verified(run: Path, **settings: Any) -> str:
     return "\n".join(verify(run, VerifyConfig(workers=0, **settings)))
 
 
-def test_a_run_says_how_good_its_shuffle_is(
-    shuffled: TrainConfig, capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    train_here(with_settings(shuffled, max_steps=1), "imagenet")
-    said = capfd.readouterr().err
-    assert "shuffle within a window of 7 images, of 6 blocks: beside a full shuffle" in said
-    assert "the largest class of a batch has up to" in said
-    full = with_settings(shuffled, max_steps=1, shuffle="full", out=str(tmp_path / "full"))
-    assert Remembered.load(train_here(full, "imagenet")).blocks is None  # type: ignore[union-attr]
-    assert "window" not in capfd.readouterr().err
-
-
 def test_in_any_container_a_run_goes_on_in_the_order_that_it_began_with(
     shuffled: TrainConfig, images: Path, tmp_path: Path
 ) -> None:

@@ -15,7 +15,6 @@ from PIL import Image, ImageFilter
 from torch import Tensor
 from torchvision.transforms import functional as TF
 
-from fastsiam.config import AugmentConfig
 from fastsiam.pipelines.torchvision_backend import apply_view
 from fastsiam.views.draws import draw_views
 from fastsiam.views.photometric import reference as P
@@ -81,14 +80,6 @@ def test_blur_equals_pils(low: float, high: float, pictures: list[Image.Image]) 
     assert difference(P.gaussian_blur(to_tensor(pictures), sigma), expected) == 0
 
 
-@pytest.mark.parametrize("threshold", [0, 1, 128, 255])
-def test_solarise_equals_torchvisions(threshold: int, pictures: list[Image.Image]) -> None:
-    expected = [TF.solarize(picture, threshold) for picture in pictures]
-    same = torch.full((len(pictures),), threshold)
-    assert difference(P.solarise(to_tensor(pictures), same), expected) == 0
-    assert difference(to_tensor(pictures), expected) > 20
-
-
 def test_each_view_has_its_own_threshold(pictures: list[Image.Image]) -> None:
     """And 256 leaves white as it is."""
     thresholds = np.random.default_rng(3).integers(0, 257, len(pictures))
@@ -126,48 +117,3 @@ def test_views_of_different_sides_equal_the_baselines(pictures: list[Image.Image
             expected = TF.normalize(expected, list(config.mean), list(config.std))
             levels = (view[row] - expected).abs() * torch.tensor(config.std).view(3, 1, 1) * 255
             assert levels.max() < 1e-3, (number, row)
-
-
-@pytest.mark.parametrize("hue", [0.1, 0.0])
-def test_the_chain_equals_the_baselines(hue: float, pictures: list[Image.Image]) -> None:
-    """Every operation in each image's own order, both views, normalised."""
-    config = AugmentConfig.alike(crop=96, scale_min=1.0, ratio_min=1.0, ratio_max=1.0, hue=hue)
-    n = len(pictures)
-    params = draw_views(config, seed=0, epoch=0, index=np.arange(n), size=[(96, 96)] * n)
-    crops = (
-        to_tensor(pictures).to(torch.uint8).permute(0, 2, 3, 1).expand(2, -1, -1, -1, -1).clone()
-    )
-    crops = torch.where(torch.from_numpy(params.flip)[..., None, None, None], crops.flip(3), crops)
-    views = P.photometric((crops,), params, config)
-    for number, view in enumerate(views):
-        assert view.shape == (n, 3, 96, 96)
-        assert view.is_contiguous(memory_format=torch.channels_last)
-        for row, picture in enumerate(pictures):
-            expected = TF.to_tensor(apply_view(picture, params, number, row, config))
-            expected = TF.normalize(expected, list(config.mean), list(config.std))
-            levels = (view[row] - expected).abs() * torch.tensor(config.std).view(3, 1, 1) * 255
-            assert levels.max() < 1e-3, (number, row)
-
-
-def test_result_type_and_source_are_right() -> None:
-    config = AugmentConfig.alike(crop=8)
-    params = draw_views(config, seed=0, epoch=0, index=np.arange(5), size=[(8, 8)] * 5)
-    crops = torch.randint(0, 256, (2, 5, 8, 8, 3), dtype=torch.uint8)
-    before = crops.clone()
-    full, half = (
-        P.photometric((crops,), params, config),
-        P.photometric((crops,), params, config, dtype=torch.bfloat16),
-    )
-    assert torch.equal(crops, before)
-    assert half[0].dtype == torch.bfloat16 and torch.equal(full[0].bfloat16(), half[0])
-
-
-def test_normalisation_of_a_known_colour() -> None:
-    """Red stays red: channel order and constants, by hand."""
-    config = AugmentConfig.alike(jitter_p=0, gray_p=0, blur_p=0)
-    params = draw_views(config, seed=0, epoch=0, index=[0], size=[(4, 4)])
-    red = torch.zeros(2, 1, 4, 4, 3, dtype=torch.uint8)
-    red[..., 0] = 255
-    view = P.photometric((red,), params, config)[0]
-    expected = [(1 - 0.485) / 0.229, -0.456 / 0.224, -0.406 / 0.225]
-    torch.testing.assert_close(view[0, :, 0, 0], torch.tensor(expected))

@@ -6,9 +6,7 @@ Every rank calls ``evaluate_detection``, and each gets the same record.
 from __future__ import annotations
 
 import json
-import resource
 import time
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -18,34 +16,20 @@ from fastsiam.config.detect import DetectConfig
 from fastsiam.console import Console, counted, pace
 from fastsiam.distributed import Place, from_leader
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.evaluate.detection import (
-    Detections,
-    DetectionSet,
-    coco_scores,
-    open_detection,
-    voc_scores,
-)
-from fastsiam.evaluate.detection.images import TrainingImages, open_image
-from fastsiam.evaluate.detection.masks import coco_tools
-from fastsiam.evaluate.detection.model import NAMES, build_detector
-from fastsiam.evaluate.detection.picture import SIDE, draw
-from fastsiam.evaluate.detection.protocol import (
-    FIGURES,
-    differences,
-    papers_rows,
-    schedule_of,
-)
-from fastsiam.evaluate.detection.training import DetectorTraining
 from fastsiam.evaluate.record_files import RecordFiles, Show
 from fastsiam.evaluate.subject import autocast_of, network_facts, open_network, short_name
 from fastsiam.interchange.loading import normalisation
-from fastsiam.report.pictures import picture_grid, save_picture
 from fastsiam.run.records import DataFacts, Evaluation, ImageFacts, Record, check_targets
+
+from .datasets import DetectionSet, open_detection
+from .images import TrainingImages
+from .model import build_detector
+from .protocol import FIGURES, NAMES, differences, papers_rows, protocol_of, schedule_of
+from .scores import coco_scores, voc_scores
+from .training import DetectorTraining
 
 _LOOKED_AT = 20
 """Steps between looks at the loss, which wait for the GPU, and chances to save."""
-_DRAWN = 8
-"""Images of the picture."""
 
 
 def preflight(path: Path, config: DetectConfig) -> None:
@@ -98,17 +82,12 @@ def _open_data(config: DetectConfig) -> tuple[DetectionSet, DetectionSet]:
     """
     if not config.data:
         raise FastSiamError(
-            f"eval detect needs --data: the folder of {config.task}'s folders or archives"
+            f"eval detect needs --data: the folder of {config.task}'s unpacked folders"
         )
     train = open_detection(config.task, Path(config.data), "train")
     val = open_detection(config.task, Path(config.data), "val")
     if train.classes != val.classes:
         raise DataError(f"{train.name} and {val.name} name different classes")
-    if config.task == "coco":
-        coco_tools("mask")
-        for part in (train, val):
-            if any(len(one) and one.masks is None for one in part.pictures()):
-                raise DataError(f"{part.name} has no masks, which COCO's task is about")
     return train, val
 
 
@@ -139,10 +118,9 @@ class _Trials:
         torch.backends.cudnn.benchmark = False  # every batch has another shape
 
     def _evaluation(self) -> Evaluation:
-        config, pretrained, schedule = self.config, self.pretrained, self.schedule
-        precision, sides = short_name(self.dtype), schedule.sides
+        config, pretrained = self.config, self.pretrained
+        precision = short_name(self.dtype)
         alone = self.place.world > 1 and self.place.device.type == "cpu"
-        stamps = f"{self.train.stamp} {self.val.stamp}"
         return Evaluation(
             kind="detect",
             network=network_facts(pretrained, pretrained.network(), untrained=config.untrained),
@@ -151,34 +129,24 @@ class _Trials:
                 train=len(self.train),
                 val=len(self.val),
                 classes=len(self.train.classes),
-                labels_crc32=f"{zlib.crc32(stamps.encode()):08x}",
+                labels_crc32=f"{self.train.checksum ^ self.val.checksum:08x}",
             ),
             images=ImageFacts(
                 crop=0,
-                resize=sides[-1],
+                resize=self.schedule.sides[-1],
                 mean=tuple(self.mean),
                 std=tuple(self.std),
                 pipeline="detection",
                 precision=precision,
                 ranks=self.place.world,
             ),
-            protocol={
-                "task": config.task,
-                "detector": NAMES[config.detector],
-                "steps": schedule.steps,
-                "drops": list(schedule.drops),
-                "warmup": schedule.warmup,
-                "batch": config.batch_size,
-                "lr": config.lr,
-                "weight_decay": config.weight_decay,
-                "sides": [sides[0], sides[-1]],
-                "long_side": config.long_side,
-                "rois": config.rois,
-                "precise_bn": config.precise_bn,
-                "seed": config.seed,
-                "trials": config.trials,
+            protocol=protocol_of(config)
+            | {
                 "differences": differences(
-                    config, pretrained.model.backbone, precision, "a rank" if alone else "all ranks"
+                    config,
+                    pretrained.model.backbone,
+                    precision,
+                    "of a rank" if alone else "of all ranks",
                 ),
             },
         )
@@ -232,7 +200,6 @@ class _Trials:
             batch=config.batch_size,
             sides=self.schedule.sides,
             longest=config.long_side,
-            masks=self.masks,
             rank=self.place.rank,
             world=self.place.world,
             workers=config.workers if config.workers >= 0 else torch.get_num_threads(),
@@ -250,18 +217,14 @@ class _Trials:
                 value = training.mean_loss(loss, done)
                 speed = (done - first) * config.batch_size / max(time.monotonic() - began, 1e-9)
                 left = pace(speed, (steps - done) * config.batch_size)
-                text = f"loss {value:.3f}, {left}, {self._memory()}"
-                self.console.advance(done, text, place=f" of {steps:,}")
+                self.console.advance(done, f"loss {value:.3f}, {left}", place=f" of {steps:,}")
                 self.files.save_state(trial * (steps + 1) + done, current, last=done == steps)
         training.settle_batch_norm(images.from_step(steps, steps + config.precise_bn))
-        found = self._detect(training)
-        scores = self._scores(found)
+        scores = self._scores(training)
         self.console.say(
             f"trial {trial + 1} (seed {seed}): "
             + ", ".join(f"{name} {value:.1f}" for name, value in scores.items())
         )
-        if trial == 0 and self.place.is_leader:
-            self._draw(found)
         return {"trial": trial + 1, "seed": seed, **scores}
 
     def _training(self, seed: int) -> DetectorTraining:
@@ -275,6 +238,7 @@ class _Trials:
             mean=self.mean,
             std=self.std,
             rois=config.rois,
+            dtype=self.dtype,
         )
         return DetectorTraining(
             model,
@@ -282,51 +246,26 @@ class _Trials:
             lr=config.lr,
             weight_decay=config.weight_decay,
             seed=seed,
-            dtype=self.dtype,
             place=self.place,
         )
 
-    def _detect(self, training: DetectorTraining) -> list[Detections]:
-        """Detect the objects of all images that are measured on."""
-        side, longest = self.schedule.sides[-1], self.config.long_side
+    def _scores(self, training: DetectorTraining) -> dict[str, float]:
+        """Detect objects on all ranks and measure on rank 0; every rank gets the figures."""
         with self.console.tally("detecting: images", len(self.val)) as done:
-            return training.detections(
-                self.val, side=side, longest=longest, done=lambda: done.add(self.place.world)
+            found = training.detections(
+                self.val,
+                side=self.schedule.sides[-1],
+                longest=self.config.long_side,
+                done=lambda: done.add(self.place.world),
             )
-
-    def _scores(self, found: list[Detections]) -> dict[str, float]:
-        """Measure on rank 0; every rank gets the figures."""
         scores: dict[str, float] = {}
         if self.place.is_leader and not self.masks:
-            scores = {name: voc_scores(self.val, found)[name] for name in FIGURES}
+            scores = voc_scores(self.val, found)
         elif self.place.is_leader:
-            boxes = coco_scores(self.val, found)
             masks = coco_scores(self.val, found, "segm")
-            scores = {name: boxes[name] for name in FIGURES}
-            scores |= {f"mask {name}": masks[name] for name in FIGURES}
+            scores = coco_scores(self.val, found) | {f"mask {x}": y for x, y in masks.items()}
         plain: dict[str, float] = json.loads(from_leader(json.dumps(scores)))
         return plain
-
-    def _draw(self, found: list[Detections]) -> None:
-        """Draw what was found beside the truth, into the file beside the record's."""
-        if self.files.record is None:
-            return
-        path, val = self.files.record.with_suffix(".png"), self.val
-        pairs = [
-            draw(open_image(val, i), val.picture(i), found[i], classes=val.classes)
-            for i in range(min(_DRAWN, len(val)))
-        ]
-        try:
-            save_picture(picture_grid(pairs, columns=2, side=SIDE), path)
-        except FastSiamError as error:
-            self.console.warn(str(error))
-        else:
-            self.console.say(f"wrote {path}: the truth, and what the first trial found")
-
-    def _memory(self) -> str:
-        if self.place.device.type == "cuda":
-            return f"{torch.cuda.max_memory_allocated(self.place.device) / 1e9:.1f} GB of GPU"
-        return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f} GB"
 
 
 def _summary(record: Record, config: DetectConfig) -> list[str]:

@@ -13,17 +13,18 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional as F
+from torchvision.tv_tensors import BoundingBoxes
 
 from fastsiam.errors import DataError
-from fastsiam.pipelines.store.decode import decode
 
-from .dataset import DetectionSet, Picture
-from .masks import pixels
+from .datasets import DetectionSet
 
 Target = dict[str, Tensor]
 Sample = tuple[Tensor, Target]
-"""An image (3, H, W) of 0 to 1, and its objects: "boxes" (n, 4), "labels" (n,) from 1, and
-perhaps "masks" (n, H, W) of 0 and 1."""
+"""An image (3, H, W) of 0 to 1, and its objects: "boxes" (n, 4), "labels" (n,) from 1, and for
+COCO "masks" (n, H, W) of 0 and 1."""
 
 _AHEAD = 3
 """Steps that are loaded before they are asked for."""
@@ -61,61 +62,18 @@ def _order(seed: int, epoch: int, images: int) -> NDArray[np.int64]:
     return np.random.default_rng([seed, 0, epoch]).permutation(images)
 
 
-def open_image(dataset: DetectionSet, index: int) -> Image.Image:
-    """Decode an image: RGB.
+def resized(image: Image.Image, side: int, longest: int) -> Tensor:
+    """Return an image as (3, H, W), float32 of 0 to 1, with sides rounded as in detectron2.
 
-    Raises:
-        DataError: it cannot be decoded or has another size than its annotation says.
+    Args:
+        image: RGB.
+        side: shorter side to resize to, less where the longer side would be above ``longest``.
+        longest: most pixels of the longer side.
     """
-    picture = dataset.picture(index)
-    content = dataset.read(index)
-    try:
-        image = decode(content)
-    except ValueError as error:
-        raise DataError(f"{dataset.name}: {picture.file} cannot be decoded ({error})") from error
-    if image.size != (picture.width, picture.height):
-        raise DataError(
-            f"{dataset.name}: {picture.file} is {image.width} x {image.height} pixels, but its "
-            f"annotation says {picture.width} x {picture.height}"
-        )
-    return image
-
-
-def resize(image: Image.Image, side: int, longest: int) -> Image.Image:
-    """Resize an image to a shorter side, or less where its longer side would be above a limit."""
     scale = min(side / min(image.size), longest / max(image.size))
     width, height = (max(1, int(pixel * scale + 0.5)) for pixel in image.size)
-    return image.resize((width, height), Image.Resampling.BILINEAR)
-
-
-def as_tensor(image: Image.Image) -> Tensor:
-    """Return an image as (3, H, W), float32 of 0 to 1."""
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float() / 255
-
-
-def objects_of(picture: Picture, height: int, width: int, *, flip: bool, masks: bool) -> Target:
-    """Return a picture's objects, crowds left out, in an image of another size."""
-    kept = np.flatnonzero(~picture.crowd)
-    scale = np.array([width / picture.width, height / picture.height] * 2, np.float32)
-    limit = np.array([width, height] * 2, np.float32)
-    boxes = (picture.boxes[kept] * scale).clip(0, limit)
-    if flip:
-        boxes = np.stack([width - boxes[:, 2], boxes[:, 1], width - boxes[:, 0], boxes[:, 3]], 1)
-    full = (boxes[:, 2:] > boxes[:, :2]).all(1)
-    kept, boxes = kept[full], boxes[full]
-    target = {
-        "boxes": torch.from_numpy(np.ascontiguousarray(boxes)),
-        "labels": torch.from_numpy(picture.labels[kept] + 1),
-    }
-    if masks:
-        assert picture.masks is not None
-        resized = torch.zeros(len(kept), height, width, dtype=torch.uint8)
-        for place, index in enumerate(kept):
-            mask = Image.fromarray(pixels(picture.masks[index], picture.height, picture.width))
-            mask = mask.resize((width, height), Image.Resampling.NEAREST)
-            resized[place] = torch.from_numpy(np.array(mask, np.uint8))
-        target["masks"] = resized.flip(-1) if flip else resized
-    return target
+    pixels: Tensor = F.pil_to_tensor(F.resize(image, [height, width]))
+    return pixels.float() / 255
 
 
 class TrainingImages:
@@ -124,12 +82,11 @@ class TrainingImages:
     Images without objects (crowds do not count) are left out, as in detectron2.
 
     Args:
-        dataset: what is trained on.
+        dataset: what is trained on; targets have masks if it is COCO.
         seed: of order, sizes and flips.
         batch: of all ranks.
         sides: shorter sides that are drawn of.
         longest: most pixels of the longer side.
-        masks: whether targets have masks.
         rank: of this process.
         world: how many ranks there are.
         workers: threads that load.
@@ -146,18 +103,15 @@ class TrainingImages:
         batch: int,
         sides: Sequence[int],
         longest: int,
-        masks: bool,
         rank: int = 0,
         world: int = 1,
         workers: int = 1,
     ) -> None:
         self._dataset, self._seed, self._batch, self._sides = dataset, seed, batch, sides
-        self._longest, self._masks, self._workers = longest, masks, max(1, workers)
+        self._longest, self._workers = longest, max(1, workers)
         share = batch // world
         self._own = range(rank * share, (rank + 1) * share)
-        self.used = [
-            index for index in range(len(dataset)) if not dataset.picture(index).crowd.all()
-        ]
+        self.used = [index for index, picture in enumerate(dataset.pictures) if len(picture)]
         """Positions of the images that are trained on."""
         if not self.used:
             raise DataError(f"{dataset.name} has no image with an object to train on")
@@ -179,14 +133,18 @@ class TrainingImages:
         """Return the image at a position in the endless row of images, and its objects."""
         draw = draw_position(self._seed, position, len(self.used), self._sides)
         index = self.used[draw.image]
-        image = resize(open_image(self._dataset, index), draw.side, self._longest)
+        picture, coco = self._dataset.pictures[index], self._dataset.coco
+        image = resized(self._dataset.image(index), draw.side, self._longest)
+        size, whole = list(image.shape[1:]), (picture.height, picture.width)
+        boxes = BoundingBoxes(torch.from_numpy(picture.boxes), format="XYXY", canvas_size=whole)
+        parts = {"image": image, "boxes": F.clamp_bounding_boxes(F.resize(boxes, size))}
+        if coco is not None:
+            masks = np.stack([coco.annToMask(one) for one in picture.annotations])
+            nearest = InterpolationMode.NEAREST_EXACT
+            parts["masks"] = F.resize_image(torch.from_numpy(masks), size, nearest)
         if draw.flip:
-            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        target = objects_of(
-            self._dataset.picture(index),
-            image.height,
-            image.width,
-            flip=draw.flip,
-            masks=self._masks,
-        )
-        return as_tensor(image), target
+            parts = {name: F.horizontal_flip(part) for name, part in parts.items()}
+        image, boxes = parts.pop("image"), parts["boxes"]
+        parts["labels"] = torch.from_numpy(picture.labels) + 1
+        full = (boxes[:, 2:] > boxes[:, :2]).all(1)  # some vanish when they shrink
+        return image, {name: part[full] for name, part in parts.items()}

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from fastsiam.config.detect import DetectConfig
 
-from .dataset import Task
+from .datasets import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,9 @@ PROTOCOL: dict[Task, Schedule] = {
         steps=90_000, drops=(60_000, 80_000), warmup=1_000, sides=tuple(range(640, 801, 32))
     ),
 }
+
+NAMES = {"c4": "C4 of torchvision's parts", "fpn": "FPN of torchvision"}
+"""What outputs call the detectors."""
 
 FIGURES = ("AP50", "AP", "AP75")
 Row = tuple[float, ...]
@@ -90,8 +94,29 @@ def schedule_of(config: DetectConfig) -> Schedule:
     )
 
 
+def protocol_of(config: DetectConfig) -> dict[str, Any]:
+    """Return for a record the settings that figures depend on."""
+    schedule = schedule_of(config)
+    return {
+        "task": config.task,
+        "detector": NAMES[config.detector],
+        "steps": schedule.steps,
+        "drops": list(schedule.drops),
+        "warmup": schedule.warmup,
+        "batch": config.batch_size,
+        "lr": config.lr,
+        "weight_decay": config.weight_decay,
+        "sides": [schedule.sides[0], schedule.sides[-1]],
+        "long_side": config.long_side,
+        "rois": config.rois,
+        "precise_bn": config.precise_bn,
+        "seed": config.seed,
+        "trials": config.trials,
+    }
+
+
 def differences(
-    config: DetectConfig, backbone: str, precision: str, statistics: str = "all ranks"
+    config: DetectConfig, backbone: str, precision: str, statistics: str = "of all ranks"
 ) -> list[str]:
     """Say which settings are not the protocol's, each with the protocol's value.
 
@@ -101,24 +126,23 @@ def differences(
         precision: autocast type.
         statistics: whose images BN statistics are of in training.
     """
-    own, usual, made = PROTOCOL[config.task], DetectConfig(), schedule_of(config)
-    pairs = [
-        ("detector", config.detector, usual.detector),
-        ("backbone", backbone, "resnet50"),
-        ("steps", f"{made.steps:,}", f"{own.steps:,}"),
-        ("batch", f"{config.batch_size}", f"{usual.batch_size}"),
-        ("rate", f"{config.lr:g}", f"{usual.lr:g}"),
-        ("weight decay", f"{config.weight_decay:g}", f"{usual.weight_decay:g}"),
-        ("warm-up", f"{made.warmup:,} steps", f"{own.warmup:,} steps"),
-        ("shorter sides", _range(made.sides), _range(own.sides)),
-        ("longest side", f"{config.long_side}", f"{usual.long_side}"),
-        ("boxes of an image", f"{config.rois}", f"{usual.rois}"),
-        ("precise BN", f"{config.precise_bn} steps", f"{usual.precise_bn} steps"),
-        ("BN statistics", f"of {statistics}", "of all ranks"),
-        ("precision", precision, "float32"),
-        ("trials", f"{config.trials}", f"{usual.trials}" if config.task != "coco" else "1"),
+    trials = 1 if config.task == "coco" else DetectConfig().trials
+    papers = protocol_of(DetectConfig(task=config.task, trials=trials, seed=config.seed))
+    papers |= {"backbone": "resnet50", "BN statistics": "of all ranks", "precision": "float32"}
+    del papers["drops"]  # they are at the same shares of the steps
+    own = protocol_of(config)
+    own |= {"backbone": backbone, "BN statistics": statistics, "precision": precision}
+    return [
+        f"{name.replace('_', ' ')} {_text(own[name])} (not {_text(value)})"
+        for name, value in papers.items()
+        if own[name] != value
     ]
-    return [f"{name} {is_} (not {papers})" for name, is_, papers in pairs if is_ != papers]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return " to ".join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def papers_rows(task: str) -> str:
@@ -131,7 +155,3 @@ def papers_rows(task: str) -> str:
         f"{name} {' / '.join(f'{value:.1f}' for value in row)}" for name, row in PAPER[task].items()
     ]
     return f"Table 5, {task} ({', '.join(FIGURES)}; ResNet-50, 200 epochs): {'; '.join(rows)}"
-
-
-def _range(sides: tuple[int, ...]) -> str:
-    return f"{sides[0]}" if len(sides) == 1 else f"{sides[0]} to {sides[-1]}"

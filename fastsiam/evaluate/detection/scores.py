@@ -1,4 +1,4 @@
-"""Average precision of detections: VOC's two rules, and COCO's.
+"""Average precision of detections: VOC's two rules, and COCO's by pycocotools.
 
 The figures beside the papers' rows for VOC are those of ``voc_scores``: detectron2's evaluation,
 with which MoCo and SimSiam were measured, takes VOC's own rule of eleven points for the 2007 test
@@ -21,8 +21,7 @@ from torchvision.ops import box_iou
 
 from fastsiam.errors import DataError
 
-from .dataset import DetectionSet, Picture, Segmentation
-from .masks import coco_tools, run_lengths
+from .datasets import DetectionSet, Picture
 
 Rule = Literal["11 points", "area"]
 """How VOC makes one figure of precision and recall: the mean of the precisions at recalls 0, 0.1,
@@ -34,27 +33,21 @@ OVERLAPS = tuple(percent / 100 for percent in range(50, 100, 5))
 _POINTS = np.arange(0.0, 1.1, 0.1)
 """Recalls of the eleven points, with the rounding that detectron2's have: 0.30000000000000004."""
 
-_SUMMARY = {
-    "AP": 0, "AP50": 1, "AP75": 2, "APs": 3, "APm": 4, "APl": 5,
-    "AR1": 6, "AR10": 7, "AR100": 8, "ARs": 9, "ARm": 10, "ARl": 11,
-}  # fmt: skip
-"""Where pycocotools has COCO's figures."""
-
 
 @dataclass(frozen=True)
 class Detections:
-    """What was found in one image: n objects, in any order."""
+    """The n objects detected in one image, in any order."""
 
     image_id: int
     """``Picture.image_id`` of the image."""
     boxes: NDArray[np.float32]
-    """(n, 4) x0, y0, x1, y1 in the image's own pixels, as a picture's boxes are."""
+    """(n, 4) x0, y0, x1, y1 in the image's own pixels."""
     scores: NDArray[np.float32]
-    """(n,) the higher, the surer."""
+    """(n,) confidences; only their order counts."""
     labels: NDArray[np.int64]
     """(n,) positions among the data set's classes."""
-    masks: tuple[Segmentation, ...] | None = None
-    """(n,) run lengths or polygons of the image's own size; None without masks."""
+    masks: tuple[dict[str, Any], ...] = ()
+    """(n,) run lengths, as ``pycocotools.mask.encode`` returns them; empty without masks."""
 
 
 def voc_scores(
@@ -64,26 +57,33 @@ def voc_scores(
 
     Of the two rules detectron2 takes "11 points" for the 2007 test set, "area" for 2012.
 
-    A detection counts as right if, among the objects of its class in its image, the one that it
-    overlaps most it overlaps by more than the threshold, and no surer detection took that one.
+    A detection is right if it overlaps, of the objects of its class in its image, the one that it
+    overlaps most by more than the threshold, and no detection with a higher score took that one.
     One of a difficult object counts as nothing. Detections of the same score stay in the order
     that they are given in. Classes without any object, difficult ones apart, are left out.
 
+    Args:
+        dataset: the ground truth.
+        detections: of its images, at most one entry for each.
+        rule: how a curve becomes one figure.
+
     Raises:
-        DataError: the set has no object to be found, or a detection is of another image or class.
+        DataError: the set has no object, difficult ones apart.
     """
-    pictures = {picture.image_id: picture for picture in _checked(dataset, detections)}
+    pictures = {picture.image_id: picture for picture in dataset.pictures}
     rows = []
     for label in range(len(dataset.classes)):
         wanted = sum(
-            int(((picture.labels == label) & ~picture.difficult & ~picture.crowd).sum())
-            for picture in pictures.values()
+            int(((picture.labels == label) & ~picture.difficult).sum())
+            for picture in dataset.pictures
         )
         if wanted:
             matches = _matches(pictures, detections, label)
             rows.append([_average(*_curve(matches, least, wanted), rule) for least in OVERLAPS])
+    if not rows:
+        raise DataError(f"{dataset.name} has no object to detect")
     mean = 100 * np.array(rows).mean(axis=0)
-    return {"AP": float(mean.mean()), "AP50": float(mean[0]), "AP75": float(mean[5])}
+    return {"AP50": float(mean[0]), "AP": float(mean.mean()), "AP75": float(mean[5])}
 
 
 def coco_scores(
@@ -91,117 +91,73 @@ def coco_scores(
     detections: Sequence[Detections],
     kind: Literal["bbox", "segm"] = "bbox",
 ) -> dict[str, float]:
-    """Return COCO's figures in percent, as pycocotools measures them.
+    """Return AP, AP50 and AP75 in percent, as pycocotools measures them on COCO.
 
     Args:
-        dataset: the truth. Difficult objects count as crowds.
+        dataset: of COCO's annotations.
         detections: of its images.
         kind: "bbox" compares boxes, "segm" masks.
-
-    Returns:
-        AP, AP50, AP75; APs, APm, APl of small, medium and large objects; AR1, AR10, AR100, and
-        ARs, ARm, ARl: the recalls. What the set has no objects for is left out.
-
-    Raises:
-        DataError: the set has no object to be found or no masks, or a detection is of another image
-            or class, or has no mask.
-        BackendError: pycocotools is missing.
     """
-    pictures = _checked(dataset, detections)
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    categories = sorted(dataset.coco.cats)
+    rows = [
+        {
+            "image_id": one.image_id,
+            "category_id": categories[one.labels[i]],
+            "score": float(one.scores[i]),
+        }
+        | ({"segmentation": one.masks[i]} if kind == "segm" else {"bbox": _as_coco(one.boxes[i])})
+        for one in detections
+        for i in range(len(one.scores))
+    ]
     with contextlib.redirect_stdout(io.StringIO()):
-        evaluation = _evaluation(pictures, detections, kind, len(dataset.classes))
+        found = dataset.coco.loadRes(rows) if rows else COCO()
+        evaluation = COCOeval(dataset.coco, found, kind)
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
-    figures = {name: float(evaluation.stats[place]) for name, place in _SUMMARY.items()}
-    return {name: 100 * value for name, value in figures.items() if value >= 0}
-
-
-def _checked(dataset: DetectionSet, detections: Sequence[Detections]) -> list[Picture]:
-    """Return the pictures of a set that has objects, and of which the detections are."""
-    pictures = dataset.pictures()
-    if not any((~picture.difficult & ~picture.crowd).any() for picture in pictures):
-        raise DataError(f"{dataset.name} has no object to be found: there is nothing to measure")
-    known = {picture.image_id for picture in pictures}
-    seen: set[int] = set()
-    for found in detections:
-        if found.image_id not in known:
-            raise DataError(
-                f"{dataset.name} has no image {found.image_id}, of which detections are"
-            )
-        if found.image_id in seen:
-            raise DataError(f"image {found.image_id} has detections twice; join them")
-        seen.add(found.image_id)
-        counts = {len(found.boxes), len(found.scores), len(found.labels)}
-        if len(counts) > 1:
-            raise DataError(f"image {found.image_id}: boxes, scores and labels differ in number")
-        outside = (found.labels < 0) | (found.labels >= len(dataset.classes))
-        if outside.any():
-            raise DataError(
-                f"image {found.image_id}: a detection has the label {found.labels[outside][0]}, "
-                f"but {dataset.name} has {len(dataset.classes)} classes"
-            )
-        if not (np.isfinite(found.boxes).all() and np.isfinite(found.scores).all()):
-            raise DataError(f"image {found.image_id}: a detection's box or score is not finite")
-    return pictures
-
-
-@dataclass(frozen=True)
-class _Matches:
-    """The detections of one class, the surest first, each with the object it overlaps most."""
-
-    overlap: NDArray[np.float64]
-    """(detections,) -1 where the image has no object of the class."""
-    ignored: NDArray[np.bool_]
-    """(detections,) whether that object counts as nothing."""
-    object: NDArray[np.int64]
-    """(detections,) a number of that object, of which no two have the same."""
+    names = ("AP", "AP50", "AP75")
+    return {name: 100 * float(evaluation.stats[place]) for place, name in enumerate(names)}
 
 
 def _matches(
     pictures: dict[int, Picture], detections: Sequence[Detections], label: int
-) -> _Matches:
-    """Find the object that each detection of a class overlaps most, the first of several such."""
-    scores, overlap, ignored, objects = [], [], [], []
-    count = 0
+) -> NDArray[np.float64]:
+    """Find the object that each detection of a class overlaps most, the first of several such.
+
+    Returns:
+        (3, detections) by falling score: the overlap, -1 where the image has no object of the
+        class; whether that object is difficult; and its number in the data set.
+    """
+    scores, rows, count = [np.zeros(0)], [np.zeros((3, 0))], 0
     for found in detections:
-        own = found.labels == label
-        picture = pictures[found.image_id]
+        own, picture = found.labels == label, pictures[found.image_id]
         there = picture.labels == label
+        matches = np.array([[-1.0], [0.0], [-1.0]]).repeat(int(own.sum()), axis=1)
+        if there.any() and own.any():
+            pair = (torch.from_numpy(x).double() for x in (found.boxes[own], picture.boxes[there]))
+            overlaps = box_iou(*pair).nan_to_num().numpy()
+            most = overlaps.argmax(axis=1)
+            matches = np.stack([overlaps.max(axis=1), picture.difficult[there][most], count + most])
         scores.append(found.scores[own])
-        if there.any():
-            boxes = (found.boxes[own], picture.boxes[there])
-            all_overlaps = box_iou(*(torch.from_numpy(x).double() for x in boxes)).nan_to_num()
-            all_overlaps = all_overlaps.numpy()
-            most = all_overlaps.argmax(axis=1)
-            overlap.append(all_overlaps.max(axis=1))
-            ignored.append((picture.difficult | picture.crowd)[there][most])
-            objects.append(count + most)
-            count += int(there.sum())
-        else:
-            overlap.append(np.full(int(own.sum()), -1.0))
-            ignored.append(np.zeros(int(own.sum()), bool))
-            objects.append(np.full(int(own.sum()), -1))
-    if not scores:
-        return _Matches(np.zeros(0), np.zeros(0, bool), np.zeros(0, np.int64))
+        rows.append(matches)
+        count += int(there.sum())
     order = np.argsort(-np.concatenate(scores), kind="stable")
-    return _Matches(
-        np.concatenate(overlap)[order],
-        np.concatenate(ignored)[order],
-        np.concatenate(objects).astype(np.int64)[order],
-    )
+    return np.concatenate(rows, axis=1)[:, order]
 
 
 def _curve(
-    matches: _Matches, least: float, wanted: int
+    matches: NDArray[np.float64], least: float, wanted: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return recall and precision after each detection, the surest first."""
-    hit = matches.overlap > least
+    """Return recall and precision after each detection, by falling score."""
+    hit, ignored = matches[0] > least, matches[1] > 0
     right = np.zeros(len(hit), bool)
-    candidates = np.flatnonzero(hit & ~matches.ignored)
-    _, first = np.unique(matches.object[candidates], return_index=True)
+    candidates = np.flatnonzero(hit & ~ignored)
+    _, first = np.unique(matches[2, candidates], return_index=True)
     right[candidates[first]] = True
-    wrong = ~right & ~(hit & matches.ignored)
+    wrong = ~right & ~(hit & ignored)
     found, false = right.cumsum(), wrong.cumsum()
     return found / wanted, found / np.maximum(found + false, 1)
 
@@ -213,74 +169,6 @@ def _average(recall: NDArray[np.float64], precision: NDArray[np.float64], rule: 
         places = np.searchsorted(recall, _POINTS)
         return float(np.append(best, 0.0)[places].sum() / len(_POINTS))
     return float((np.diff(recall, prepend=0.0) * best).sum())
-
-
-def _evaluation(
-    pictures: list[Picture],
-    detections: Sequence[Detections],
-    kind: Literal["bbox", "segm"],
-    classes: int,
-) -> Any:
-    """Give pycocotools the truth and the detections; return its evaluation, not yet run."""
-    coco, evaluate = coco_tools("coco"), coco_tools("cocoeval")
-    sizes = {picture.image_id: (picture.height, picture.width) for picture in pictures}
-    objects = [row for picture in pictures for row in _objects(picture, kind)]
-    rows = [row for one in detections for row in _found(one, kind, *sizes[one.image_id])]
-    truth = coco.COCO()
-    truth.dataset = {
-        "info": {},
-        "images": [{"id": key, "height": h, "width": w} for key, (h, w) in sizes.items()],
-        "categories": [{"id": label} for label in range(classes)],
-        "annotations": [row | {"id": number} for number, row in enumerate(objects, 1)],
-    }
-    truth.createIndex()
-    found = truth.loadRes(rows) if rows else coco.COCO()
-    return evaluate.COCOeval(truth, found, kind)
-
-
-def _objects(picture: Picture, kind: str) -> list[dict[str, Any]]:
-    """Return a picture's objects as COCO's annotations."""
-    if kind == "segm" and picture.masks is None and len(picture):
-        raise DataError(f"{picture.file} has no masks to compare with")
-    return [
-        {
-            "image_id": picture.image_id,
-            "category_id": int(picture.labels[i]),
-            "bbox": _as_coco(picture.boxes[i]),
-            "area": float(picture.areas[i]),
-            "iscrowd": int(picture.crowd[i] or picture.difficult[i]),
-        }
-        | _mask(picture.masks, i, kind, picture.height, picture.width)
-        for i in range(len(picture))
-    ]
-
-
-def _found(found: Detections, kind: str, height: int, width: int) -> list[dict[str, Any]]:
-    """Return an image's detections as COCO's results, with what their sizes go by alone."""
-    if kind == "segm" and found.masks is None and len(found.scores):
-        raise DataError(f"the detections in image {found.image_id} have no masks to compare")
-    return [
-        {
-            "image_id": found.image_id,
-            "category_id": int(found.labels[i]),
-            "score": float(found.scores[i]),
-        }
-        | (
-            _mask(found.masks, i, kind, height, width)
-            if kind == "segm"
-            else {"bbox": _as_coco(found.boxes[i])}
-        )
-        for i in range(len(found.scores))
-    ]
-
-
-def _mask(
-    masks: tuple[Segmentation, ...] | None, place: int, kind: str, height: int, width: int
-) -> dict[str, Any]:
-    """Return what COCO's annotation says of a mask, nothing where boxes are compared."""
-    if kind != "segm" or masks is None:
-        return {}
-    return {"segmentation": run_lengths(masks[place], height, width)}
 
 
 def _as_coco(box: NDArray[np.float32]) -> list[float]:

@@ -10,31 +10,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 
 from fastsiam.config import NumericsConfig
-from fastsiam.distributed import (
-    Place,
-    bn_group,
-    data_parallel,
-    mean_across_ranks,
-)
+from fastsiam.distributed import Place, bn_group, mean_across_ranks
 from fastsiam.errors import FastSiamError
+from fastsiam.evaluate.supervised import Training
 from fastsiam.methods.optim import with_momenta
-from fastsiam.model.numerics import autocast
 
-from .dataset import DetectionSet
-from .images import Sample, as_tensor, open_image, resize
-from .masks import from_pixels
-from .model import detect
+from .datasets import DetectionSet
+from .images import Sample, resized
+from .model import Detector
 from .protocol import Schedule
 from .scores import Detections
 
 MOMENTUM = 0.9
-_LARGEST_SEED = 2**63
 
 
-class DetectorTraining:
+class DetectorTraining(Training):
     """Trains a detector in place.
 
     What is drawn in a step (the sampled boxes) is a function of seed, step and rank.
@@ -45,35 +37,29 @@ class DetectorTraining:
         lr: base rate.
         weight_decay: of all parameters but BN's.
         seed: of what is drawn.
-        dtype: autocast type.
         place: this rank; every rank takes part. On GPUs BN statistics are those of all
             ranks; torch's ``SyncBatchNorm`` does not work on CPUs, where each rank has its own.
     """
 
     def __init__(
         self,
-        model: GeneralizedRCNN,
+        model: Detector,
         *,
         schedule: Schedule,
         lr: float,
         weight_decay: float,
         seed: int,
-        dtype: torch.dtype,
         place: Place,
     ) -> None:
-        self._schedule, self._lr, self._seed = schedule, lr, seed
-        self._dtype, self._place = dtype, place
+        self._schedule, self._lr, self._seed, self._place = schedule, lr, seed, place
         # Not channels-last: with it, backward passes of detectors on a CPU corrupted memory with
         # torch 2.15's oneDNN; not without oneDNN, and not in this layout.
         model.to(place.device)
         if place.device.type == "cuda" and (group := bn_group(place, NumericsConfig())) is not None:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)
-        self.model = model
         self._norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-        self._together = data_parallel(model, place, same_buffers=True)
         sgd = torch.optim.SGD(_groups(model, weight_decay), lr=0.0, momentum=MOMENTUM)
-        self._optimizer = with_momenta(sgd)
-        self._scaler = torch.amp.GradScaler(place.device.type, enabled=dtype == torch.float16)
+        super().__init__(model, with_momenta(sgd), dtype=model.dtype, place=place)
 
     def step(self, number: int, batch: Sequence[Sample]) -> Tensor:
         """Train on this rank's share of a batch; return the losses' sum, on the device.
@@ -82,15 +68,12 @@ class DetectorTraining:
             number: of the step, from 0.
             batch: images and their objects.
         """
-        self.model.train()
-        for group in self._optimizer.param_groups:
+        self.network.train()
+        for group in self.optimizer.param_groups:
             group["lr"] = self._schedule.rate(self._lr, number)
         self._sow(0, number)
-        loss = self._loss(self._together, batch)
-        self._optimizer.zero_grad()
-        self._scaler.scale(loss).backward()
-        self._scaler.step(self._optimizer)
-        self._scaler.update()
+        loss = self._loss(self.model, batch)
+        self.update(loss)
         return loss.detach()
 
     def mean_loss(self, loss: Tensor, step: int) -> float:
@@ -112,33 +95,19 @@ class DetectorTraining:
         Where BN is each rank's own, the ranks' means are averaged.
         """
         momenta = [norm.momentum for norm in self._norms]
-        self.model.train()
+        self.network.train()
         with torch.no_grad():
             for number, batch in enumerate(batches):
                 for norm in self._norms:
                     norm.momentum = 1 / (number + 1)
                 self._sow(1, number)
-                self._loss(self.model, batch)
+                self._loss(self.network, batch)
             for norm, momentum in zip(self._norms, momenta, strict=True):
                 norm.momentum = momentum
                 if self._place.world > 1 and not isinstance(norm, nn.SyncBatchNorm):
                     for running in (norm.running_mean, norm.running_var):
                         assert running is not None
                         running.copy_(mean_across_ranks(running))
-
-    def state(self) -> dict[str, Any]:
-        """Return what ``load`` continues from."""
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-            "scaler": self._scaler.state_dict(),
-        }
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Continue from a state."""
-        self.model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._scaler.load_state_dict(state["scaler"])
 
     def detections(
         self, dataset: DetectionSet, *, side: int, longest: int, done: Callable[[], object] = int
@@ -154,7 +123,7 @@ class DetectorTraining:
         Returns:
             What was found in each, in the order of the set, on every rank.
         """
-        self.model.eval()
+        self.network.eval()
         own = range(self._place.rank, len(dataset), self._place.world)
         found = []
         for index in own:
@@ -169,21 +138,22 @@ class DetectorTraining:
     def _detections_of(
         self, dataset: DetectionSet, index: int, side: int, longest: int
     ) -> Detections:
-        picture = dataset.picture(index)
-        image = as_tensor(resize(open_image(dataset, index), side, longest))
-        size = (picture.height, picture.width)
-        with torch.no_grad(), autocast(self._place.device, self._dtype):
-            (found,) = detect(self.model, [image.to(self._place.device)], [size])
-        masks = None
+        picture = dataset.pictures[index]
+        image = resized(dataset.image(index), side, longest).to(self._place.device)
+        with torch.no_grad():
+            (found,) = self.network([image], sizes=[(picture.height, picture.width)])
+        masks: list[dict[str, Any]] = []
         if "masks" in found:
-            covered = (found["masks"][:, 0] > 0.5).cpu().numpy()
-            masks = tuple(from_pixels(mask) for mask in covered)
+            from pycocotools.mask import encode
+
+            covered = (found["masks"][:, 0] > 0.5).permute(1, 2, 0).cpu().numpy()
+            masks = encode(np.asfortranarray(covered, np.uint8))
         return Detections(
             picture.image_id,
-            found["boxes"].float().cpu().numpy(),
-            found["scores"].float().cpu().numpy(),
+            found["boxes"].cpu().numpy(),
+            found["scores"].cpu().numpy(),
             found["labels"].cpu().numpy() - 1,
-            masks,
+            tuple(masks),
         )
 
     def _loss(self, model: nn.Module, batch: Sequence[Sample]) -> Tensor:
@@ -193,15 +163,13 @@ class DetectorTraining:
             {name: value.to(device, non_blocking=True) for name, value in target.items()}
             for _, target in batch
         ]
-        with autocast(device, self._dtype):
-            losses = model(images, targets)
-        total: Tensor = torch.stack([loss.float() for loss in losses.values()]).sum()
+        total: Tensor = torch.stack([*model(images, targets).values()]).sum()
         return total
 
     def _sow(self, what: int, number: int) -> None:
         """Seed torch's draws, which boxes are sampled by."""
         words = np.random.SeedSequence([self._seed, 2 + what, number, self._place.rank])
-        torch.manual_seed(int(words.generate_state(1, np.uint64)[0]) % _LARGEST_SEED)
+        torch.manual_seed(int(words.generate_state(1, np.uint64)[0]) % 2**63)
 
 
 def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

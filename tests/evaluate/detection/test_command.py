@@ -13,23 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from fastsiam.config import TrainConfig
 from fastsiam.config.detect import DetectConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate import record_files
 from fastsiam.evaluate.detection import command as detect
 from fastsiam.evaluate.detection.command import evaluate_detection
-from fastsiam.evaluate.detection.protocol import PAPER
 from fastsiam.evaluate.detection.training import DetectorTraining
 from fastsiam.report.evaluations import evaluation_tables
 from fastsiam.run.records import read_records
-from fastsiam.train.command import train_here
-from tests.configs import with_settings
 from tests.evaluate.detection.made import make_detection_set
-from tests.processes import Forked, fastsiam
+from tests.processes import Forked
 from tests.ranks import fastsiam_on_ranks
 
 HERE = Place(0, 1, torch.device("cpu"))
@@ -51,11 +46,6 @@ FLAGS = (
 )  # fmt: skip
 
 
-@pytest.fixture
-def run(small: TrainConfig) -> Path:
-    return train_here(with_settings(small, max_steps=1), "imagenet")
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
@@ -69,7 +59,8 @@ def test_detection_of_a_run(run: Path, made: Path, capsys: pytest.CaptureFixture
     record = evaluate_detection(run, config, HERE)
     said = capsys.readouterr().err
     assert "C4 of torchvision's parts, Faster R-CNN: 3 steps of 2" in said
-    assert "not the protocol's: backbone resnet10 (not resnet50); steps 3 (not 24,000)" in said
+    assert "not the protocol's: steps 3 (not 24,000); warmup 1 (not 100); batch 2 (not 16)" in said
+    assert "backbone resnet10 (not resnet50)" in said
     assert [line["seed"] for line in record.results] == [0, 1]
     assert set(record.results[0]) == {"trial", "seed", "AP50", "AP", "AP75"}
     means, spread = record.over_trials
@@ -80,8 +71,7 @@ def test_detection_of_a_run(run: Path, made: Path, capsys: pytest.CaptureFixture
     assert record.summary[2].startswith("not the protocol's: ")
     assert (run / "checkpoints" / "last.pt").read_bytes() == before
     files = sorted(path.name for path in (run / "eval").iterdir())
-    assert [name.split(".")[-1] for name in files] == ["json", "png"]
-    assert files[0].startswith("detect-voc07-c4-epoch")
+    assert len(files) == 1 and files[0].startswith("detect-voc07-c4-epoch")
     assert read_records(run) == [record]
     plain = json.loads((run / "eval" / files[0]).read_text())
     assert plain["mean"] == means and plain["deviation"] == spread
@@ -128,7 +118,7 @@ def test_a_killed_one_goes_on_bit_for_bit(
     settle = DetectorTraining.settle_batch_norm
 
     def noted(self: DetectorTraining, batches: Any) -> None:
-        ends.append({name: x.clone() for name, x in self.model.state_dict().items()})
+        ends.append({name: x.clone() for name, x in self.network.state_dict().items()})
         settle(self, batches)
 
     monkeypatch.setattr(DetectorTraining, "settle_batch_norm", noted)
@@ -155,21 +145,6 @@ def test_what_is_refused(run: Path, made: Path, tmp_path: Path) -> None:
             evaluate_detection(run, config, HERE)
 
 
-def test_the_papers_table() -> None:
-    """As the paper prints it: figures of each row are AP50 above AP75, scratch the lowest."""
-    for rows in PAPER.values():
-        assert len(rows) == 8 and list(rows)[:2] == ["scratch", "ImageNet supervised"]
-        assert all(row[0] > row[1] for row in rows.values())
-        assert all(min(row[i] for row in rows.values()) == rows["scratch"][i] for i in range(3))
-
-
-def test_the_command_line(run: Path, made: Path) -> None:
-    done = fastsiam("eval", "detect", str(run), "--data", str(made / "voc"), *FLAGS)
-    assert "voc07, C4 of torchvision's parts: AP50" in done.stdout
-    refused = fastsiam("eval", "detect", str(run), "--short-side", "9", code=2)
-    assert "short-side" in refused.stderr
-
-
 @pytest.mark.slow  # two processes
 def test_two_ranks_make_the_figures_of_one_record(run: Path, made: Path) -> None:
     done = fastsiam_on_ranks(
@@ -178,31 +153,3 @@ def test_two_ranks_make_the_figures_of_one_record(run: Path, made: Path) -> None
     assert "AP50" in done[0].stdout and not done[1].stdout
     (record,) = read_records(run)
     assert record.images.ranks == 2 and record.images_validated == 3
-
-
-def test_a_real_image_with_a_box_in_vocs_xml(run: Path, real_images: Path, tmp_path: Path) -> None:
-    """A photograph goes the whole way: VOC's folders, training, detection, the picture."""
-    photograph = next(iter(sorted(real_images.rglob("*.[Jj][Pp]*[Gg]"))))
-    with Image.open(photograph) as image:
-        width, height = image.size
-    top = tmp_path / "VOCdevkit" / "VOC2007"
-    for folder in ("Annotations", "ImageSets/Main", "JPEGImages"):
-        (top / folder).mkdir(parents=True)
-    box = (1, 1, width // 2, height // 2)
-    sides = "".join(
-        f"<{name}>{value}</{name}>"
-        for name, value in zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)
-    )
-    (top / "Annotations" / "000001.xml").write_text(
-        f"<annotation><size><width>{width}</width><height>{height}</height></size><object>"
-        f"<name>dog</name><difficult>0</difficult><bndbox>{sides}</bndbox></object></annotation>"
-    )
-    with Image.open(photograph) as image:
-        image.convert("RGB").save(top / "JPEGImages" / "000001.jpg")
-    for split in ("trainval", "test"):
-        (top / "ImageSets" / "Main" / f"{split}.txt").write_text("000001\n")
-    record = evaluate_detection(run, replace(QUICK, data=str(tmp_path)), HERE)
-    assert (record.data.train, record.data.val, record.data.classes) == (1, 1, 20)
-    (picture,) = (run / "eval").glob("*.png")
-    with Image.open(picture) as drawn:
-        assert drawn.width > 640

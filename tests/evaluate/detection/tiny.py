@@ -1,8 +1,8 @@
-"""A tiny detection set in memory, whose one object's colour is its class, and a tiny detector."""
+"""A tiny detection set whose one object's colour is its class, and a tiny detector."""
 
 from __future__ import annotations
 
-import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,57 +16,48 @@ from fastsiam.model.backbones import ResNet
 SIDE = 64
 
 
-class Squares(DetectionSet):
-    """Images of one coloured square each; the last has no object."""
-
-    name = "squares"
-    classes = ("red", "green")
-
-    def __init__(self, images: int = 6, *, masks: bool = False) -> None:
-        generator = np.random.default_rng(0)
-        self._corners = generator.integers(0, SIDE - 32, (images, 2))
-        self._masks = masks
-
-    def __len__(self) -> int:
-        return len(self._corners) + 1
-
-    def picture(self, index: int) -> Picture:
-        there = int(index < len(self._corners))
-        x, y = map(int, self._corners[index]) if there else (0, 0)
-        boxes = np.array([[x, y, x + 32, y + 32]] * there, np.float32).reshape(-1, 4)
-        outline = np.array([x, y, x + 32, y, x + 32, y + 32, x, y + 32], np.float64)
-        return Picture(
-            file=f"{index}.png",
-            height=SIDE,
-            width=SIDE,
-            boxes=boxes,
-            labels=np.array([index % 2] * there, np.int64),
-            difficult=np.zeros(there, bool),
-            crowd=np.zeros(there, bool),
-            areas=np.full(there, 1024.0, np.float32),
-            masks=([outline],) * there if self._masks else None,
-            image_id=index + 10,
-        )
-
-    def read(self, index: int) -> bytes:
-        image = np.full((SIDE, SIDE, 3), 128, np.uint8)
-        if index < len(self._corners):
-            x, y = self._corners[index]
-            image[y : y + 32, x : x + 32] = (255, 0, 0) if index % 2 == 0 else (0, 255, 0)
-        out = io.BytesIO()
-        Image.fromarray(image).save(out, "png")
-        return out.getvalue()
+def picture(
+    image_id: int, boxes: Any, labels: Any = None, *, difficult: Any = (), file: Path = Path("a")
+) -> Picture:
+    """Return a picture; ``difficult`` are positions of boxes."""
+    corners = np.array(boxes, np.float32).reshape(-1, 4)
+    return Picture(
+        file=file,
+        image_id=image_id,
+        height=SIDE,
+        width=SIDE,
+        boxes=corners,
+        labels=np.array([0] * len(corners) if labels is None else labels, np.int64),
+        difficult=np.isin(np.arange(len(corners)), np.array(difficult)),
+    )
 
 
-def tiny(masks: bool = False, *, kind: Any = "c4") -> Any:
-    """Build a detector of three classes' worth of heads on a narrow ResNet."""
+def squares(folder: Path, images: int = 6) -> DetectionSet:
+    """Write images of one coloured square each; the last has no object."""
+    corners = np.random.default_rng(0).integers(0, SIDE - 32, (images, 2))
+    pictures = []
+    for index in range(images + 1):
+        pixels, boxes = np.full((SIDE, SIDE, 3), 128, np.uint8), []
+        if index < images:
+            x, y = map(int, corners[index])
+            pixels[y : y + 32, x : x + 32] = (0, 255, 0) if index % 2 else (255, 0, 0)
+            boxes = [[x, y, x + 32, y + 32]]
+        file = folder / f"{index}.png"
+        Image.fromarray(pixels).save(file)
+        pictures.append(picture(index + 10, boxes, [index % 2] * len(boxes), file=file))
+    return DetectionSet("squares", ("red", "green"), pictures)
+
+
+def tiny(classes: int = 2, *, masks: bool = False, kind: Any = "c4", **settings: Any) -> Any:
+    """Build a detector on a narrow ResNet."""
     torch.manual_seed(0)
     return build_detector(
-        ResNet("resnet10", stem="imagenet", width=8),
+        ResNet("resnet10", stem=settings.pop("stem", "imagenet"), width=8),
         kind=kind,
-        classes=2,
+        classes=classes,
         masks=masks,
         mean=(0.5, 0.5, 0.5),
         std=(0.25, 0.25, 0.25),
         rois=16,
+        **settings,
     )

@@ -1,9 +1,10 @@
-"""Conversions in parts, here and by dask: the same bytes, whatever is killed on the way."""
+"""Conversions in parts by dask: the same bytes, whatever is killed on the way."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -17,53 +18,40 @@ from fastsiam.config import ConvertConfig
 from fastsiam.errors import FastSiamError
 from fastsiam.pipelines.convert import convert, parts
 from fastsiam.pipelines.store import open_store
-from tests.conftest import skip, write_images
+from tests.conftest import write_images
 from tests.conversions import Quiet
 from tests.processes import command, fastsiam
 from tests.tiers import rest_slow
 
 PARTS = 3
+pytestmark = pytest.mark.skipif(find_spec("distributed") is None, reason="needs dask")
 
 
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def needs(engine: str) -> None:
-    if engine == "dask" and find_spec("distributed") is None:
-        skip("needs dask: pip install 'fastsiam[dask]'")
-
-
-@pytest.mark.parametrize("engine", ["local", "dask"])
-def test_the_parts_are_those_that_are_made_by_hand(
-    engine: str, images: Path, tmp_path: Path
-) -> None:
-    needs(engine)
+def test_the_parts_are_those_that_are_made_by_hand(images: Path, tmp_path: Path) -> None:
+    """One that is there already is not made again; settings of dask are not recorded."""
     by_hand, out = tmp_path / "by-hand", tmp_path / "out"
     for number in range(1, PARTS + 1):
         part = f"{number}/{PARTS}"
-        convert("folder", ConvertConfig(source=str(images), out=str(by_hand), part=part), Quiet())
+        config = ConvertConfig(source=str(images), out=str(by_hand), part=part)
+        (train, _) = convert("folder", config, Quiet())
+        assert not {"parts", "scheduler"} & train.about["options"].keys()
+        if number == 1:
+            shutil.copytree(by_hand, out)
+    before = (out / "train-00001-of-00003.beton").stat().st_mtime_ns
     asked = ["--source", str(images), "--out", str(out), "--parts", str(PARTS)]
-    done = fastsiam("convert", "folder", *asked, "--engine", engine)
+    done = fastsiam("convert", "folder", *asked)
     assert f"{PARTS} parts in {out} are one data set: use it with --data " in done.stdout
-    said = r"^part \d of 3 is made on \S+ in " if engine == "dask" else r"^part \d of 3$"
-    assert len(re.findall(said, done.stderr, re.M)) == PARTS, done.stderr
+    assert len(re.findall(r"^part \d of 3 is made$", done.stderr, re.M)) == PARTS, done.stderr
+    assert (out / "train-00001-of-00003.beton").stat().st_mtime_ns == before
     made = files(out)
     assert made.keys() == files(by_hand).keys() and len(made) == 3 * PARTS
     for name, content in files(by_hand).items():
         assert made[name] == content, name
     assert len(open_store(out, "train")) == 24
-
-
-def test_they_are_those_of_a_conversion_without_engines(images: Path, tmp_path: Path) -> None:
-    """The settings of the engines are not recorded: a conversion by --part is resumed."""
-    out = tmp_path / "out"
-    config = ConvertConfig(source=str(images), out=str(out), part="1/2")
-    (train, _) = convert("folder", config, Quiet())
-    assert not {"engine", "parts", "scheduler"} & train.about["options"].keys()
-    before = files(out)
-    fastsiam("convert", "folder", "--source", str(images), "--out", str(out), "--parts", "2")
-    assert before.items() < files(out).items()
 
 
 @pytest.mark.parametrize(("whom", "times"), rest_slow([("os.getppid()", 1), ("os.getpid()", 9)]))
@@ -75,7 +63,6 @@ def test_dask_restarts_a_part_that_is_killed(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Its worker is killed at the first try, or its own process at every one."""
-    needs("dask")
     tried = tmp_path / "tried"
     script = (
         f"import os, pathlib, time; tried = pathlib.Path({str(tried)!r})\n"
@@ -83,45 +70,36 @@ def test_dask_restarts_a_part_that_is_killed(
         f"if len(tried.read_text()) <= {times}: os.kill({whom}, 9); time.sleep(600)\n"
     )
     monkeypatch.setattr(parts, "_command", lambda *_: (sys.executable, "-c", script))
-    failed = parts._by_dask(ConvertConfig(engine="dask", parts=1), [])
+    failed = parts.run_by_dask(ConvertConfig(parts=1), [])
     said = capfd.readouterr().err
     if times == 1:
-        assert not failed and "part 1 of 1 is made on " in said
+        assert not failed and "part 1 of 1 is made" in said
         assert tried.read_text() == "xx"
     else:
-        assert re.fullmatch(r"its process on \S+ was killed \(exit code -9\)", failed[1])
+        assert failed[1] == "its process was killed (exit code -9)"
         assert tried.read_text() == "x" * (1 + parts._RETRIES)
 
 
-@pytest.mark.parametrize("engine", rest_slow(["local", "dask"]))
-def test_an_error_ends_a_part_alone(engine: str, images: Path, tmp_path: Path) -> None:
-    """The others are made; the error is that of a conversion here, and the same command resumes."""
-    needs(engine)
+def test_an_error_ends_a_part_alone(images: Path, tmp_path: Path) -> None:
+    """The others are made; the error is that of a conversion here."""
     bad = images / "train" / "class0" / "004.jpg"
     bad.write_bytes(bad.read_bytes()[:300])
     out = tmp_path / "out"
     asked = ["convert", "folder", "--source", str(images), "--out", str(out), "--parts", "2"]
-    asked += ["--engine", engine]
     done = fastsiam(*asked, code=1)
     last = done.stderr.splitlines()[-1]
     assert re.fullmatch(r"error: part 1 of 2: .* 1 of 2 parts are missing, and the same .*", last)
-    assert re.search(r"^(part 1: )?\S*class0/004\.jpg: ", done.stderr, re.M)
+    assert re.search(r"^part 1: \S*class0/004\.jpg: ", done.stderr, re.M)
     assert [path.name for path in out.glob("train*.beton")] == ["train-00002-of-00002.beton"]
-    fastsiam(*asked, "--skip-bad")
-    assert len(open_store(out, "train")) == 23
 
 
-@pytest.mark.parametrize(
-    ("engine", "number"),
-    rest_slow([("dask", signal.SIGINT), ("local", signal.SIGINT), ("dask", signal.SIGTERM)]),
-)
+@pytest.mark.parametrize("number", rest_slow([signal.SIGINT, signal.SIGTERM]))
 def test_a_signal_ends_all_and_the_same_command_resumes(
-    engine: str, number: signal.Signals, tmp_path: Path
+    number: signal.Signals, tmp_path: Path
 ) -> None:
-    needs(engine)
     write_images(tmp_path / "images", classes=2, each=30, side=900)
     asked = ["convert", "folder", "--source", str(tmp_path / "images"), "--max-side", "64"]
-    asked += ["--out", str(tmp_path / "out"), "--parts", "2", "--engine", engine]
+    asked += ["--out", str(tmp_path / "out"), "--parts", "2"]
     process = command(*asked, session=True)
     while not list((tmp_path / "out").glob("*.partial")):
         assert process.poll() is None, process.wait().stderr
@@ -145,25 +123,18 @@ def test_workers_are_told_where_the_data_are(
         return {1: "not made"}
 
     monkeypatch.setenv("FASTSIAM_DATA", str(images))
-    monkeypatch.setattr(parts, "_by_dask", by_dask)
+    monkeypatch.setattr(parts, "run_by_dask", by_dask)
     with pytest.raises(FastSiamError, match="part 1 of 2: not made; 1 of 2 parts are missing"):
-        parts.convert_parts("folder", ConvertConfig(parts=2, engine="dask"), ["convert", "folder"])
+        parts.convert_parts(ConvertConfig(parts=2), ["convert", "folder"])
     assert asked == ["convert", "folder", "--source", str(images), "--out", f"{images}-beton"]
-
-
-def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
-    result = parts.run_part(("true",), str(tmp_path / "elsewhere"))
-    assert "workers need the same files" in result.error
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"engine": "dask"}, "--engine dask converts parts: say how many by --parts"),
-        ({"parts": 2, "scheduler": "tcp://x:1"}, "--scheduler tcp://x:1 is dask's: add --engine"),
+        ({"scheduler": "tcp://x:1"}, "--scheduler converts parts: say how many by --parts"),
         ({"parts": 3, "part": "1/3"}, "--part is one of --parts"),
         ({"parts": -1}, "parts must be from 0 to 99999, not -1"),
-        ({"engine": "slurm", "parts": 2}, "engine must be local or dask, not 'slurm'"),
     ],
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any], said: str) -> None:
@@ -172,15 +143,14 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], said: str) -> Non
 
 
 def test_dask_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = ConvertConfig(engine="dask", parts=2, scheduler="tcp://127.0.0.1:1")
-    if find_spec("distributed") is not None:
-        import dask
+    config = ConvertConfig(parts=2, scheduler="tcp://127.0.0.1:1")
+    import dask
 
-        with (
-            dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
-            pytest.raises(FastSiamError, match=r"no dask scheduler answers at tcp://127.0.0.1:1"),
-        ):
-            parts._by_dask(config, [])
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
+        pytest.raises(FastSiamError, match=r"no dask scheduler answers at tcp://127.0.0.1:1"),
+    ):
+        parts.run_by_dask(config, [])
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(FastSiamError, match=r"fastsiam\[dask\]"):
-        parts._by_dask(config, [])
+        parts.run_by_dask(config, [])

@@ -85,12 +85,6 @@ def test_shrinking(options: dict[str, int], size: tuple[int, int]) -> None:
     assert np.abs(np.asarray(image).astype(int) - np.asarray(wanted)).mean() < 6
 
 
-def test_quality_makes_files_smaller() -> None:
-    png = encoded(picture(0), "PNG")
-    sizes = [len(prepare(png, None, ConvertConfig(quality=q)).data) for q in (40, 95)]
-    assert sizes[0] < 0.7 * sizes[1]
-
-
 def test_pixels_are_the_decoded_ones() -> None:
     done, image = how(jpeg(0), raw=True)
     assert done == "decoded to pixels"
@@ -105,29 +99,12 @@ def test_a_declared_bomb_is_refused_before_it_is_decoded() -> None:
         prepare(bytes(data), None, ConvertConfig())
 
 
-def test_many_rotating_segments_are_cut_at_once() -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    body = exif.tobytes()
-    segment = b"\xff\xe1" + (len(body) + 2).to_bytes(2, "big") + body
-    data = jpeg(0)
-    record = prepare(data[:2] + segment * 5000 + data[2:], None, ConvertConfig())
-    assert record.data == data and record.how == "EXIF rotation left out"
-
-
 def test_a_jpeg_that_ends_in_zeros_is_bad() -> None:
     """As a power cut leaves it: Pillow decodes it without a word."""
     data = jpeg(0)
     half = len(data) * 3 // 4
     with pytest.raises(ValueError, match="it has no end marker"):
         prepare(data[:half] + bytes(len(data) - half), None, ConvertConfig())
-
-
-def test_shrunk_pixels_stay_pixels() -> None:
-    pixels = np.asarray(picture(0)).tobytes()
-    record = prepare(pixels, (30, 40), ConvertConfig(max_side=20))
-    assert record.mode == RAW and (record.width, record.height) == (20, 15)
-    assert prepare(pixels, (30, 40), ConvertConfig(raw=False)).mode == JPEG
 
 
 def test_sides_that_jpeg_cannot_have() -> None:

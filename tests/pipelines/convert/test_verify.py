@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from fastsiam.pipelines.store import BetonStore
 from tests.conftest import write_images
 from tests.conversions import checked, run
 from tests.processes import fastsiam
@@ -39,16 +38,3 @@ def test_verify_holds_files_against_the_manifest(images: Path, tmp_path: Path) -
     (out / "manifest.json").write_text("{")
     assert "cannot be read" in checked(out)[0]
     assert "no .beton files" in checked(images)[0]
-
-
-def test_verify_from_the_command_line(images: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    run("folder", images, out)
-    assert fastsiam("convert", "verify", str(out)).stdout.count("whole") == 2
-    path = out / "val.beton"
-    store = BetonStore(path)
-    data = bytearray(path.read_bytes())
-    data[store.start[2] + 5] ^= 1
-    path.write_bytes(data)
-    done = fastsiam("convert", "verify", str(path), code=1)
-    assert "image 2 of" in done.stderr and "not those that were written" in done.stderr

@@ -7,24 +7,20 @@ import json
 import os
 import re
 import resource
-import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fastsiam import cli
-from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError, WorkerError
 from fastsiam.files import write_at
-from fastsiam.pipelines.convert import BadImagesError, convert, layout, prepare, writer
-from fastsiam.pipelines.processes import AbandonedError
-from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
+from fastsiam.pipelines.convert import layout, prepare, writer
+from fastsiam.pipelines.store import BetonStore, open_store
 from tests.conftest import write_images
-from tests.conversions import Quiet, checked, run
+from tests.conversions import checked, run
 from tests.processes import Forked, fastsiam
 from tests.sources import encoded, jpeg, picture
 
@@ -33,7 +29,7 @@ def test_an_existing_file_is_never_overwritten(images: Path, tmp_path: Path) -> 
     out = tmp_path / "out"
     run("folder", images, out)
     before = (out / "train.beton").read_bytes()
-    with pytest.raises(DataError, match=r"exists already and was made with another --max-side"):
+    with pytest.raises(DataError, match=r"exists already and was made with other options"):
         run("folder", images, out, max_side=10)
     os.utime(images / "train" / "class0" / "000.jpg", (1, 1))
     with pytest.raises(DataError, match="of other images, or of files with other times"):
@@ -62,22 +58,6 @@ def with_small_files(arguments: tuple[str, ...]) -> None:
     cli.main()
 
 
-def test_a_disk_too_small_is_said_at_once(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    quiet = Quiet()
-    convert("folder", ConvertConfig(source=str(images), out=str(tmp_path / "out")), quiet)
-    assert "has 0 MB free and train.beton may take" in quiet.said[0]
-
-
-def test_a_folder_that_cannot_be_written(images: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(DataError, match="cannot make the folder"):
-        run("folder", images, tmp_path / "file" / "out")
-
-
 def test_the_file_is_the_same_for_any_number_of_workers(
     real_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,21 +83,6 @@ def test_long_records_lie_within_one_page(tmp_path: Path) -> None:
     page = store.page_size
     assert store.size.max() > 2**23 and page == 2**25
     assert (store.start // page == (store.start + store.size - 1) // page).all()
-
-
-def test_a_block_that_grows_is_written_in_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To the same file."""
-    write_images(tmp_path / "images", classes=3, each=40, side=40)
-    monkeypatch.setattr(layout, "BLOCK_BYTES", 20_000)
-    files = []
-    for number, held in enumerate((2**26, 10_000)):
-        monkeypatch.setattr(writer, "_HELD_BYTES", held)
-        out = tmp_path / str(number)
-        (written,) = run("folder", tmp_path / "images", out, raw=True, workers=3)
-        files.append(written.path.read_bytes())
-    assert files[0] == files[1] and len(written.about["blocks"]) > 3
 
 
 def spoil(folder: Path) -> dict[str, str]:
@@ -171,35 +136,6 @@ def test_bad_images_are_all_listed_and_can_be_left_out(tmp_path: Path) -> None:
     assert checked(tmp_path / "out") == []
 
 
-def test_a_source_that_vanishes(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = open_store(images, "train")
-    image = store.where(3)
-    stat = FolderStore.sizes
-
-    def then_gone(self: FolderStore, *, what: Callable[[], object]) -> object:
-        sizes = stat(self)
-        what()
-        return sizes
-
-    monkeypatch.setattr(
-        FolderStore,
-        "sizes",
-        lambda self: then_gone(self, what=lambda: Path(image).unlink(missing_ok=True)),
-    )
-    with pytest.raises(BadImagesError) as caught:
-        run("folder", images / "train", tmp_path / "out")
-    assert caught.value.bad[0][0] == image and "No such file" in caught.value.bad[0][1]
-    monkeypatch.setattr(
-        FolderStore,
-        "sizes",
-        lambda self: then_gone(self, what=lambda: shutil.rmtree(images / "train", True)),
-    )
-    with pytest.raises(DataError, match="train is gone"):
-        run("folder", images / "train", tmp_path / "out2")
-
-
 def test_a_worker_that_dies_is_one_line(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,7 +143,7 @@ def test_a_worker_that_dies_is_one_line(
         os.kill(os.getpid(), signal.SIGKILL)
 
     monkeypatch.setattr(prepare, "prepare", die)
-    with pytest.raises(WorkerError, match=r"one of \d+ at work, was killed by SIGKILL, as the"):
+    with pytest.raises(WorkerError, match=r"a worker process died .*: lower --workers"):
         run("folder", images, tmp_path / "out")
 
 
@@ -227,13 +163,3 @@ def test_an_error_in_one_block_is_the_one_that_is_told(
     monkeypatch.setattr(writer, "write_at", fail)
     with pytest.raises(DataError, match=r"cannot write .*train\.beton: Input/output error"):
         run("folder", images, tmp_path / "out", workers=4)
-
-
-def test_what_waits_for_a_failed_block_is_abandoned(images: Path, tmp_path: Path) -> None:
-    """Also if the block before it takes its place after the failure."""
-    job = writer.Job(open_store(images, "train"), ConvertConfig(), tmp_path, 0, 4096)
-    assert job.take_turn(0) == 4096
-    job.pass_turn(-1, 0)
-    job.pass_turn(1, 5000)
-    with pytest.raises(AbandonedError):
-        job.take_turn(2)

@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 
 from fastsiam.config import TrainConfig
-from fastsiam.errors import CheckpointError
 from fastsiam.run import checkpoint as checkpoints
-from fastsiam.train.command import train_here
 from fastsiam.views.batch import Batch
 from tests.clouds import KEY, SECRET, broken_proxy, environment, reconnect, upload
 from tests.configs import flags, with_settings
@@ -78,36 +76,6 @@ def test_a_run_over_a_bad_line_is_the_run_from_a_disk(
     assert {"error", "cut"} <= met(tmp_path / "log")
 
 
-def test_an_object_that_changed_since_the_run_began(
-    cloud: str,
-    images: Path,
-    small: TrainConfig,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    """As of files: of one that names the same images, as many bytes are taken for the same."""
-    members = folder_members(images / "train")
-    tar(tmp_path / "up" / "photos.tar", members)
-    config = with_settings(small, data=upload(cloud, tmp_path / "up", "changes"), save_every=1)
-    config = with_settings(config, max_steps=1, knn_every=0)
-    train_here(config, "imagenet")
-    (name, first), *others = members
-    tar(tmp_path / "up" / "photos.tar", [(name, first + b"."), *others])
-    upload(cloud, tmp_path / "up", "changes")
-    train_here(with_settings(config, max_steps=2), "imagenet")
-    assert "photos.tar was modified since the run was last started" in capfd.readouterr().err
-    tar(tmp_path / "up" / "photos.tar", [(name, first + bytes(40960)), *others])
-    upload(cloud, tmp_path / "up", "changes")
-    with pytest.raises(CheckpointError, match=r"photos\.tar changed since the run was last"):
-        train_here(with_settings(config, max_steps=3), "imagenet")
-    tar(tmp_path / "up" / "photos.tar", members[1:])
-    upload(cloud, tmp_path / "up", "changes")
-    with pytest.raises(CheckpointError, match="1 of 24 images missing"):
-        train_here(with_settings(config, max_steps=3), "imagenet")
-    train_here(with_settings(config, max_steps=3, data_changed="accept"), "imagenet")
-    assert [line[0] for line in history(tmp_path / "run")] == [1, 2, 3]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("pipeline", ["torchvision", "memory"])
 def test_commands_over_a_bad_line(
@@ -145,7 +113,7 @@ def test_commands_over_a_bad_line(
 def test_a_loader_process_of_remote_data_is_killed(
     data: str, small: TrainConfig, tmp_path: Path
 ) -> None:
-    """A server forked it: it is named with its signal all the same, and the run resumes."""
+    """A server forked it: it is one line all the same, and the run resumes."""
     config = with_settings(small, pipeline="torchvision", workers=2, knn_every=0, data=data)
 
     def kill(step: int, batch: Batch) -> None:
@@ -153,26 +121,10 @@ def test_a_loader_process_of_remote_data_is_killed(
             kill_a_worker()
 
     error = ends_and_goes_on(config, tmp_path, kill)
-    assert "of 2 (process" in str(error) and "was killed by SIGKILL" in str(error)
+    assert str(error).startswith("a worker process died (")
 
 
-@pytest.mark.parametrize("number", rest_slow([signal.SIGKILL, signal.SIGINT, signal.SIGTERM]))
-def test_no_process_outlives_a_command(
-    number: signal.Signals, data: str, small: TrainConfig, tmp_path: Path
-) -> None:
-    """A signal reaches the whole group, as a terminal sends it; SIGKILL the command alone."""
-    config = with_settings(small, pipeline="torchvision", workers=2, knn_every=0, epochs=10**5)
-    config = with_settings(config, data=data)
-    process = command("train", *flags(config), session=True)
-    until(process, lambda: bool(history(Path(config.run.out))))
-    if number == signal.SIGKILL:
-        process.send(number)
-    else:
-        os.killpg(process.pid, number)
-    assert_ended(process, number)
-
-
-@pytest.mark.parametrize("number", rest_slow([signal.SIGINT, signal.SIGKILL]))
+@pytest.mark.parametrize("number", rest_slow([signal.SIGKILL, signal.SIGINT]))
 def test_no_process_outlives_a_conversion(
     number: signal.Signals, cloud: str, tmp_path: Path
 ) -> None:
@@ -180,7 +132,7 @@ def test_no_process_outlives_a_conversion(
     images = write_images(tmp_path / "images", each=8, side=300)
     tar(tmp_path / "up" / "train.tar", folder_members(images))
     data = upload(cloud, tmp_path / "up", f"conversion-{number}")
-    with broken_proxy(cloud, tmp_path / "log", delay=(0.5, 1)) as address:
+    with broken_proxy(cloud, tmp_path / "log", delay=(0.2, 0.3)) as address:
         process = command(
             "convert", "folder", "--source", data, "--out", str(tmp_path / "out"), "--workers", "2",
             environment={"AWS_ENDPOINT_URL": address}, session=True,

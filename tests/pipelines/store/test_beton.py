@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import convert
-from fastsiam.pipelines.convert.layout import head, pack_annex
 from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
 from fastsiam.pipelines.store.beton import (
     FIELD,
@@ -25,11 +23,10 @@ from fastsiam.pipelines.store.beton import (
     VERSION,
 )
 from tests import read_with_ffcv
-from tests.conftest import ROOT, write_images
+from tests.conftest import write_images
 from tests.conversions import Quiet, checked, run
 from tests.processes import Forked
 from tests.sources import encoded, gray_jpeg, jpeg, picture
-from tests.tiers import rest_slow
 
 
 def converted(tmp_path: Path, **options: object) -> Path:
@@ -41,74 +38,35 @@ def converted(tmp_path: Path, **options: object) -> Path:
     return convert("folder", config, Quiet())[0].path
 
 
-def test_types_are_ffcvs() -> None:
-    assert (HEADER.itemsize, FIELD.itemsize, RECORD.itemsize) == (24, 1041, 24)
-    assert (IMAGE.itemsize, METADATA.itemsize) == (13, 24)
-
-
 @pytest.mark.ffcv
-def test_types_are_those_of_the_installed_ffcv() -> None:
-    from ffcv import types
-    from ffcv.fields import IntField, RGBImageField
+def test_ffcv_reads_our_files(tmp_path: Path) -> None:
+    """With its plain decoders and without fastsiam; by the system's page cache and its own.
 
-    assert types.HeaderType.fields == HEADER.fields
-    assert types.CURRENT_VERSION == VERSION
-    theirs = types.get_metadata_type([RGBImageField(), IntField()])
-    assert theirs.itemsize == METADATA.itemsize
-    assert theirs.fields["f1"][1] == METADATA.fields["label"][1]  # type: ignore[index]
-    assert types.ALLOC_TABLE_TYPE == RECORD
-    assert {k: v[1] for k, v in types.FieldDescType.fields.items()} == {
-        k: v[1]
-        for k, v in FIELD.fields.items()  # type: ignore[union-attr]
-    }
-
-
-def test_records_are_views_of_the_mapped_file(tmp_path: Path) -> None:
-    store = BetonStore(converted(tmp_path))
-    data = store.read(2)
-    assert isinstance(data, memoryview) and data.obj is store.read(3).obj  # type: ignore[union-attr]
-
-
-@pytest.mark.ffcv
-@pytest.mark.parametrize(
-    "os_cache", rest_slow([{"jpg": False, "raw": True}, {"jpg": True, "raw": False}])
-)
-def test_ffcv_reads_our_files(os_cache: dict[str, bool], tmp_path: Path) -> None:
-    """With its plain decoders and without fastsiam; by the system's page cache and its own."""
-    paths = {"jpg": converted(tmp_path / "jpg"), "raw": converted(tmp_path / "raw", raw=True)}
-    readings = [(str(paths[mode]), os_cache[mode]) for mode in paths]
+    A conversion keeps the bytes of gray JPEGs: libjpeg-turbo makes RGB of them if it is asked to.
+    """
+    kinds: tuple[dict[str, Any], ...] = ({}, {"progressive": True}, {"sampling": 0x22}, {})
+    (tmp_path / "images").mkdir()
+    for number, options in enumerate(kinds):
+        data = gray_jpeg(number, **options) if number < 3 else jpeg(number)
+        (tmp_path / "images" / f"{number}.jpg").write_bytes(data)
+    (gray,) = run("folder", tmp_path / "images", tmp_path / "gray")
+    assert gray.about["stored"] == {"unchanged": 4}
+    plain, raw = converted(tmp_path / "jpg"), converted(tmp_path / "raw", raw=True)
+    paths = {plain: False, raw: True, gray.path: True}
+    readings = [(str(path), os_cache) for path, os_cache in paths.items()]
     done = Forked(read_with_ffcv.read, readings).wait(300)
     assert done.returncode == 0, done.stderr[-2000:]
-    lines = done.stdout.splitlines()[-2:]
-    for path, line in zip(paths.values(), lines, strict=True):
+    for path, line in zip(paths, done.stdout.splitlines()[-3:], strict=True):
         got, store = json.loads(line), BetonStore(path)
         assert got["labels"] == store.labels.tolist()
         assert got["crops"] == [len(store), 16, 16, 3]
+        assert path != gray.path or got["gray"] == [True, True, True, False]
         for mean, i in zip(got["means"], range(len(store)), strict=True):
             image = store.decode(i)
             side, left = image.height, (image.width - image.height) // 2
             square = image.crop((left, 0, left + side, side)).resize((16, 16))
             # Its fast DCT and area filter differ a little; another image's mean differs a lot.
             assert abs(mean - np.asarray(square).mean()) < 1.5
-
-
-@pytest.mark.ffcv
-def test_ffcvs_own_decoder_reads_gray_jpegs(tmp_path: Path) -> None:
-    """So a conversion keeps their bytes: libjpeg-turbo makes RGB of them if it is asked to."""
-    kinds: tuple[dict[str, Any], ...] = ({}, {"progressive": True}, {"sampling": 0x22}, {})
-    (tmp_path / "images").mkdir()
-    for number, options in enumerate(kinds):
-        data = gray_jpeg(number, **options) if number < 3 else jpeg(number)
-        (tmp_path / "images" / f"{number}.jpg").write_bytes(data)
-    (made,) = run("folder", tmp_path / "images", tmp_path / "out")
-    assert made.about["stored"] == {"unchanged": 4}
-    done = Forked(read_with_ffcv.read, [(str(made.path), True)]).wait(300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    got, store = json.loads(done.stdout.splitlines()[-1]), BetonStore(made.path)
-    assert got["gray"] == [True, True, True, False]
-    for mean, i in zip(got["means"], range(4), strict=True):
-        square = store.decode(i).crop((5, 0, 35, 30)).resize((16, 16))
-        assert abs(mean - np.asarray(square).mean()) < 1.5
 
 
 @pytest.mark.ffcv
@@ -184,25 +142,11 @@ def test_every_flipped_bit_outside_the_records_is_found(tmp_path: Path) -> None:
         data = bytearray(whole)
         data[place] ^= 1 << int(generator.integers(0, 8))
         path.write_bytes(data)
-        if not checked(path.parent, decode=False):
+        with contextlib.suppress(DataError):
+            BetonStore(path)
             missed.append(place)
     # Only the few bytes that fill the annex up to a multiple of 8 mean nothing.
     assert all(whole[place] == 0 for place in missed) and len(missed) < 8
-
-
-def test_every_flipped_bit_of_a_record_is_found(tmp_path: Path) -> None:
-    path = converted(tmp_path)
-    store = BetonStore(path)
-    generator = np.random.default_rng(1)
-    whole = path.read_bytes()
-    for _ in range(60):
-        index = int(generator.integers(0, len(store)))
-        place = int(store.start[index] + generator.integers(0, store.size[index]))
-        data = bytearray(whole)
-        data[place] ^= 1 << int(generator.integers(0, 8))
-        path.write_bytes(data)
-        bad = checked(path, decode=False)
-        assert len(bad) == 1 and store.where(index) in bad[0]
 
 
 def test_random_damage_never_crashes(tmp_path: Path) -> None:
@@ -215,7 +159,7 @@ def test_random_damage_never_crashes(tmp_path: Path) -> None:
     assert not BetonStore(path).ours
     generator = np.random.default_rng(2)
     read = 0
-    for trial in range(400):
+    for trial in range(200):
         data = bytearray(bare if trial % 2 else whole)
         for _ in range(int(generator.integers(1, 6))):
             low = generator.choice([24, 2200, 2500, len(data)])
@@ -234,75 +178,8 @@ def test_random_damage_never_crashes(tmp_path: Path) -> None:
     assert read
 
 
-@pytest.mark.alone
-def test_a_file_of_imagenets_size(tmp_path: Path) -> None:
-    """1,281,167 records of a sparse file: opened with little more memory than the metadata."""
-    count, record = 1_281_167, encoded(picture(0, width=20, height=15), quality=30)
-    start = 2**25
-    metadata = np.zeros(count, METADATA)
-    metadata["image"]["width"], metadata["image"]["height"] = 20, 15
-    metadata["image"]["data_ptr"] = start + np.arange(count, dtype=np.uint64) * 110_000
-    metadata["label"] = np.arange(count) // 1282
-    table = np.zeros(count, RECORD)
-    table["sample_id"], table["size"] = np.arange(count), len(record)
-    table["ptr"] = metadata["image"]["data_ptr"]
-    import zlib
-
-    about = {"tables_crc32": zlib.crc32(table.tobytes(), zlib.crc32(metadata.tobytes()))}
-    names = b"\0".join(b"n%08d/image_%07d.JPEG" % (i // 1282, i) for i in range(count))
-    classes = tuple(f"n{i:08d}" for i in range(1000))
-    crc = np.full(count, zlib.crc32(record), np.uint32)
-    annex = pack_annex(about, classes, crc, names)
-    end = start + count * 110_000
-    table_start = end + len(annex) + -len(annex) % 8
-    path = tmp_path / "train.beton"
-    with path.open("wb") as file:
-        file.write(
-            head(images=count, page_size=2**23, table=table_start, annex=annex, annex_start=end)
-        )
-        file.write(metadata.tobytes())
-        for i in (0, count - 1):
-            file.seek(start + i * 110_000)
-            file.write(record)
-        file.seek(end)
-        file.write(annex)
-        file.seek(table_start)
-        file.write(table.tobytes())
-    assert path.stat().st_size > 140e9
-    script = (
-        "from pathlib import Path\n"
-        "from fastsiam.pipelines.store import BetonStore\n"
-        "def peak():\n"
-        "    lines = open('/proc/self/status').read().splitlines()\n"
-        "    return next(int(line.split()[1]) for line in lines if line.startswith('VmHWM'))\n"
-        "before = peak()\n"
-        f"store = BetonStore(Path({str(path)!r}))\n"
-        "print(peak() - before)\n"
-        "assert len(store) == 1_281_167 and store.decode(1_281_166).size == (20, 15)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    kilobytes = int(done.stdout)
-    assert kilobytes * 1024 < 6 * (metadata.nbytes + table.nbytes)
-
-
 def test_open_store_prefers_what_was_converted(tmp_path: Path) -> None:
     path = converted(tmp_path)
-    for place in (path, path.parent):
-        assert isinstance(open_store(place, "train"), BetonStore)
-    with pytest.raises(DataError, match="no val"):
-        open_store(path, "val")
     (tmp_path / "images" / "train.beton").write_bytes(path.read_bytes())
     assert isinstance(open_store(tmp_path / "images", "train"), BetonStore)
     assert isinstance(open_store(tmp_path / "images", "train", sources=True), FolderStore)
-
-
-def test_an_image_that_no_longer_decodes_is_named(tmp_path: Path) -> None:
-    path = converted(tmp_path)
-    store = BetonStore(path)
-    data = bytearray(path.read_bytes())
-    data[store.start[4] : store.start[4] + 30] = bytes(30)
-    path.write_bytes(data)
-    with pytest.raises(DataError, match=r"cannot decode image 4 of .*train\.beton \(class1/000"):
-        BetonStore(path).decode(4)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import pytest
 from fastsiam.config import ColumnNames, ConvertConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import convert
-from fastsiam.pipelines.store import BetonStore, Store, columns, open_store
+from fastsiam.pipelines.store import Store, open_store
 from tests.conftest import write_images
 from tests.conversions import Quiet
 from tests.sources import jpeg
@@ -24,7 +22,6 @@ PHOTO, MASK = ColumnNames("photo", "species"), ColumnNames("mask", "genus")
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    columns._say_choice.cache_clear()
 
 
 def table(image: str = "photo", rows: int = 6) -> Any:
@@ -62,15 +59,7 @@ def hub(data: Any, root: Path) -> Path:
     return root
 
 
-def compressed(data: Any, root: Path) -> Path:
-    from pyarrow import parquet
-
-    root.mkdir()
-    parquet.write_table(data.with_format("arrow")[:], root / "train.parquet")
-    return root
-
-
-@pytest.mark.parametrize("write", [saved, hub, compressed])
+@pytest.mark.parametrize("write", [saved, hub])
 def test_columns_are_taken_by_name(write: Callable[[Any, Path], Path], tmp_path: Path) -> None:
     root = write(table(), tmp_path / "two")
     stores: list[Store] = []
@@ -87,11 +76,8 @@ def test_columns_are_taken_by_name(write: Callable[[Any, Path], Path], tmp_path:
     assert places.classes == ("site 0", "site 1") and places.labels.tolist() == [0, 1] * 3
 
 
-@pytest.mark.parametrize("write", [saved, hub])
-def test_one_of_several_columns_has_to_be_named(
-    write: Callable[[Any, Path], Path], tmp_path: Path
-) -> None:
-    root = write(table(), tmp_path / "two")
+def test_one_of_several_columns_has_to_be_named(tmp_path: Path) -> None:
+    root = saved(table(), tmp_path / "two")
     there = "the columns are photo, mask, species, genus, place, weight"
     for names, said in (
         (ColumnNames(), r"2 columns .* \(photo, mask\): .* such as --image-column photo"),
@@ -105,21 +91,6 @@ def test_one_of_several_columns_has_to_be_named(
         assert "\n" not in str(caught.value)
 
 
-def test_a_choice_among_columns_is_logged_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    root = saved(table("image"), tmp_path / "two")
-    for _ in range(2):
-        store = open_store(root, "train")
-    assert bytes(store.read(0)) == jpeg(0) and set(store.labels) == {-1}
-    images, labels = [record.message for record in caplog.records]
-    assert "images come from column 'image'; pass --image-column to take another (mask)" in images
-    assert "the images have no labels; pass --label-column to take one (sp" in labels
-    same = open_store(root, "train", columns=ColumnNames("image"))
-    assert same.stamp() == store.stamp() and len(caplog.records) == 2
-
-
 def test_data_without_columns_refuse_their_names(images: Path, tmp_path: Path) -> None:
     (beton, _) = convert(
         "folder", ConvertConfig(source=str(images), out=str(tmp_path / "out")), Quiet()
@@ -129,16 +100,3 @@ def test_data_without_columns_refuse_their_names(images: Path, tmp_path: Path) -
             open_store(root, "train", columns=ColumnNames("photo"))
     with pytest.raises(DataError, match="leave out --image-column and --label-column"):
         open_store(write_images(tmp_path / "flat"), "train", columns=PHOTO)
-
-
-def test_a_conversion_of_named_columns(tmp_path: Path) -> None:
-    root, out = hub(table(), tmp_path / "two"), tmp_path / "out"
-    photo = ConvertConfig(
-        source=str(root), out=str(out), image_column="photo", label_column="species"
-    )
-    (made,) = convert("parquet", photo, Quiet())
-    assert [file.there for file in convert("folder", photo, Quiet())] == [True]
-    store = BetonStore(made.path)
-    assert bytes(store.read(1)) == jpeg(1) and store.classes == ("ash", "oak", "elm")
-    with pytest.raises(DataError, match="was made of other images"):
-        convert("folder", replace(photo, image_column="mask"), Quiet())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shlex
 from pathlib import Path
@@ -45,14 +44,6 @@ def test_class_folders_are_sorted_and_may_be_deep(tmp_path: Path) -> None:
     assert store.read(2) == (tmp_path / "zebra" / "a.jpg").read_bytes()
 
 
-def test_flat_folder_has_no_labels(tmp_path: Path) -> None:
-    for name in ("b.jpg", "a.JPG", "ü.webp"):
-        save(tmp_path / name)
-    store = FolderStore(tmp_path)
-    assert len(store) == 3 and store.classes == () and store.labels.tolist() == [-1, -1, -1]
-    assert [store.path(i).name for i in range(3)] == ["a.JPG", "b.jpg", "ü.webp"]
-
-
 def test_splits(tmp_path: Path) -> None:
     write_images(tmp_path / "train", each=2)
     write_images(tmp_path / "test", each=1)
@@ -91,23 +82,3 @@ def test_links_that_lead_back_and_pipes_are_left_out(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a" / "pipe.jpg")
     store = FolderStore(tmp_path)
     assert [store.name(i) for i in range(len(store))] == ["a/0.jpg", "c/1.jpg"]
-
-
-def test_images_of_other_formats_are_left_out_and_named(
-    images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    FolderStore(images / "train")
-    assert not caplog.records
-    root = images / "val"
-    for name in ("class0/a.HEIC", "class0/b.heic", "class1/c.gif", "class1/notes.txt"):
-        (root / name).touch()
-    for _ in range(2):
-        FolderStore(root)
-    assert [record.message for record in caplog.records] == [
-        f"{root}: 1 .gif, 2 .heic files are left out; save them as JPEG or PNG to use them"
-    ]
-    (tmp_path / "phone").mkdir()
-    (tmp_path / "phone" / "a.heic").touch()
-    with pytest.raises(DataError, match=r"holds no images .*; save its 1 .heic files as JPEG"):
-        FolderStore(tmp_path / "phone")

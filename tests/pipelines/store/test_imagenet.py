@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam.errors import DataError
+from fastsiam.errors import NoLabelsError
 from fastsiam.pipelines.store import open_store
 from tests.sources import VAL_WNIDS, WNIDS, imagenet
 
@@ -22,30 +22,20 @@ def test_the_official_archives(tmp_path: Path) -> None:
         assert train.name(3) == f"{WNIDS[1]}/{WNIDS[1]}_0.JPEG"
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("val.txt", "ILSVRC2012_val_00000001.JPEG 2\nILSVRC2012_val_00000002.JPEG 0\n"),
-        ("imagenet_2012_validation_synset_labels.txt", f"{WNIDS[2]}\n{WNIDS[0]}\n{WNIDS[1]}\n"),
-        (
-            "LOC_val_solution.csv",
-            f"ImageId,PredictionString\nILSVRC2012_val_00000002,{WNIDS[0]} 1 2 3 4\n"
-            f"ILSVRC2012_val_00000001,{WNIDS[2]} 1 2 3 4 {WNIDS[2]} 5 6 7 8\n"
-            f"ILSVRC2012_val_00000003,{WNIDS[1]} 1 2 3 4\n",
-        ),
-    ],
-)
-def test_plain_lists_of_validation_labels(name: str, text: str, tmp_path: Path) -> None:
-    imagenet(tmp_path, val=2 if name == "val.txt" else 3)
+def test_kaggles_list_of_validation_labels(tmp_path: Path) -> None:
+    imagenet(tmp_path, val=3)
     (tmp_path / "ILSVRC2012_devkit_t12.tar.gz").unlink()
     with pytest.raises(
-        DataError, match=r"without their labels: put ILSVRC2012_devkit_t12\.tar\.gz"
+        NoLabelsError, match=r"without their labels: put ILSVRC2012_devkit_t12\.tar\.gz"
     ):
         open_store(tmp_path, "val")
-    (tmp_path / name).write_text(text)
+    (tmp_path / "LOC_val_solution.csv").write_text(
+        f"ImageId,PredictionString\nILSVRC2012_val_00000002,{WNIDS[0]} 1 2 3 4\n"
+        f"ILSVRC2012_val_00000001,{WNIDS[2]} 1 2 3 4 {WNIDS[2]} 5 6 7 8\n"
+        f"ILSVRC2012_val_00000003,{WNIDS[1]} 1 2 3 4\n"
+    )
     val = open_store(tmp_path, "val")
-    wanted = VAL_WNIDS[: len(val)]
-    assert [val.classes[label] for label in val.labels] == list(wanted)
+    assert [val.classes[label] for label in val.labels] == list(VAL_WNIDS[:3])
 
 
 def test_a_flat_validation_folder_gets_labels_too(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Lists of image files as data: CSV and parquet with a column of paths."""
+"""Lists of image files as data: CSV with a column of paths."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from tests.conversions import Quiet, same_images
 from tests.forms import as_list, write_list
 
 
-@pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_splits_labels_and_names_of_columns(ending: str, images: Path) -> None:
+def test_splits_labels_and_names_of_columns(images: Path) -> None:
     names = ColumnNames("file", "kind")
     rows = [[f"train/class0/00{i}.jpg", i % 3 - 1, "Train"] for i in range(6)]
     rows += [["val/class1/000.jpg", 5, "validation"], ["val/class1/001.jpg", 0, "test"]]
-    root = write_list(images / f"list.{ending}", "file,kind,split", rows)
+    root = write_list(images / "list.csv", "file,kind,split", rows)
     train, val = (open_store(root, split, columns=names) for split in ("train", "val"))
     assert train.labels.tolist() == [-1, 0, 1, -1, 0, 1] and val.labels.tolist() == [5]
     assert train.classes == val.classes == tuple("012345")
@@ -41,7 +40,7 @@ def test_csv_as_spreadsheets_write_it(images: Path) -> None:
 
 
 def test_a_list_is_held_out_and_converted(images: Path, tmp_path: Path) -> None:
-    root = as_list("csv", images / "train", tmp_path)
+    root = as_list(images / "train", tmp_path)
     assert str(open_store(root, "train")) == f"{root} (files of a list)"
     data = DataConfig(data=str(root), holdout="25%")
     left, held = open_split(data, "train"), open_split(data, "val")
@@ -53,5 +52,5 @@ def test_a_list_is_held_out_and_converted(images: Path, tmp_path: Path) -> None:
     assert names_of(converted) == names_of(open_store(root, "train"))
     assert [file.there for file in convert("folder", config, Quiet())] == [True]
     root.write_text("\n".join(root.read_text().splitlines()[:-1]))
-    with pytest.raises(DataError, match="was made of other images"):
+    with pytest.raises(DataError, match="was made with other options, of other images"):
         convert("folder", config, Quiet())

@@ -8,15 +8,12 @@ import gzip
 import json
 import os
 import shutil
-import tarfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.errors import DataError, NoSplitError
@@ -26,20 +23,17 @@ from fastsiam.pipelines.store import (
     CifarStore,
     FolderStore,
     Store,
-    beton_files,
     listed,
-    open_parquet,
     open_store,
 )
 from fastsiam.pipelines.store.files import Mapped
-from fastsiam.pipelines.store.imagenet import DEVKIT
-from fastsiam.pipelines.store.index import ROW, Index, file_facts, keep, pack_texts
+from fastsiam.pipelines.store.index import ROW, file_facts, keep, pack_texts
 from tests.conftest import write_images
-from tests.conversions import failing, run
+from tests.conversions import failing, run, same_images
 from tests.forms import FORMS, as_compressed, as_converted, as_on_the_hub, as_saved, write_list
-from tests.sources import cifar, encoded, folder_members, imagenet, jpeg, parquet, picture, tar
+from tests.sources import cifar, folder_members, jpeg, tar
 from tests.sources import tar_bytes as tarred
-from tests.tables import dataset, saved
+from tests.tables import dataset
 
 Build = Callable[[Path], Path]
 """Writes what cannot be read below a folder; returns what is opened."""
@@ -67,56 +61,15 @@ def tar_damaged(change: Callable[[bytes], bytes]) -> Build:
     return lambda root: put(root / "train.tar", change(tarred(members)))
 
 
-def tar_with(kind: bytes) -> Build:
-    """A tar whose member is a link or a device."""
-
-    def build(root: Path) -> Path:
-        with tarfile.open(root / "train.tar", "w") as archive:
-            info = tarfile.TarInfo("a/l.jpg")
-            info.type, info.linkname = kind, "/etc/passwd"
-            archive.addfile(info)
-        return root / "train.tar"
-
-    return build
-
-
-def with_size(size: bytes) -> Build:
-    """A tar whose one member says that it is of another size."""
-    data = bytearray(tarred([("a/0.jpg", jpeg(0))]))
-    data[124:136] = size
-    data[148:156] = b"        "
-    data[148:156] = b"%06o\0 " % sum(data[:512])
-    return lambda root: put(root / "t.tar", bytes(data))
-
-
-def long_names(root: Path) -> Path:
-    """A chain of 5,000 long names."""
-    info = tarfile.TarInfo("././@LongLink")
-    info.type, info.size = tarfile.GNUTYPE_LONGNAME, 5
-    link = info.tobuf(tarfile.GNU_FORMAT) + b"name\0".ljust(512, b"\0")
-    return put(root / "t.tar", link * 5000 + tarred([("a/0.jpg", jpeg(0))]))
-
-
 def index_outside(root: Path) -> Path:
     """A kept index that leads out of its file."""
     path = tar(root / "t.tar", [("a/0.jpg", jpeg(0))])
     rows = np.zeros(2, ROW)
     rows["offset"], rows["size"] = 512, [1, 2**31]
     texts = {"names": pack_texts(["a", "b"]), "classes": pack_texts(["a"])}
-    index = Index({"rows": rows, **texts, "split": np.array(False)})
+    index = {"rows": rows, **texts, "split": np.array(False)}
     keep(index, [root / ".t.fastsiam-index"], file_facts([Mapped(path)]))
     return path
-
-
-def without_devkit(*files: tuple[str, str]) -> Build:
-    def build(root: Path) -> Path:
-        imagenet(root)
-        (root / f"{DEVKIT}.tar.gz").unlink()
-        for name, text in files:
-            put(root / name, text)
-        return root
-
-    return build
 
 
 def damaged(form: str, pattern: str, change: Callable[[bytes], bytes]) -> Build:
@@ -173,13 +126,6 @@ def no_image_column(root: Path) -> Path:
     return root / "none.parquet"
 
 
-def two_configurations(root: Path) -> Path:
-    hub = as_on_the_hub(images(root), root / "hub")
-    (hub / "data").rename(hub / "first")
-    shutil.copytree(hub / "first", hub / "second")
-    return hub
-
-
 def beton(change: Callable[[bytes], bytes]) -> Build:
     return damaged("converted", "train.beton", change)
 
@@ -189,22 +135,14 @@ CASES: dict[str, tuple[Build, str]] = {
     # folders
     "nowhere": (lambda root: root / "nowhere", "no data at"),
     "an empty folder": (lambda root: root, "holds no images"),
-    "a name too long": (lambda root: root / ("x" * 300), r"cannot open the data at .*too long; ch"),
     "one image": (lambda root: put(root / "a.jpg", jpeg(0)), "is neither a folder of images nor a"),
     "images beside folders": (
         lambda root: put(put(root / "c" / "two.jpg").parents[1] / "one.jpg").parent,
         r"both by themselves \(one.jpg\) and in folders \(c/\)",
     ),
-    "photos of a phone": (
-        lambda root: put(root / "a.heic").parent, r"holds no images .*; save its 1 .heic files as J"
-    ),
     "data sets beside each other": (
         lambda root: write_images(write_images(root / "b/train").parents[1] / "a/train").parents[1],
         r"data sets of their own: name one, such as .*a$",
-    ),
-    "tars beside folders": (
-        lambda root: tar(images(root) / "n01440764.tar", [("0.jpg", jpeg(1))]).parent,
-        r"both tars \(n01440764\.tar\) and folders of images",
     ),
     "compressed as a whole": (lambda root: put(root / "t.tar.gz"), "compressed as a whole"),
     # tars
@@ -214,52 +152,21 @@ CASES: dict[str, tuple[Build, str]] = {
     "a damaged header": (
         tar_damaged(lambda d: d.replace(b"1/5.jpg", b"1/5?jpg")), f"{WHOLE_TAR}.*damaged or cut"
     ),
-    "cut in a header": (tar_damaged(lambda d: d[: d.index(b"1/5.jpg") + 100]), WHOLE_TAR),
     "cut in a later image": (tar_damaged(lambda d: d[: d.index(b"1/5.jpg") + 900]), WHOLE_TAR),
-    "a chain of long names": (long_names, WHOLE_TAR),
-    "a size of 5 GiB": (with_size(b"\x80" + (5 * 2**30).to_bytes(11, "big")), WHOLE_TAR),
-    "a negative size": (with_size(b"\xff" * 11 + b"\xf0"), WHOLE_TAR),
-    "a symbolic link": (tar_with(tarfile.SYMTYPE), "holds no images"),
-    "a hard link": (
-        tar_with(tarfile.LNKTYPE), r"a/l\.jpg is a link to /etc/passwd; create the tar with tar"
-    ),
-    "an image before a tar": (
-        tar_of("a.jpg", more=[("n.tar", tarred([("0.jpg", jpeg(1))]))]),
-        "holds both images and tars",
-    ),
-    "an image behind a tar": (
-        lambda root: tar(root / "t.tar", [("n.tar", tarred([("0.jpg", b"")])), ("z.jpg", b"")]),
-        "holds both images and tars",
-    ),
-    "images beside folders in a tar": (
-        tar_of("a/0.jpg", "1.jpg"), r"both by themselves \(1.jpg\) and in folders \(a/\)"
-    ),
     "a number that is no class": (
         tar_of("0.jpg", more=[("0.cls", b"99999999999")]), "which is no number of a class"
-    ),
-    "an image without its class": (
-        tar_of("0.jpg", "1.jpg", more=[("0.cls", b"5")]), r"1\.jpg has no \.cls file"
     ),
     "an index that leads outside": (index_outside, r"t\.tar is damaged: image 1 lies outside of"),
     # lists of files
     "CSV without a line": (
-        lambda root: put(root / "a.csv"), "has no column 'path': name the columns in its first line"
-    ),
-    "semicolons": (
-        lambda root: put(root / "a.csv", b"path;label\na.jpg;x\n"),
-        "has fields between ';': save it with commas instead",
+        lambda root: put(root / "a.csv"), "has no column 'path', only none: name"
     ),
     "Latin letters": (
         lambda root: put(root / "a.csv", b"path,label\na.jpg,caf\xe9\n"),
         "is not in UTF-8: save it in UTF-8",
     ),
     "an open quote": (lambda root: put(root / "a.csv", b'path\n"a.jpg\n'), "is damaged in line 2"),
-    "a zero": (lambda root: put(root / "a.csv", b"path\na\0.jpg\n"), "no path in row 1|damaged"),
     # tables
-    "a cache of datasets": (
-        lambda root: without("state.json")(root) / "train",
-        r"Arrow files without a state.json, as the cache of data",
-    ),
     "a table that is cut": (damaged("saved", "data-00001*", cut), r"data-00001-of-00003.arrow"),
     "a table that is empty": (damaged("saved", "data-00001*", empty), r"data-00001-of-0000"),
     "a table that is gone": (without("data-00001*"), r"data-00001-of-00003.arrow"),
@@ -274,26 +181,17 @@ CASES: dict[str, tuple[Build, str]] = {
     "no parquet": (
         lambda root: put(root / "a.parquet", b"PAR1 and no more"), "is no whole parquet file"
     ),
-    "two configurations": (
-        two_configurations, r"in several folders .*\(first, second\): name one"
-    ),
     "two columns of images": (
         image_columns, r"2 columns that can hold images \(picture, mask\)"
     ),
     "no column of images": (no_image_column, r"no column that can hold images .*, only label"),
     "numbers and names": (labels([0, 1], "ab"), "numbers in some files and names in others"),
-    "a data set beside class folders": (
-        lambda root: saved(root / "x", {"test": dataset([(jpeg(0), "a", 0)], ["c"])}),
-        r"holds data sets of their own: name one, such as .*test$",
-    ),
     # .beton files
     "an empty beton": (beton(empty), "is empty"),
-    "20 bytes of a beton": (beton(lambda d: d[:20]), "it has 20 bytes"),
     "a zip for a beton": (beton(lambda d: b"PK\x03\x04" + d[4:]), "it says format"),
     "half a beton": (beton(lambda d: d[:3000]), "not where it should be|not whole"),
     "a row less": (beton(lambda d: d[:-24]), "lacks images"),
     "a row more": (beton(lambda d: d + bytes(24)), "checksum"),
-    "zeros": (beton(lambda d: d[:24] + bytes(len(d) - 24)), "no image field|not whole"),
     "a damaged mark": (
         beton(lambda d: d.replace(b"fastsiam", b"fastsial", 1)),
         "the arguments of its image field are not ours",
@@ -302,7 +200,7 @@ CASES: dict[str, tuple[Build, str]] = {
     "half of CIFAR": (
         lambda root: put(root / "cifar-10-python.tar.gz",
                          cifar(root / "whole.gz").read_bytes()[:1000]),
-        "is no whole CIFAR archive",
+        "is not the archive that CIFAR's authors publish",
     ),
 }  # fmt: skip
 
@@ -345,44 +243,27 @@ def test_a_split_that_is_not_there(build: Any, words: str, tmp_path: Path) -> No
         open_store(build(*own), "val")
 
 
-@pytest.mark.parametrize(
-    ("build", "words"),
-    [
-        (without_devkit(), rf"without their labels: put {DEVKIT}\.tar\.gz"),
-        (without_devkit(("ILSVRC2012_validation_ground_truth.txt", "1\n2\n3\n1\n")),
-         "numbers the classes as the devkit does"),
-        (without_devkit((f"{DEVKIT}/data/x", "")), r"is no devkit of ILSVRC 2012 .*No such file"),
-    ],
-)  # fmt: skip
-def test_labels_of_imagenets_validation_images(build: Build, words: str, tmp_path: Path) -> None:
-    refused(build(tmp_path), words, "val")
-
-
-@pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_lists_that_are_refused(ending: str, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_that_are_refused(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = "train/class0/000.jpg"
     cases: list[tuple[str, list[list[object]], str, ColumnNames]] = [
         ("path,label", [[there, "a"], ["x.jpg", "b"], ["y.jpg", "b"]],
          "2 of 3 files, the first .*x.jpg; relative", AUTOMATIC),
-        ("name,label", [[there, "a"]], "no column .*, only name, label", AUTOMATIC),
+        ("name,label", [[there, "a"]], "no column 'path', only name, label", AUTOMATIC),
         ("path,label", [[there, "a"], ["", "b"]], "no path in row 2", AUTOMATIC),
         ("path,label", [[there, 10**9]], "label 1000000000, which is no number of a", AUTOMATIC),
-        ("path,a", [[there, "a"]], "column b is not there|no column 'b'", ColumnNames("", "b")),
-        ("path,a", [[there, "a"]], "column b is not there|no column 'b'", ColumnNames("b")),
+        ("path,a", [[there, "a"]], "no column 'b'.* pass --label-column", ColumnNames("", "b")),
+        ("path,a", [[there, "a"]], "no column 'b'.* pass --image-column", ColumnNames("b")),
+        ("path,label", [], "names no images: it has no rows", AUTOMATIC),
+        ("path,label", [[there, "a", "b"]], "has 3 fields in line 2 and 2 in its", AUTOMATIC),
     ]  # fmt: skip
-    if ending == "csv":
-        cases += [
-            ("path,label", [], "names no images: it has no rows", AUTOMATIC),
-            ("path,label", [[there, "a", "b"]], "has 3 fields in line 2 and 2 in its", AUTOMATIC),
-        ]
     for header, rows, words, names in cases:
-        refused(write_list(images / f"list.{ending}", header, rows), words, columns=names)
+        refused(write_list(images / "list.csv", header, rows), words, columns=names)
     monkeypatch.setattr(listed, "_LOOKED_FOR", 2)
-    path = write_list(images / f"list.{ending}", "path", [["x"], [there], ["y"]])
+    path = write_list(images / "list.csv", "path", [["x"], [there], ["y"]])
     refused(path, "2 of 2 files that were looked for, the first .*x")
 
 
-@pytest.mark.parametrize("write", ["saved", "none", "snappy"])
+@pytest.mark.parametrize("write", ["saved", "none"])
 def test_paths_alone_are_refused(write: str, images: Path, tmp_path: Path) -> None:
     """A path of one image among others that have bytes is that image's fault."""
     import pyarrow as pa
@@ -396,7 +277,7 @@ def test_paths_alone_are_refused(write: str, images: Path, tmp_path: Path) -> No
         kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
         column = pa.array([{"bytes": data, "path": own} for data, own, _ in rows], kind)
         table = pa.table({"image": column})
-        if write in ("none", "snappy"):
+        if write == "none":
             pq.write_table(table, target, compression=write)
             return target
         dataset(rows, ()).save_to_disk(target)  # which would take the bytes in: put them out
@@ -414,6 +295,14 @@ def test_paths_alone_are_refused(write: str, images: Path, tmp_path: Path) -> No
         store.read(1)
 
 
+def test_compressed_parquet_is_converted(tmp_path: Path) -> None:
+    """Read in order, it needs no places; an image that is not stored as it is has none either."""
+    root = as_compressed(images(tmp_path), tmp_path / "old ones")
+    command = "fastsiam convert parquet --source '.*old ones' --out DIR, and pass --data DIR"
+    refused(root, f"the images in .* are compressed, and can only be read in order; .*: {command}")
+    same_images(open_store(root, "train", sources=True), FolderStore(tmp_path / "images"))
+
+
 def test_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, real = images(tmp_path), builtins.__import__
     roots = [as_saved(folder, tmp_path / "saved"), as_on_the_hub(folder, tmp_path / "hub")]
@@ -428,78 +317,28 @@ def test_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         refused(root, r"takes pyarrow: pip install 'fastsiam\[convert\]'$")
 
 
-def test_compressed_images_that_cannot_be_unpacked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Too many of them, or no room for them; a conversion needs none."""
-    root = as_compressed(images(tmp_path), tmp_path / "old ones")
-    with monkeypatch.context() as patch:
-        patch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=9, used=9, free=0))
-        refused(root, r"could not be had in .* convert parquet")
-    monkeypatch.setattr("fastsiam.pipelines.store.parquet.MOST_UNPACKED", 1000)
-    refused(root, r"compressed .* fastsiam convert parquet --source '.*old ")
-    assert len(open_store(root, "train", sources=True)) == 6
-
-
-def fields_of(path: Path, *, images: int) -> tuple[bytearray, np.ndarray, np.ndarray]:
-    """Return a .beton file's bytes, and its fields and metadata within them."""
-    from fastsiam.pipelines.store.beton import FIELD, HEADER, METADATA
-
-    data = bytearray(path.read_bytes())
-    fields = np.frombuffer(data, FIELD, 2, HEADER.itemsize)
-    return data, fields, np.frombuffer(data, METADATA, images, HEADER.itemsize + fields.nbytes)
-
-
-def test_a_file_of_planes_is_refused(tmp_path: Path) -> None:
-    """Version 0.2 wrote such files: modes 2, and an image field of type 255."""
-    folder = images(tmp_path)
-    path = as_converted(folder, tmp_path / "out") / "train.beton"
-    data, fields, rows = fields_of(path, images=6)
-    fields["type_id"][0], rows["image"]["mode"][:] = 255, 2
-    path.write_bytes(data)
-    again = r"holds planes of JPEGs .* convert the original images again: fastsiam convert folder"
-    assert str(path) in refused(path, again)
-    with pytest.raises(DataError, match=rf"{again}.* delete it first, or choose another --out"):
-        run("folder", folder, tmp_path / "out")
-
-
 # What the operating system refuses.
 
 GONE = r"cannot read .*: No such file or directory; check the path$"
 
 
-@pytest.mark.parametrize("method", ["exists", "is_file", "iterdir", "glob"])
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("method", ["exists", "iterdir", "glob"])
 def test_a_folder_that_cannot_be_looked_into(
-    method: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_images(tmp_path / "train", classes=1, each=1)
-    monkeypatch.setattr(Path, method, failing(number))
-    assert str(tmp_path) in refused(tmp_path, f": {os.strerror(number)}; ")
-
-
-def test_folders_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = images(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "scandir", failing(errno.EACCES))
-        refused(folder, r"cannot list .*: Permission denied")
-    monkeypatch.setattr(Path, "glob", failing(errno.EIO))
-    with pytest.raises(DataError, match=r"^cannot list .*: Input/output error; check the disk"):
-        beton_files(tmp_path, "train")
+    monkeypatch.setattr(Path, method, failing(errno.EIO))
+    assert str(tmp_path) in refused(tmp_path, f": {os.strerror(errno.EIO)}; ")
 
 
 @pytest.mark.parametrize(
     "opened",
     [lambda path: ArchiveStore([path]), BetonStore, lambda path: CifarStore(path, "train")],
 )
-@pytest.mark.parametrize("kind", ["missing", "folder", "below a file"])
-def test_no_file_to_open(opened: Callable[[Path], Store], kind: str, tmp_path: Path) -> None:
+def test_no_file_to_open(opened: Callable[[Path], Store], tmp_path: Path) -> None:
     path = tmp_path / "data"
-    if kind == "folder":
-        path.mkdir()
-    if kind == "below a file":
-        path = put(path) / "data"
-    with pytest.raises(DataError, match=r"cannot read|is no whole CIFAR archive") as caught:
+    path.mkdir()
+    with pytest.raises(DataError, match="cannot read") as caught:
         opened(path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
@@ -509,16 +348,12 @@ def test_files_that_are_gone(tmp_path: Path) -> None:
     folder = images(tmp_path)
     packed = tar(tmp_path / "t.tar", folder_members(folder))
     converted = as_converted(folder, tmp_path / "out") / "train.beton"
-    parquet(tmp_path / "table" / "train-0.parquet", [(jpeg(0), "0", 0)], ["one"])
     stores = [ArchiveStore([packed]), BetonStore(converted)]
-    table = open_parquet(tmp_path / "table", "train")
-    for path in (packed, converted, tmp_path / "table" / "train-0.parquet"):
+    for path in (packed, converted):
         path.unlink()
     for store in stores:
         with pytest.raises(DataError, match=GONE):
             store.stamp()
-    with pytest.raises(DataError, match=r"^cannot read the files of .*No such file.*; check the"):
-        table.stamp()
     files = FolderStore(folder)
     files.path(0).unlink()
     files.path(1).unlink()
@@ -528,27 +363,17 @@ def test_files_that_are_gone(tmp_path: Path) -> None:
             files.decode(index)
 
 
-def test_a_list_of_labels_that_cannot_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    without_devkit(("LOC_val_solution.csv", ""))(tmp_path)
-    monkeypatch.setattr(Path, "read_bytes", failing(errno.EACCES))
-    refused(tmp_path, r"cannot read the list of labels .*LOC_val_sol.*denied", "val")
-
-
 # Names and contents that are made to mislead.
 
 
-@pytest.mark.parametrize(
-    "name", ["../../evil/{}.jpg", "/tmp/fastsiam-evil/{}.jpg", "c/../../../evil/{}.jpg"]
-)
-def test_names_of_members_are_no_paths(name: str, tmp_path: Path) -> None:
+def test_names_of_members_are_no_paths(tmp_path: Path) -> None:
     """Neither reading nor converting writes anything where they lead to."""
     source, out = tmp_path / "a" / "b", tmp_path / "a" / "out"
-    tar(source / "train.tar", [(name.format(i), jpeg(i)) for i in range(4)])
+    names = ["../../evil/0.jpg", "/tmp/fastsiam-evil/1.jpg", "c/../../../evil/2.jpg"]
+    tar(source / "train.tar", [(name, jpeg(i)) for i, name in enumerate(names)])
     before = set(tmp_path.rglob("*"))
     store = open_store(source / "train.tar", "train")
-    assert [store.decode(i).size for i in range(len(store))] == [(40, 30)] * 4
+    assert [store.decode(i).size for i in range(len(store))] == [(40, 30)] * 3
     run("folder", source, out)
     assert not Path("/tmp/fastsiam-evil").exists()
     new = set(tmp_path.rglob("*")) - before
@@ -568,10 +393,3 @@ def test_a_broken_image_is_named_in_one_line(data: bytes, tmp_path: Path) -> Non
         "; repair or remove the file, or convert all but such: fastsiam convert folder --source "
         f"{tmp_path} --skip-bad"
     )
-
-
-def test_a_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(tmp_path / "big.png", encoded(picture(0), "PNG"))
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with pytest.raises(DataError, match=r"big\.png"):
-        FolderStore(tmp_path).decode(0)

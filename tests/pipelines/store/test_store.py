@@ -52,8 +52,7 @@ SAMPLES = {
     ),
 }
 KINDS = {
-    "folder": FolderStore, "csv": ListedStore, "listed in parquet": ListedStore,
-    "saved": ArrowStore, "hub": ParquetStore, "compressed": ParquetStore,
+    "folder": FolderStore, "csv": ListedStore, "saved": ArrowStore, "hub": ParquetStore,
     "converted": BetonStore, "parts": BetonStore, "pixels": BetonStore,
 }  # fmt: skip
 """Types of stores by form; tars otherwise."""
@@ -70,7 +69,7 @@ def data_sets(draw: st.DrawFn) -> tuple[Images, list[int]]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=8, deadline=None, derandomize=True, database=None,
+@settings(max_examples=5, deadline=None, derandomize=True, database=None,
           suppress_health_check=list(HealthCheck))  # fmt: skip
 @given(data_sets())
 def test_every_store_returns_what_was_put_in(form: str, data_set: tuple[Images, list[int]]) -> None:
@@ -132,7 +131,7 @@ def assert_holds(store: Store, form: str, images: Images, *, in_order: bool = Fa
             assert decoded.tobytes() == decode(put).tobytes()
         assert store.is_intact(i, data[i])
         assert known is None or known[i].tolist() == [*decoded.size[::-1]]
-        if form != "gzipped" and not (in_order and isinstance(store, ParquetStore)):
+        if not (in_order and isinstance(store, ParquetStore)):
             assert store.sizes()[i] == len(data[i])
         assert Path(name := store.name(i)).name in store.where(i) and "\n" not in name
 
@@ -171,11 +170,6 @@ def test_cifars_pixels_are_picked_too(tmp_path: Path) -> None:
     assert [ctypes.string_at(at, 9) for at in address.tolist()] == [
         bytes(store.read(i))[:9] for i in range(len(store))
     ]
-
-
-def test_a_checksum_belongs_to_its_image(images: Path, tmp_path: Path) -> None:
-    store = open_store(FORMS["converted"](images / "train", tmp_path / "out"), "train")
-    assert not picked(store, np.array([5, 3])).is_intact(0, store.read(3))
 
 
 def test_blocks_are_neighbours_in_one_file(real_images: Path, tmp_path: Path) -> None:

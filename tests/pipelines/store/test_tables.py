@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from fastsiam.errors import NoSplitError
-from fastsiam.pipelines.store import FolderStore, index, open_store
+from fastsiam.pipelines.store import open_store
 from tests.conftest import ROOT
-from tests.conversions import run, same_images
-from tests.forms import as_compressed, as_on_the_hub, as_saved, rows_of
+from tests.forms import as_on_the_hub, rows_of
 from tests.sources import jpeg
-from tests.tables import Row, dataset, on_the_hub
+from tests.tables import Row, dataset
 
 CLASSES = ("class0", "class1", "class2")
 
@@ -27,15 +22,6 @@ CLASSES = ("class0", "class1", "class2")
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-@pytest.mark.parametrize("write", [as_saved, as_on_the_hub, as_compressed])
-def test_a_conversion_needs_no_index(write: Any, images: Path, tmp_path: Path) -> None:
-    """It reads in order."""
-    root = write(images / "train", tmp_path / "table")
-    run("folder", root, tmp_path / "out", workers=2)
-    same_images(open_store(tmp_path / "out", "train"), FolderStore(images / "train"))
-    assert not list(root.rglob(".*"))
 
 
 def test_one_saved_dataset(images: Path, tmp_path: Path) -> None:
@@ -60,62 +46,8 @@ def test_one_parquet_file(images: Path, tmp_path: Path) -> None:
         open_store(alone, "val")
 
 
-def test_the_index_is_kept_until_the_files_change(
-    images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    root = as_on_the_hub(images / "train", tmp_path / "hub")
-    for times in (1, 1):
-        open_store(root, "train")
-        assert len([r for r in caplog.records if "indexed 24 images" in r.message]) == times
-    (kept,) = root.rglob(".*.fastsiam-index")
-    assert f"kept in {kept}" in caplog.text
-    rows = rows_of(images / "train")[::-1]
-    shutil.rmtree(root)
-    on_the_hub(root, {"train": dataset(rows, CLASSES)})
-    store = open_store(root, "train")
-    assert [bytes(store.read(i)) for i in range(24)] == [data for data, _, _ in rows]
-
-
-def test_large_files_are_indexed_by_several_processes(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(index, "_SMALL_BYTES", 0)
-    store = open_store(as_on_the_hub(images / "train", tmp_path / "hub"), "train")
-    same_images(store, FolderStore(images / "train"))
-
-
-def test_compressed_images_are_unpacked_once_and_said_where(
-    images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    root = as_compressed(images / "train", tmp_path / "old")
-    for _ in range(2):
-        open_store(root, "train")
-    (kept,) = root.rglob(".*.fastsiam-images")
-    (said,) = [r.message for r in caplog.records if "unpacked" in r.message]
-    assert f"into {kept}" in said and " MB)" in said
-    assert kept.stat().st_size == FolderStore(images / "train").sizes().sum()
-    kept.write_bytes(b"damage")
-    same_images(open_store(root, "train"), FolderStore(images / "train"))
-
-
-def test_a_place_that_cannot_be_written_is_not_said(
-    images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    caplog.set_level(logging.INFO)
-    root = as_compressed(images / "train", tmp_path / "old")
-    device = Path("/proc/sys/x.index")  # no file can be made there, by root neither
-    monkeypatch.setattr(index, "homes", lambda *_: [device, tmp_path / "cache" / "x.index"])
-    room = SimpleNamespace(free=10**12)  # which is 0 there
-    monkeypatch.setattr("shutil.disk_usage", lambda _: room)
-    same_images(open_store(root, "train"), FolderStore(images / "train"))
-    (said,) = [r.message for r in caplog.records if "unpacked" in r.message]
-    assert f"into {tmp_path / 'cache' / 'x.fastsiam-images'}" in said
-
-
 def test_images_that_are_alike_are_found(tmp_path: Path) -> None:
-    """A dictionary holds one of them; pyarrow compresses none here."""
+    """A dictionary holds one of them."""
     import pyarrow as pa
     from pyarrow import parquet as pq
 
@@ -124,7 +56,6 @@ def test_images_that_are_alike_are_found(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "x.parquet", compression="none", row_group_size=8)
     store = open_store(tmp_path, "train")
     assert [bytes(store.read(i)) for i in range(21)] == data
-    assert not list(tmp_path.glob("*.fastsiam-images"))
 
 
 def test_an_image_column_is_found_by_its_type(tmp_path: Path) -> None:
@@ -138,8 +69,7 @@ def test_an_image_column_is_found_by_its_type(tmp_path: Path) -> None:
     assert bytes(open_store(tmp_path / "two", "train").read(1)) == jpeg(1)
 
 
-@pytest.mark.parametrize("compression", ["none", "snappy"])
-def test_a_row_group_is_never_in_memory_as_a_whole(compression: str, tmp_path: Path) -> None:
+def test_a_row_group_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
     """Not when its images are looked up, and not when they are read in order."""
     import pyarrow as pa
     from pyarrow import parquet as pq
@@ -147,7 +77,7 @@ def test_a_row_group_is_never_in_memory_as_a_whole(compression: str, tmp_path: P
     data = [os.urandom(50_000) for _ in range(2400)]
     table = pa.table({"image": pa.array(data, pa.binary())})
     pq.write_table(
-        table, tmp_path / "x.parquet", compression=compression, data_page_size=2**16,
+        table, tmp_path / "x.parquet", compression="none", data_page_size=2**16,
         write_batch_size=1, use_dictionary=False,
     )  # fmt: skip
     code = (
@@ -166,12 +96,3 @@ def test_a_row_group_is_never_in_memory_as_a_whole(compression: str, tmp_path: P
     )
     grown = subprocess.check_output([sys.executable, "-c", code, tmp_path / "x.parquet"], cwd=ROOT)
     assert int(grown) < 80_000  # of 120,000
-
-
-def test_labels_that_name_no_class_count_as_none(tmp_path: Path) -> None:
-    rows: list[Row] = [(jpeg(i), None, 0) for i in range(3)]
-    images = dataset(rows, ()).remove_columns("label")
-    for name, labels in (("lists", [[0, 1], [2], []]), ("fractions", [0.5, 1.5, 2.5])):
-        images.add_column("label", labels).to_parquet(tmp_path / f"{name}.parquet")
-        store = open_store(tmp_path / f"{name}.parquet", "train")
-        assert store.labels.tolist() == [-1, -1, -1] and store.classes == ()

@@ -1,0 +1,251 @@
+"""Annotated pictures, read from the unpacked folders of PASCAL VOC and COCO."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from xml.etree import ElementTree  # nosec B405
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fastsiam.errors import BackendError, DataError, NoSplitError
+from fastsiam.files import explained, why
+from fastsiam.pipelines.store.decode import decode
+
+Task = Literal["voc07", "voc0712", "coco"]
+"""Training and test sets.
+
+``voc07`` is trainval2007 -> test2007, ``voc0712`` trainval2007 and trainval2012 -> test2007,
+``coco`` train2017 -> val2017.
+"""
+
+VOC_CLASSES: tuple[str, ...] = (
+    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
+    "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train",
+    "tvmonitor",
+)  # fmt: skip
+
+OWN_CLASSES = "classes.txt"
+"""Beside VOC2007 and VOC2012: the class names of other data in VOC's layout, one a line."""
+
+_YEARS = {"voc07": [2007], "voc0712": [2007, 2012]}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One image and its n objects, in the order of the annotations. COCO's crowds are left out."""
+
+    file: Path
+    image_id: int
+    height: int
+    width: int
+    """Pixels, as the annotations have them."""
+    boxes: NDArray[np.float32]
+    """(n, 4) x0, y0, x1, y1 in pixels; the image is from (0, 0) to (width, height)."""
+    labels: NDArray[np.int64]
+    """(n,) positions among the data set's classes."""
+    difficult: NDArray[np.bool_]
+    """(n,) VOC's objects that count neither as found nor as missed."""
+    annotations: tuple[dict[str, Any], ...] = ()
+    """(n,) COCO's annotations, of which pycocotools makes masks; empty for VOC."""
+
+    def __len__(self) -> int:
+        """Return the number of objects."""
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class DetectionSet:
+    """A split of a data set."""
+
+    name: str
+    classes: tuple[str, ...]
+    pictures: list[Picture]
+    coco: Any = None
+    """The annotations as a ``pycocotools.coco.COCO``; None for VOC."""
+
+    def __len__(self) -> int:
+        """Return the number of pictures."""
+        return len(self.pictures)
+
+    @property
+    def checksum(self) -> int:
+        """A number that changes with the names of images and classes, the boxes and the labels."""
+        value = zlib.crc32(repr(self.classes).encode())
+        for one in self.pictures:
+            value = zlib.crc32(one.file.name.encode(), value)
+            for array in (one.boxes, one.labels, one.difficult):
+                value = zlib.crc32(array.tobytes(), value)
+        return value
+
+    def image(self, index: int) -> Image.Image:
+        """Decode an image: RGB.
+
+        Raises:
+            DataError: it cannot be decoded, or has another size than its annotation says.
+        """
+        picture = self.pictures[index]
+        with explained(DataError, f"cannot read {picture.file}"):
+            content = picture.file.read_bytes()
+        try:
+            image = decode(content)
+        except ValueError as error:
+            raise DataError(f"{picture.file} cannot be decoded ({error})") from error
+        if image.size != (picture.width, picture.height):
+            raise DataError(
+                f"{picture.file} is {image.width} x {image.height} pixels, but its annotation "
+                f"says {picture.width} x {picture.height}"
+            )
+        return image
+
+
+def open_detection(task: Task, data: Path, split: Literal["train", "val"]) -> DetectionSet:
+    """Read all annotations of a split.
+
+    Args:
+        task: what the split is of.
+        data: the folder of ``VOCdevkit`` (or ``VOCdevkit`` itself), or of COCO's ``annotations``.
+        split: "train", or "val", which is VOC's test2007 or COCO's val2017.
+
+    Raises:
+        NoSplitError: the split is not there; says what was looked for.
+        DataError: an annotation cannot be read, or an image is missing; names the file.
+        BackendError: COCO needs pycocotools.
+    """
+    if not data.is_dir():
+        raise DataError(f"no data at {data}: name the folder of {task}'s unpacked folders")
+    with explained(DataError, f"cannot open the data at {data}"):
+        opened = (
+            _open_coco(data, f"{split}2017") if task == "coco" else _open_voc(task, data, split)
+        )
+        missing = [one.file for one in opened.pictures if not one.file.is_file()]
+    if not opened.pictures:
+        raise DataError(f"{opened.name} has no images")
+    if missing:
+        raise DataError(f"{missing[0]} is missing ({len(missing):,} of {len(opened):,} images are)")
+    return opened
+
+
+def _open_voc(task: str, data: Path, split: str) -> DetectionSet:
+    root = data / "VOCdevkit" if (data / "VOCdevkit").is_dir() else data
+    years, part = (_YEARS[task], "trainval") if split == "train" else ([2007], "test")
+    classes = VOC_CLASSES
+    if (root / OWN_CLASSES).is_file():
+        classes = tuple((root / OWN_CLASSES).read_text(errors="replace").split("\n"))
+        classes = tuple(filter(None, map(str.strip, classes)))
+    pictures = []
+    for year in years:
+        folder = root / f"VOC{year}"
+        names = folder / f"ImageSets/Main/{part}.txt"
+        if not names.is_file():
+            raise NoSplitError(
+                f"{data} holds no {part} split of VOC {year}: looked for {names}; unpack VOC's "
+                "archives with `tar xf` first"
+            )
+        for line in filter(str.strip, names.read_text(errors="replace").splitlines()):
+            pictures.append(_voc_picture(folder, line.split()[0], classes))
+    what = " and ".join(f"{part} {year}" for year in years)
+    return DetectionSet(f"VOC {what} in {data}", classes, pictures)
+
+
+def _voc_picture(folder: Path, name: str, classes: tuple[str, ...]) -> Picture:
+    """Read one annotation.
+
+    VOC counts pixels from 1 and its boxes include the last, so that xmin 1 and xmax WIDTH is the
+    whole width. Counted from 0, between pixels, that is from 0 to WIDTH: 1 is subtracted from the
+    left and upper sides only, as detectron2 does.
+    """
+    path = folder / f"Annotations/{name}.xml"
+    try:
+        root = ElementTree.parse(path).getroot()  # nosec B314
+        height, width = (int(root.findtext(f"size/{side}", "")) for side in ("height", "width"))
+        boxes, labels, difficult = [], [], []
+        for one in root.findall("object"):
+            if (kind := one.findtext("name", "").strip()) not in classes:
+                raise ValueError(f"{kind!r} is not one of the classes {', '.join(classes)}")
+            labels.append(classes.index(kind))
+            sides = ("xmin", "ymin", "xmax", "ymax")
+            x0, y0, x1, y1 = (float(one.findtext(f"bndbox/{side}", "")) for side in sides)
+            boxes.append(_checked([x0 - 1, y0 - 1, x1, y1], height, width))
+            difficult.append(int(one.findtext("difficult") or 0) != 0)
+        image_id = int(name.replace("_", ""))
+    except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:
+        raise DataError(f"cannot read {path}: {why(error)}") from error
+    return Picture(
+        file=folder / f"JPEGImages/{name}.jpg",
+        image_id=image_id,
+        height=height,
+        width=width,
+        boxes=np.array(boxes, np.float32).reshape(-1, 4),
+        labels=np.array(labels, np.int64),
+        difficult=np.array(difficult, bool),
+    )
+
+
+def _open_coco(data: Path, split: str) -> DetectionSet:
+    path = data / f"annotations/instances_{split}.json"
+    for needed in (path, data / split):
+        if not needed.exists():
+            raise NoSplitError(
+                f"{data} holds no {split}: looked for {needed}; unpack COCO's zips with `unzip` "
+                "first"
+            )
+    try:
+        from pycocotools.coco import COCO
+    except ImportError as error:
+        raise BackendError(
+            f"COCO needs pycocotools ({error}): pip install 'fastsiam[detection]'"
+        ) from error
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            coco = COCO(str(path))
+        categories = sorted(coco.cats)  # COCO's ids have gaps
+        labels = {category: label for label, category in enumerate(categories)}
+        pictures = [_coco_picture(coco, row, labels, data / split) for row in coco.imgs.values()]
+        classes = tuple(coco.cats[category]["name"] for category in categories)
+    except (ValueError, LookupError, TypeError, AssertionError, RecursionError) as error:
+        raise DataError(f"cannot read {path} as COCO's annotations: {error!r}") from error
+    return DetectionSet(f"COCO {split} in {data}", classes, pictures, coco)
+
+
+def _coco_picture(coco: Any, row: dict[str, Any], labels: dict[int, int], folder: Path) -> Picture:
+    height, width = row["height"], row["width"]
+    objects = list(_coco_objects(coco.imgToAnns[row["id"]]))
+    corners = [(x, y, x + w, y + h) for x, y, w, h in (one["bbox"] for one in objects)]
+    return Picture(
+        file=folder / row["file_name"],
+        image_id=row["id"],
+        height=height,
+        width=width,
+        boxes=np.array(
+            [_checked([*map(float, box)], height, width) for box in corners], np.float32
+        ).reshape(-1, 4),
+        labels=np.array([labels[one["category_id"]] for one in objects], np.int64),
+        difficult=np.zeros(len(objects), bool),
+        annotations=tuple(objects),
+    )
+
+
+def _coco_objects(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield annotations to train on: without crowds, and as in detectron2 without empty objects."""
+    for row in rows:
+        mask = row["segmentation"]
+        if isinstance(mask, list):  # pycocotools takes a polygon of two corners for a box
+            mask = [polygon for polygon in mask if len(polygon) >= 6]
+        if mask and min(row["bbox"][2:]) > 0 and not row.get("iscrowd", 0):
+            yield row | {"segmentation": mask}
+
+
+def _checked(box: list[float], height: int, width: int) -> list[float]:
+    """Return a box of x0, y0, x1, y1 that is in its image; others raise ``ValueError``."""
+    x0, y0, x1, y1 = box
+    if not (x0 < x1 and y0 < y1 and x0 < width and y0 < height and x1 > 0 and y1 > 0):
+        raise ValueError(f"the box {box} is empty or outside its image of {width} x {height}")
+    return box

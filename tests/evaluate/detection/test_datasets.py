@@ -1,0 +1,205 @@
+"""Detection sets: VOC's and COCO's folders, the made set in both, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastsiam.errors import BackendError, DataError, NoSplitError
+from fastsiam.evaluate.detection import Detections, Task, coco_scores, open_detection, voc_scores
+from fastsiam.evaluate.detection.datasets import VOC_CLASSES
+from tests.evaluate.detection.made import CLASSES
+
+NAMES = "VOCdevkit/VOC2007/ImageSets/Main/test.txt"
+
+
+def voc(folder: Path, *objects: tuple[Any, ...], size: Any = (60, 40)) -> Path:
+    """Write a test split of one image; objects are class, difficult, xmin, ymin, xmax, ymax."""
+    root = folder / "VOCdevkit/VOC2007"
+    for name in ("Annotations", "ImageSets/Main", "JPEGImages"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (60, 40)).save(root / "JPEGImages/2008_000012.jpg")
+    sides = ("xmin", "ymin", "xmax", "ymax")
+    text = "".join(
+        f"<object><name>{name}</name><difficult>{difficult}</difficult><bndbox>"
+        + "".join(f"<{side}>{x}</{side}>" for side, x in zip(sides, box, strict=True))
+        + "</bndbox><part><name>head</name></part></object>"
+        for name, difficult, *box in objects
+    )
+    (root / "Annotations/2008_000012.xml").write_text(
+        f"<annotation><size><width>{size[0]}</width><height>{size[1]}</height></size>{text}"
+        "</annotation>"
+    )
+    (folder / NAMES).write_text("2008_000012 1\n")
+    return folder
+
+
+def thing(number: int, image: int = 9, category: int = 3, **more: Any) -> dict[str, Any]:
+    polygon = [10.0, 5.0, 30.0, 5.0, 30.0, 25.0, 10.0, 25.0]
+    return {
+        "id": number, "image_id": image, "category_id": category, "bbox": [10.0, 5.0, 20.0, 20.0],
+        "area": 400.0, "iscrowd": 0, "segmentation": [polygon],
+    } | more  # fmt: skip
+
+
+def coco_set(folder: Path, *objects: dict[str, Any]) -> Path:
+    """Write a validation split of two images, 7 and 9."""
+    for part in ("val2017", "annotations"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    for key in (7, 9):
+        Image.new("RGB", (60, 40)).save(folder / f"val2017/{key:012d}.jpg")
+    images = [
+        {"id": key, "file_name": f"{key:012d}.jpg", "height": 40, "width": 60} for key in (7, 9)
+    ]
+    categories = [{"id": 90, "name": "toothbrush"}, {"id": 3, "name": "car"}]
+    table = {"images": images, "annotations": list(objects), "categories": categories}
+    (folder / "annotations/instances_val2017.json").write_text(json.dumps(table))
+    return folder
+
+
+def test_voc_counts_pixels_from_one(tmp_path: Path) -> None:
+    """A box of the whole image is (1, 1, width, height) to VOC, and (0, 0, width, height) here."""
+    voc(tmp_path, ("dog", 0, 1, 1, 60, 40), ("cat", 1, 5, 6, 5, 6), ("cow", 0, 0, 2.5, 61, 40.0))
+    opened = open_detection("voc07", tmp_path, "val")
+    assert opened.classes == VOC_CLASSES and len(VOC_CLASSES) == 20
+    (one,) = opened.pictures
+    assert one.boxes.tolist() == [[0, 0, 60, 40], [4, 5, 5, 6], [-1, 1.5, 61, 40]]
+    assert [VOC_CLASSES[label] for label in one.labels] == ["dog", "cat", "cow"]
+    assert one.difficult.tolist() == [False, True, False] and one.boxes.dtype == np.float32
+    assert (one.file.name, one.height, one.width) == ("2008_000012.jpg", 40, 60)
+    assert one.image_id == 2008000012 and opened.image(0).size == (60, 40)
+    (empty,) = open_detection("voc07", voc(tmp_path), "val").pictures
+    assert empty.boxes.shape == (0, 4)
+    (tmp_path / "VOCdevkit/classes.txt").write_text("lion\nzebra\n")
+    voc(tmp_path, ("zebra", 0, 1, 1, 9, 9))
+    assert open_detection("voc07", tmp_path, "val").pictures[0].labels.tolist() == [1]
+
+
+def test_coco_has_corners_and_labels_without_gaps(tmp_path: Path, coco: None) -> None:
+    """Crowds, and objects without an area such as COCO's annotation 918, are left out."""
+    runs = {"size": [40, 60], "counts": [100, 300, 2000]}
+    objects = [
+        thing(1, category=90), thing(2, iscrowd=1, segmentation=runs), thing(3),
+        thing(918, bbox=[29.65, 38.33, 1.03, 0.0]), thing(4, segmentation=[[1, 2, 3, 4]]),
+    ]  # fmt: skip
+    opened = open_detection("coco", coco_set(tmp_path, *objects), "val")
+    assert opened.classes == ("car", "toothbrush")
+    first, second = opened.pictures
+    assert (first.image_id, len(first), first.boxes.shape) == (7, 0, (0, 4))
+    assert (second.image_id, second.file) == (9, tmp_path / "val2017/000000000009.jpg")
+    assert second.boxes.tolist() == [[10, 5, 30, 25]] * 2 and second.labels.tolist() == [1, 0]
+    covered = np.zeros((40, 60), np.uint8)
+    covered[5:25, 10:30] = 1
+    np.testing.assert_array_equal(opened.coco.annToMask(second.annotations[1]), covered)
+
+
+def test_both_layouts_are_the_same_pictures(made: Path, coco: None) -> None:
+    """The made set in both; what is there, detected, is all of it in each measure."""
+    splits: tuple[Literal["train", "val"], ...] = ("train", "val")
+    for split in splits:
+        one = open_detection("voc0712", made / "voc", split)
+        other = open_detection("coco", made / "coco", split)
+        assert one.classes == other.classes == CLASSES
+        for a, b in zip(one.pictures, other.pictures, strict=True):
+            assert a.file.read_bytes() == b.file.read_bytes()
+            seen = [box for box in a.boxes.tolist() if box in b.boxes.tolist()]
+            assert seen == b.boxes.tolist() and (a.height, a.width) == (b.height, b.width)
+    assert len(open_detection("voc07", made / "voc/VOCdevkit", "train")) == 6
+    tools = pytest.importorskip("pycocotools.mask")
+    tasks: tuple[Task, ...] = ("voc07", "coco")
+    for task in tasks:
+        truth = open_detection(task, made / task[:4].rstrip("0"), "val")
+        found = [
+            Detections(
+                one.image_id, one.boxes, np.ones(len(one), "f4"), one.labels,
+                tuple(tools.encode(np.asfortranarray(truth.coco.annToMask(row)))
+                      for row in one.annotations),
+            )
+            for one in truth.pictures
+        ]  # fmt: skip
+        if task == "coco":
+            assert coco_scores(truth, found)["AP"] == pytest.approx(100)
+            assert coco_scores(truth, found, "segm")["AP"] == pytest.approx(100)
+        else:
+            assert voc_scores(truth, found)["AP"] == pytest.approx(100)
+
+
+def test_the_checksum_changes_with_the_annotations(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made / "voc", tmp_path / "voc")
+    before = open_detection("voc07", tmp_path / "voc", "val").checksum
+    assert before == open_detection("voc07", made / "voc", "val").checksum
+    path = tmp_path / "voc/VOCdevkit/VOC2007/Annotations/000012.xml"
+    path.write_text(path.read_text().replace("<difficult>0", "<difficult>1"))
+    assert open_detection("voc07", tmp_path / "voc", "val").checksum != before
+
+
+BAD_VOC: dict[str, tuple[Callable[[Path], object], str]] = {
+    "empty box": (lambda p: voc(p, ("dog", 0, 5, 5, 4, 9)), "2008_000012.xml: the box .* empty"),
+    "outside": (lambda p: voc(p, ("dog", 0, 70, 1, 90, 9)), "outside its image of 60 x 40"),
+    "no number": (lambda p: voc(p, ("dog", 0, "x", 1, 5, 9)), "2008_000012.xml: .*'x'"),
+    "class": (lambda p: voc(p, ("dragon", 0, 1, 1, 5, 9)), "'dragon' is not one of the classes"),
+    "size": (lambda p: voc(p, size=("", "")), "2008_000012.xml: "),
+    "another size": (lambda p: voc(p, size=(61, 40)), "60 x 40 pixels, but its annotation says 61"),
+    "no XML": (
+        lambda p: (p / "VOCdevkit/VOC2007/Annotations/2008_000012.xml").write_text("<a>"),
+        "2008_000012.xml: no element found",
+    ),
+    "missing image": (
+        lambda p: (p / "VOCdevkit/VOC2007/JPEGImages/2008_000012.jpg").unlink(),
+        r"2008_000012.jpg is missing \(1 of 1 images are\)",
+    ),
+    "missing annotation": (
+        lambda p: (p / "VOCdevkit/VOC2007/Annotations/2008_000012.xml").unlink(),
+        "2008_000012.xml",
+    ),
+    "damaged image": (
+        lambda p: (p / "VOCdevkit/VOC2007/JPEGImages/2008_000012.jpg").write_bytes(b"x"),
+        "2008_000012.jpg cannot be decoded",
+    ),
+    "no list": (lambda p: (p / NAMES).unlink(), "looked for .*test.txt; unpack VOC's archives"),
+    "empty list": (lambda p: (p / NAMES).write_text("\n"), "has no images"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_VOC)
+def test_one_line_names_the_file_of_voc(case: str, tmp_path: Path) -> None:
+    break_it, message = BAD_VOC[case]
+    voc(tmp_path, ("dog", 0, 1, 1, 9, 9))
+    break_it(tmp_path)
+    with pytest.raises(DataError, match=message) as caught:
+        open_detection("voc07", tmp_path, "val").image(0)
+    assert "\n" not in str(caught.value)
+
+
+def test_one_line_names_the_file_of_coco(
+    tmp_path: Path, coco: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = coco_set(tmp_path) / "annotations/instances_val2017.json"
+    whole = path.read_text()
+    for text in ("{", "[]", whole.replace('"height": 40, ', "")):
+        path.write_text(text)
+        with pytest.raises(DataError, match=r"cannot read .*instances_val2017\.json"):
+            open_detection("coco", tmp_path, "val")
+    for change, message in (
+        ({"bbox": [61, 5, 3, 4]}, "outside its image"),
+        ({"category": 4}, "KeyError"),
+        ({"bbox": [1, 5, 3]}, "ValueError"),
+    ):
+        coco_set(tmp_path, thing(1, **change))
+        with pytest.raises(DataError, match=f"instances_val2017.json .*{message}"):
+            open_detection("coco", tmp_path, "val")
+    with pytest.raises(NoSplitError, match=r"looked for .*train2017\.json; unpack COCO's zips"):
+        open_detection("coco", tmp_path, "train")
+    with pytest.raises(DataError, match="no data at"):
+        open_detection("coco", tmp_path / "nowhere", "train")
+    monkeypatch.setitem(sys.modules, "pycocotools.coco", None)
+    with pytest.raises(BackendError, match=r"fastsiam\[detection\]"):
+        open_detection("coco", tmp_path, "val")
