@@ -21,15 +21,16 @@ from fastsiam.config.recipes import RECIPES
 from fastsiam.config.setting import Config, setting
 from fastsiam.config.urls import Url
 
-Stored = Literal["original", "beton", "short256", "pixels256"]
-"""How the images are stored: as files of a folder; the same in one .beton; with a shorter side of
-256; as pixels of that size."""
+Stored = Literal["original", "beton", "tar", "parquet", "short256", "pixels256"]
+"""How the images are stored: as files of a folder; the same bytes in one .beton, tar or
+uncompressed parquet file; with a shorter side of 256; as pixels of that size."""
 ORIGINAL: Stored = "original"
-BETON: Stored = "beton"
+CONTAINERS: tuple[Stored, ...] = ("beton", "tar", "parquet")
+"""Forms that hold the original images' bytes in one file."""
 
-Over = Literal["workers", "batch", "crop", "prefetch", "jpeg-engine", "ranks"]
-"""What a sweep varies: workers, images of a batch, side of a view, prefetched batches, percent of
-the images for the GPU's JPEG engine, processes."""
+Over = Literal["workers", "batch", "crop", "quality", "prefetch", "jpeg-engine", "ranks"]
+"""What a sweep varies: workers, images of a batch, side of a view, JPEG quality, prefetched
+batches, percent of the images for the GPU's JPEG engine, processes."""
 
 _PLAIN = {"precision": "fp32", "channels_last": False, "compile": "off"}
 AUTHORS, SYNC_BN = "authors", "syncbn"
@@ -97,8 +98,8 @@ class BenchConfig(Config):
     )
     stored: str = setting(
         "original",
-        "How the images are stored, as a,b: original (files of a folder), beton, "
-        "short256 (shorter side 256 pixels), pixels256 (that, not as JPEGs). "
+        "How the images are stored, as a,b: original (files of a folder), beton, tar, parquet "
+        "(uncompressed), short256 (shorter side 256 pixels), pixels256 (that, not as JPEGs). "
         "torchvision reads originals, and ffcv reads them from a .beton.",
     )
     variants: str = setting(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import tarfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -26,6 +28,8 @@ FORMS: dict[Stored, ConvertConfig] = {
 
 _MADE, _TAKEN = 512, 8192
 """Different images, at most: made ones, and the user's. More are links to the same."""
+_ROW_GROUP = 100
+"""Images in a row group of parquet, as in Hugging Face's data sets."""
 _SIZES = ((500, 375),) * 20 + ((500, 333),) * 15 + ((375, 500),) * 6 + ((333, 500),) * 5 + (
     (640, 480), (600, 450), (500, 500), (400, 300), (250, 200), (800, 600), (160, 120)
 )  # fmt: skip
@@ -64,9 +68,26 @@ class Images:
         if form == "beton":
             form = "original"
         out = self.folder.with_name(f"{self.folder.name}-{form}")
-        if not out.exists():
+        if out.exists():
+            return out
+        if form in ("tar", "parquet"):
+            store = open_store(self.folder, "train")
+            out.mkdir()
+            (_write_tar if form == "tar" else _write_parquet)(store, out / f"train.{form}")
+        else:
             convert("folder", replace(FORMS[form], source=str(self.folder), out=str(out)), Silent())
         return out
+
+    def encoded(self, quality: int) -> Images:
+        """Return them encoded again as JPEGs of some quality, made when first asked for."""
+        target = self.folder.with_name(f"{self.folder.name}-q{quality}")
+        if not target.exists():
+            for path in sorted(self.folder.rglob("*.*")):
+                own = target / path.relative_to(self.folder).with_suffix(".jpg")
+                own.parent.mkdir(parents=True, exist_ok=True)
+                with Image.open(path) as image:
+                    image.convert("RGB").save(own, quality=quality)
+        return Images(target, self.count, f"{self.about}, re-encoded with quality {quality}")
 
 
 def users_own(config: BenchConfig) -> bool:
@@ -182,3 +203,26 @@ def _copy(store: Store, chosen: list[int], count: int, target: Path) -> int:
             image.save(own, quality=95)
         written.append(own)
     return sum(path.stat().st_size for path in written)
+
+
+def add_to_tar(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    """Add a file of some content."""
+    entry = tarfile.TarInfo(name)
+    entry.size = len(data)
+    tar.addfile(entry, io.BytesIO(data))
+
+
+def _write_tar(store: Store, path: Path) -> None:
+    with tarfile.open(path, "w") as tar:
+        for index in range(len(store)):
+            add_to_tar(tar, store.name(index), bytes(store.read(index)))
+
+
+def _write_parquet(store: Store, path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    images = [bytes(store.read(index)) for index in range(len(store))]
+    table = pa.table({"image": images, "label": store.labels})
+    how = {"compression": "none", "use_dictionary": False, "row_group_size": _ROW_GROUP}
+    parquet.write_table(table, path, **how)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fastsiam.bench.config import BETON, ORIGINAL, BenchConfig, Stored
+from fastsiam.bench.config import CONTAINERS, ORIGINAL, BenchConfig, Stored
 from fastsiam.bench.images import Images, take_images
 from fastsiam.bench.runner import Comparison
 from fastsiam.config import DataConfig, NumericsConfig, Pipeline, RunConfig, TrainConfig
@@ -115,8 +115,8 @@ class Session:
         if pipeline == BASELINE:
             return [ORIGINAL]
         backend = BACKENDS[pipeline]
-        skips_beton = backend.needs_beton or backend.resident
-        return [form for form in self.config.forms if form != BETON or not skips_beton]
+        skipped = CONTAINERS if backend.needs_beton or backend.resident else ()
+        return [form for form in self.config.forms if form not in skipped]
 
     def train_config(self, batch: int, *, ranks: int = 1, **settings: Any) -> TrainConfig:
         """Return the recipe with a batch for each rank.

@@ -106,7 +106,7 @@ _ROWS = (
     ),
     Case(
         name="sweep",
-        help="Scaling: workers, batch, side of a view, prefetched batches or ranks.",
+        help="Scaling: workers, batch, side of a view, JPEG quality, prefetched batches or ranks.",
         options=("over", "values", *_IMAGES, "pipelines", *_COMMON),
     ),
     Case(

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from fastsiam.bench.cases.decode import add_decoders, decode_records, fastest
-from fastsiam.bench.config import BETON, ORIGINAL, Stored
+from fastsiam.bench.config import CONTAINERS, ORIGINAL, Stored
 from fastsiam.bench.images import Images
 from fastsiam.bench.measure import children
 from fastsiam.bench.records import Record, record
@@ -83,7 +83,7 @@ def _ceiling(
     backend = BACKENDS[pipeline]
     if backend.decoder is None:
         return None
-    bytes_of = ORIGINAL if form == BETON else form
+    bytes_of = ORIGINAL if form in CONTAINERS else form
     found = fastest(timings, bytes_of, on_gpu=session.gpu and backend.decodes_on_gpu)
     return ("bare decoding", found) if found else None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import tarfile
@@ -10,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from fastsiam.bench import object_storage
+from fastsiam.bench.images import add_to_tar
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.runner import Task
 from fastsiam.bench.session import Session
@@ -92,9 +92,7 @@ def pack(files: list[Path], folder: Path) -> None:
             for place, path in enumerate(files[number::_SHARDS]):
                 label = str(classes.index(path.parent.name)).encode()
                 for ending, data in (("jpg", path.read_bytes()), ("cls", label)):
-                    entry = tarfile.TarInfo(f"{number:04}{place:06}.{ending}")
-                    entry.size = len(data)
-                    tar.addfile(entry, io.BytesIO(data))
+                    add_to_tar(tar, f"{number:04}{place:06}.{ending}", data)
 
 
 def build_reading(

@@ -1,5 +1,5 @@
-"""How speed changes with the number of workers or ranks, the batch, the view,
-the batches that are made ahead, the share of the GPU's JPEG engine."""
+"""How speed changes with the number of workers or ranks, the batch, the view, the JPEG quality,
+the prefetched batches, the share of the GPU's JPEG engine."""
 
 from __future__ import annotations
 
@@ -83,6 +83,8 @@ def _settings(session: Session, over: Over, value: int, pipeline: Pipeline) -> d
     batch = value if over == "batch" else session.loaded_batch
     images = session.images(max(batch, session.loaded_batch))
     count = images.count // batch * batch
+    if over == "quality":
+        images = images.encoded(value)
     data = session.data(images, pipeline)
     augment = session.config.augment
     varied: dict[Over, dict[str, Any]] = {
@@ -109,6 +111,7 @@ def _values(session: Session, over: Over) -> list[int]:
         "ranks": doubled,
         "batch": [64, 128, 256, 512] if session.gpu else [16, 64, 256],
         "crop": [crop // 2, crop * 3 // 4, crop],
+        "quality": [50, 75, 90, 95],
         "prefetch": [1, 2, 3, 4],
         "jpeg-engine": [0, 65, 90, 100],
     }[over]

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 from PIL.JpegImagePlugin import get_sampling
 
-from fastsiam.bench.config import BenchConfig
+from fastsiam.bench.config import CONTAINERS, BenchConfig
 from fastsiam.bench.images import make_images, take_images
 from fastsiam.pipelines.store import BetonStore, open_store
 from fastsiam.pipelines.store.beton import RAW
@@ -49,11 +49,15 @@ def test_forms_hold_the_same_images(tmp_path: Path) -> None:
     data = write_images(tmp_path / "data" / "train", classes=2, each=2)
     some = take_images(BenchConfig(data=str(data)), 4, tmp_path / "some", lambda text: None)
     files = open_store(some.folder, "train")
-    stored = open_store(some.stored("beton"), "train")
-    assert sorted(bytes(files.read(i)) for i in range(4)) == sorted(
-        bytes(stored.read(i)) for i in range(4)
-    )
-    assert stored.labels.tolist() == files.labels.tolist()
+    for form in CONTAINERS:
+        stored = open_store(some.stored(form), "train")
+        assert sorted(bytes(files.read(i)) for i in range(4)) == sorted(
+            bytes(stored.read(i)) for i in range(4)
+        )
+        assert stored.labels.tolist() == files.labels.tolist()
+        assert stored.locate(np.arange(4)) is not None  # mapped: nothing is copied
+    low, high = (some.encoded(quality).folder.rglob("*.jpg") for quality in (20, 90))
+    assert sum(p.stat().st_size for p in low) < sum(p.stat().st_size for p in high)
     (pixels,) = some.stored("pixels256").glob("*.beton")
     assert set(BetonStore(pixels).modes.tolist()) == {RAW}
     again = take_images(BenchConfig(data=str(pixels)), 4, tmp_path / "again", lambda text: None)
