@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from ctypes.util import find_library
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from fastsiam.bench.config import BETON
+from fastsiam.bench.config import CONTAINERS
 from fastsiam.bench.images import FORMS, Images
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.runner import Comparison, Task
@@ -21,13 +26,16 @@ from fastsiam.bench.session import Session
 from fastsiam.bench.timing import Timing
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.kernels import library
-from fastsiam.pipelines import Store, open_store
+from fastsiam.pipelines import open_store
 from fastsiam.views.draws import draw_views
 
 _DECODE = "decode"
 _DALI = {"cpu": "DALI", "cuda": "DALI on the GPU"}
 OURS, OUR_PART = "fastsiam", "fastsiam: the boxes' part"
 """fastsiam's decoder: of whole images, and of the part that the boxes of two views need."""
+TURBO, TURBO_PART = "libjpeg-turbo", "libjpeg-turbo with crop and skip"
+"""libjpeg-turbo by its public functions: whole images, and the same part."""
+_CROP_AND_SKIP = Path(__file__).with_name("crop_and_skip.cpp")
 _BEHIND = 64
 """Bytes that may be written behind the pixels; the place of the pixels needs fewer."""
 
@@ -44,7 +52,7 @@ def measure(session: Session) -> list[Record]:
 def add_decoders(comparison: Comparison, session: Session, images: Images) -> None:
     """Add a runner of all decoders for each form of the images that is encoded."""
     for form in session.config.forms:
-        if form == BETON or FORMS[form].raw:
+        if form in CONTAINERS or FORMS[form].raw:
             continue  # it has the original images' bytes, or nothing to decode
         comparison.add(
             f"{_DECODE}, {form}",
@@ -83,7 +91,7 @@ def fastest(timings: Mapping[tuple[str, str], Timing], form: str, *, on_gpu: boo
     found = [
         timing
         for (name, task), timing in timings.items()
-        if name == f"{_DECODE}, {form}" and task not in (OURS, OUR_PART)
+        if name == f"{_DECODE}, {form}" and task not in (OURS, OUR_PART, TURBO_PART)
         if (task == _DALI["cuda"]) == on_gpu
     ]
     return max(found, key=lambda timing: timing.rate, default=None)
@@ -93,6 +101,8 @@ def build_decoding(*, path: str, workers: int, batch: int, device: str) -> dict[
     """Decode all images with each decoder that is installed and accepts them all."""
     store = open_store(Path(path), "train")
     data = [bytes(store.read(i)) for i in range(len(store))]
+    heads = [store.header(index, one) for index, one in enumerate(data)]
+    size = np.array([(head.height, head.width) for head in heads])
     tensors = [torch.frombuffer(bytearray(one), dtype=torch.uint8) for one in data]
     pool = ThreadPoolExecutor(workers)
     torch.set_num_threads(1)
@@ -112,8 +122,10 @@ def build_decoding(*, path: str, workers: int, batch: int, device: str) -> dict[
     makers: dict[str, Callable[[], Callable[[], object]]] = {
         "PIL": lambda: in_threads(lambda _, index: store.decode(index)),
         "torchvision.io": lambda: in_threads(by_torchvision),
-        OURS: lambda: in_threads(_by_fastsiam(store, data, workers, part=False)),
-        OUR_PART: lambda: in_threads(_by_fastsiam(store, data, workers, part=True)),
+        TURBO: lambda: in_threads(_by_turbo(size, data, workers)),
+        TURBO_PART: lambda: in_threads(_by_crop_and_skip(size, data, workers)),
+        OURS: lambda: in_threads(_by_fastsiam(size, data, workers, part=False)),
+        OUR_PART: lambda: in_threads(_by_fastsiam(size, data, workers, part=True)),
     }
     makers[_DALI[device]] = lambda: _by_dali(data, workers, device, batch)
     tasks: dict[str, Task] = {}
@@ -125,13 +137,87 @@ def build_decoding(*, path: str, workers: int, batch: int, device: str) -> dict[
     return tasks
 
 
+def _by_turbo(
+    size: NDArray[np.int64], data: Sequence[bytes], workers: int
+) -> Callable[[int, int], object]:
+    """Return libjpeg-turbo's decoding of an image, by the numbers of thread and image."""
+    found = find_library("turbojpeg")
+    if found is None:
+        raise ImportError("no libturbojpeg")
+    turbo: Any = ctypes.CDLL(found)
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    turbo.tjInitDecompress.restype = pointer
+    turbo.tjDecompress2.argtypes = [pointer, pointer, ctypes.c_ulong, pointer, *[number] * 5]
+    pixels = [np.empty(3 * int(size.prod(1).max()), np.uint8) for _ in range(workers)]
+    handles = [turbo.tjInitDecompress() for _ in range(workers)]
+    rgb, accurate = 0, 4096  # TJPF_RGB, TJFLAG_ACCURATEDCT
+
+    def one(worker: int, index: int) -> None:
+        height, width = size[index].tolist()
+        image = data[index], len(data[index]), library.at(pixels[worker])
+        if turbo.tjDecompress2(handles[worker], *image, width, 0, height, rgb, accurate):
+            raise RuntimeError(f"libjpeg-turbo refuses image {index}")
+
+    return one
+
+
+def _by_crop_and_skip(
+    size: NDArray[np.int64], data: Sequence[bytes], workers: int
+) -> Callable[[int, int], object]:
+    """Return libjpeg-turbo's decoding of the part that the boxes of two views need."""
+    decode, box = compiled_crop_and_skip(), _parts(size)
+    pixels = [np.empty(3 * int(size.prod(1).max()), np.uint8) for _ in range(workers)]
+    columns = [np.empty(2, np.uint32) for _ in range(workers)]
+
+    def one(worker: int, index: int) -> None:
+        into = library.at(pixels[worker]), library.at(columns[worker])
+        if decode(data[index], len(data[index]), library.at(box[index]), *into):
+            raise RuntimeError(f"libjpeg-turbo refuses image {index}")
+
+    return one
+
+
+def compiled_crop_and_skip() -> Any:
+    """Compile ``crop_and_skip.cpp`` against the system's libjpeg-turbo and return its function.
+
+    Raises:
+        RuntimeError: g++ or libjpeg-turbo's header is missing, or the system has another libjpeg.
+    """
+    compiler = shutil.which("g++")
+    if compiler is None:
+        raise RuntimeError("no g++ to compile crop_and_skip.cpp")
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = f"{folder}/crop_and_skip.so"
+        command = [compiler, "-std=c++17", "-O2", "-shared", "-fPIC", "-Wl,-z,defs"]
+        command += [str(_CROP_AND_SKIP), "-ljpeg", "-o", compiled]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"g++ cannot compile {_CROP_AND_SKIP}: {done.stderr}")
+        function = ctypes.CDLL(compiled).crop_and_skip  # it stays loaded without its file
+    pointer = ctypes.c_void_p
+    function.argtypes = [pointer, ctypes.c_uint64, pointer, pointer, pointer]
+    return function
+
+
+def _parts(size: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return (N, 4) top, left, bottom, right of what the boxes of two views need.
+
+    Args:
+        size: (N, 2) height and width of images; the boxes are drawn with the default settings.
+    """
+    index = np.arange(len(size))
+    boxes = draw_views(AugmentConfig(), seed=0, epoch=0, index=index, size=size).box
+    first, last = boxes[..., :2], boxes[..., :2] + boxes[..., 2:]
+    return np.ascontiguousarray(np.concatenate([first.min(0), last.max(0)], 1), np.int32)
+
+
 def _by_fastsiam(
-    store: Store, data: Sequence[bytes], workers: int, *, part: bool
+    size: NDArray[np.int64], data: Sequence[bytes], workers: int, *, part: bool
 ) -> Callable[[int, int], object]:
     """Return a loader thread's decoding of an image, by the numbers of thread and image.
 
     Args:
-        store: the images.
+        size: (N, 2) height and width of the images.
         data: their bytes.
         workers: threads.
         part: decode what the boxes of two views need, drawn with the default settings; else all.
@@ -144,14 +230,8 @@ def _by_fastsiam(
         raise RuntimeError("compiled without libjpeg-turbo")
     pointer, number = ctypes.c_void_p, ctypes.c_int32
     decode.argtypes = [pointer, ctypes.c_int64, number, number, pointer, pointer, pointer]
-    heads = [store.header(index, one) for index, one in enumerate(data)]
-    size = np.array([(head.height, head.width) for head in heads])
-    first, last = np.zeros((1, *size.shape), int), size[None]
-    if part:
-        index = np.arange(len(size))
-        boxes = draw_views(AugmentConfig(), seed=0, epoch=0, index=index, size=size).box
-        first, last = boxes[..., :2], boxes[..., :2] + boxes[..., 2:]
-    box = np.ascontiguousarray(np.concatenate([first.min(0), last.max(0)], 1), np.int32)
+    whole = np.concatenate([np.zeros_like(size), size], 1)
+    box = _parts(size) if part else np.ascontiguousarray(whole, np.int32)
     pixels = [np.empty(3 * int(size.prod(1).max()) + _BEHIND, np.uint8) for _ in range(workers)]
     places = [np.empty(_BEHIND, np.uint8) for _ in range(workers)]
 
