@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import mmap
+import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 from fastsiam.bench.timing import Sample
@@ -76,3 +80,32 @@ def empty_gpu_cache() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+
+
+def drop_from_cache(paths: Iterable[Path]) -> float:
+    """Ask the system to drop files from its cache.
+
+    Returns:
+        The share of their pages that it still caches: a measurement is cold only if it is near 0.
+    """
+    cached, pages = 0, 0
+    for path in paths:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())  # only clean pages can be dropped
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            if size := path.stat().st_size:
+                here = _cached_pages(file.fileno(), size)
+                cached, pages = cached + sum(here), pages + len(here)
+    return cached / max(1, pages)
+
+
+def _cached_pages(file: int, size: int) -> list[int]:
+    """Return 1 for each page of a file that the system caches, and 0 for each other."""
+    mapped = np.frombuffer(mmap.mmap(file, size, prot=mmap.PROT_READ), np.uint8)
+    pages = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
+    libc = ctypes.CDLL(None, use_errno=True)
+    address, to = ctypes.c_void_p(mapped.ctypes.data), ctypes.c_void_p(pages.ctypes.data)
+    if libc.mincore(address, ctypes.c_size_t(size), to):
+        raise OSError(ctypes.get_errno(), "mincore")
+    cached: list[int] = (pages & 1).tolist()
+    return cached

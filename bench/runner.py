@@ -24,6 +24,7 @@ from fastsiam.bench.timing import Sample, Timing
 from fastsiam.errors import FastSiamError
 
 _CONTEXT = multiprocessing.get_context("forkserver")
+_FRESH = multiprocessing.get_context("spawn")
 _PATIENCE = 5.0
 """Seconds that a process has to end after its connection was closed."""
 
@@ -58,6 +59,8 @@ class Runner:
         settings: arguments of ``build``.
         ranks: number of processes; they find each other as torchrun's do.
         patience: seconds that an answer may take; None for no limit.
+        fresh: start new Python processes, which have imported nothing, instead of forks of one that
+            has imported torch.
 
     Raises:
         RunnerError: an error in one of them, such as a missing package.
@@ -70,17 +73,19 @@ class Runner:
         *,
         ranks: int = 1,
         patience: float | None = None,
+        fresh: bool = False,
     ) -> None:
         self._patience = patience
         self._processes: dict[Connection, Any] = {}
         _CONTEXT.set_forkserver_preload(["fastsiam.bench.cases.train"])  # imports torch once
         before, port = gpu_memory(), _free_port()
         for rank in range(ranks):
-            pipe, remote = _CONTEXT.Pipe()
+            context: Any = _FRESH if fresh else _CONTEXT
+            pipe, remote = context.Pipe()
             place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
             place |= {"LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
             own = os.environ | {"MASTER_ADDR": "127.0.0.1"} | {k: str(v) for k, v in place.items()}
-            process = _CONTEXT.Process(target=_serve, args=(remote, own, build, dict(settings)))
+            process = context.Process(target=_serve, args=(remote, own, build, dict(settings)))
             process.start()
             remote.close()
             self._processes[pipe] = process

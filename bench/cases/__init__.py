@@ -87,6 +87,12 @@ _ROWS = (
         options=("methods", "recipe", "crop", "backbone", "batch", "variants", *_COMMON),
     ),
     Case(
+        name="digest",
+        help="What the digests of images and draws in log lines cost, beside a training step.",
+        title="Digests of what is trained on",
+        options=("recipe", "crop", "backbone", "batch", *_COMMON),
+    ),
+    Case(
         name="train",
         help="Training end to end by each pipeline, beside ready tensors: the ceiling.",
         title="Training",
@@ -97,6 +103,18 @@ _ROWS = (
         help="fastsiam convert beside cp and FFCV's writer.",
         title="Converting",
         options=(*_DATA, "images", "workers", *_COMMON),
+    ),
+    Case(
+        name="startup",
+        help="Time to the first batch in a new process, first and later epochs, cold and warm.",
+        title="From the start to the first batch",
+        options=(*_IMAGES, "pipelines", *_COMMON),
+    ),
+    Case(
+        name="shuffle",
+        help="How well --shuffle window:N mixes, beside a full shuffle; N by --values.",
+        title="Shuffling within a window",
+        options=(*_DATA, "values", "batch", *_COMMON),
     ),
     Case(
         name="storage",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
-from fastsiam.bench.measure import cpu_seconds
+from fastsiam.bench.measure import _cached_pages, cpu_seconds, drop_from_cache
 from fastsiam.bench.timing import Timing
 from tests.bench.made import sample
 
@@ -28,3 +29,12 @@ def test_processor_time_of_living_children_counts() -> None:
         child.stdout.readline()
         assert cpu_seconds() - before > 0.4
         child.stdin.close()
+
+
+def test_dropping_files_from_the_cache_is_checked(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(2**20))
+    assert 0 <= drop_from_cache([path]) <= 1
+    path.read_bytes()
+    with path.open("rb") as file:
+        assert _cached_pages(file.fileno(), 2**20) == [1] * 256

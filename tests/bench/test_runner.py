@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,19 @@ def test_ranks_work_together() -> None:
     with pytest.raises(RunnerError, match="rank 1 fails"):
         Runner(build_ranks, {"failing": 1}, ranks=2)
     assert time.monotonic() - began < 60  # rank 0 is not waited for
+
+
+def build_nothing() -> dict[str, Task]:
+    return {"nothing": Task(lambda: None, 1, lambda: {"torch": "torch" in sys.modules})}
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_fresh_process_has_not_imported_torch(fresh: bool) -> None:
+    runner = Runner(build_nothing, {}, fresh=fresh)
+    try:
+        assert runner.facts("nothing") == {"torch": not fresh}
+    finally:
+        runner.close()
 
 
 @pytest.mark.alone

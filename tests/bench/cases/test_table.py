@@ -66,6 +66,12 @@ def cropped(found: dict[str, Record]) -> bool:
     return bool(ratios[0]) and ratios[1] == found["one pass over the crops"].share_of_ceiling == 1
 
 
+def digested(found: dict[str, Record]) -> bool:
+    digest, step = found["digest"], found["step"]
+    share = 100 * digest.cpu_seconds_per_image / step.cpu_seconds_per_image
+    return bool(digest.facts["percent_of_step"] == pytest.approx(share))
+
+
 def limited(found: dict[str, Record]) -> bool:
     units = [one.facts["rate"].split()[1] for one in found.values()]
     return units == ["GB/s", "TFLOP/s", "TFLOP/s"]
@@ -77,6 +83,7 @@ MEASURED: dict[str, tuple[str, Callable[[dict[str, Record]], bool]]] = {
     "machine": (
         "copy within memory; matrix product, bfloat16; matrix product, float32", limited,
     ),
+    "digest": ("digest; step", digested),
 }  # fmt: skip
 
 

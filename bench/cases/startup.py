@@ -1,0 +1,111 @@
+"""Time of a new process to its first batch and for epochs, with files cached and not."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastsiam.bench.measure import cpu_seconds, drop_from_cache, wait_for_gpu
+from fastsiam.bench.records import Record, record
+from fastsiam.bench.runner import Runner, RunnerError, Task
+from fastsiam.bench.timing import Sample, Timing
+from fastsiam.config import AugmentConfig, DataConfig, Pipeline
+from fastsiam.pipelines import build_loader
+
+if TYPE_CHECKING:  # not imported in the processes that are measured
+    from fastsiam.bench.session import Session
+
+_STILL_COLD = 0.05
+"""Share of the files that the system may still cache."""
+
+
+def measure(session: Session) -> list[Record]:
+    """Measure each pipeline, warm and cold, in a new process for each repeat."""
+    images = session.images(session.loaded_batch)
+    failed: set[Pipeline] = set()
+    runs: dict[tuple[Pipeline, str], list[tuple[Sample, dict[str, Any]]]] = {}
+    for number in range(session.config.repeats):
+        session.console.say(f"startup: round {number + 1} of {session.config.repeats}")
+        for pipeline in session.config.pipeline_names:
+            data = session.data(images, pipeline)
+            for state in ("warm", "cold"):
+                if pipeline in failed:
+                    continue
+                try:
+                    one = _start(session, data, cold=state == "cold")
+                except RunnerError as failure:
+                    failed.add(pipeline)
+                    session.console.say(f"{pipeline}: not measured: {failure}")
+                else:
+                    runs.setdefault((pipeline, state), []).append(one)
+    records = []
+    for (pipeline, state), started in runs.items():
+        numbers = {
+            key: statistics.median(facts[key] for _, facts in started) for key in started[0][1]
+        }
+        if state == "cold" and numbers["cached"] > _STILL_COLD:
+            session.console.say(
+                f"{pipeline}, cold: not measured: the system keeps {numbers['cached']:.0%} "
+                "of the files in its cache"
+            )
+            continue
+        one_record = record(
+            "startup",
+            f"{pipeline}, {state} cache",
+            Timing([sample for sample, _ in started], images.count),
+            pipeline=pipeline,
+            facts=numbers,
+            in_the_clock="from the start of python to the end of the first epoch",
+            config=session.settings(
+                batch=session.loaded_batch, workers=session.workers, data=images.about
+            ),
+        )
+        records.append(one_record)
+    return records
+
+
+def _start(session: Session, data: DataConfig, *, cold: bool) -> tuple[Sample, dict[str, Any]]:
+    """Start a process that loads; return its time to the end of the first epoch, and its facts."""
+    files = [path for path in Path(data.data).rglob("*") if path.is_file()]
+    cached = drop_from_cache(files) if cold else 1.0
+    settings = {
+        "data": data,
+        "augment": session.config.augment,
+        "batch": session.loaded_batch,
+        "device": session.device,
+        "began": time.monotonic(),
+    }
+    runner = Runner(build_startup, settings, fresh=True)
+    try:
+        facts = runner.facts("startup") | {"cached": cached}
+    finally:
+        runner.close()
+    wall, cpu = facts["first_epoch_over"], facts.pop("cpu_until_then")
+    return replace(runner.first["startup"], wall=wall, cpu=cpu), facts
+
+
+def build_startup(
+    *, data: DataConfig, augment: AugmentConfig, batch: int, device: str, began: float
+) -> dict[str, Task]:
+    """Load two epochs once; ``began`` is when the process was started."""
+    facts: dict[str, Any] = {}
+
+    def run() -> None:
+        facts["imports"] = time.monotonic() - began
+        loader = build_loader(data, augment, batch=batch, device=device)
+        for number in range(2):
+            start = time.monotonic()
+            for step, _ in enumerate(loader.epoch(number)):
+                if number == step == 0:
+                    wait_for_gpu()
+                    facts["first_batch"] = time.monotonic() - began
+            wait_for_gpu()
+            facts["first_epoch" if number == 0 else "later_epoch"] = time.monotonic() - start
+            facts.setdefault("first_epoch_over", time.monotonic() - began)
+            facts.setdefault("cpu_until_then", cpu_seconds())
+        loader.close()
+
+    return {"startup": Task(run, batch, lambda: facts)}

@@ -1,0 +1,34 @@
+"""How well a window shuffles, measured on the data's own labels or on as many as ImageNet's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fastsiam.bench.cases import CASES, shuffle
+from fastsiam.bench.config import BenchConfig
+from fastsiam.bench.session import session
+from fastsiam.bench.tables import table
+from fastsiam.pipelines import open_store
+
+
+def test_windows_are_measured_beside_a_full_shuffle(little: BenchConfig) -> None:
+    with session(replace(little, values="1,7")) as own:
+        records = CASES["shuffle"].measure(own)
+    assert [one.name for one in records] == ["full", "window:1", "window:7"]
+    images = len(open_store(little.root, "train"))
+    assert all(one.images == images and "moved" in one.facts for one in records)
+    assert records[0].facts["moved"] == records[0].facts["parted"] == records[0].ratio == 1
+    assert "largest class of a batch, mean" in table(records)
+
+
+def test_without_data_it_is_as_many_images_as_imagenets(
+    little: BenchConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shuffle, "_IMAGES", 5000)
+    monkeypatch.setattr(shuffle, "_CLASSES", 5)
+    with session(replace(little, data="", values="100,2500", batch=100)) as own:
+        full, small, large = CASES["shuffle"].measure(own)
+    assert full.facts["usual"] <= large.facts["usual"] < small.facts["usual"]
+    assert full.config["data"] == "5,000 images of 5 classes, sorted"
