@@ -19,6 +19,8 @@ class Peer:
     """Modules that it needs."""
     install: str
     """What pip has to install for them."""
+    packaged: bool = True
+    """Whether a package index has it; otherwise it is installed by hand."""
     differs: str
     """How its work differs from fastsiam's."""
 
@@ -51,6 +53,13 @@ PEERS = {
         differs="Works on uint8 tensors, decoded once; blurs by a Gaussian kernel of 13 x 13 "
         "pixels, not by PIL's boxes.",
     ),
+    "spdl": Peer(
+        title="SPDL and transforms.v2",
+        packages=("spdl.pipeline", "spdl.io"),
+        install="spdl, beside FFmpeg's libraries",
+        packaged=False,
+        differs="Threads; decoded once, by FFmpeg; the rest as in torchvision transforms.v2.",
+    ),
     "albumentations": Peer(
         title="albumentations",
         packages=("albumentations", "cv2"),
@@ -67,6 +76,15 @@ PEERS = {
         "is one linear map (color_twist) in a fixed order, contrast about 128, hue in YIQ; blurs "
         "by a Gaussian kernel of 23 pixels; jitter, gray and blur are computed for every view and "
         "then chosen or not.",
+    ),
+    "slipstream": Peer(
+        title="slipstream, SimCLR's preset",
+        packages=("slipstream", "libslipstream", "litdata"),
+        install="git+https://github.com/harvard-visionlab/slipstream, beside libturbojpeg",
+        packaged=False,
+        differs="Decoded once, by libjpeg-turbo's fast DCT; resizes by bicubics "
+        "(stb_image_resize2); the rest in float32 on the device, in batches: a jitter in HSV in a "
+        "fixed order, a Gaussian blur of 7 x 7 pixels with one of ten sigmas.",
     ),
     "ffcv-plain": Peer(
         title="FFCV's own operations",

@@ -6,6 +6,7 @@ Each library is set up as its documentation describes, with the paper's settings
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -60,7 +61,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class _Twice:
+class Twice:
     """Both views of an image by the same transformation."""
 
     view: Callable[[Any], Tensor]
@@ -129,7 +130,7 @@ def build_peer(*, peer: str, job: Job) -> dict[str, Task]:
     return {"views": Task(run, job.images, lambda: facts)}
 
 
-def _torchvision_view(augment: AugmentConfig) -> Callable[[Any], Any]:
+def torchvision_view(augment: AugmentConfig) -> Callable[[Any], Any]:
     """Return what makes a view of a decoded image, a uint8 tensor, by ``transforms.v2``."""
     from torchvision.transforms import v2
 
@@ -161,7 +162,41 @@ def _by_torchvision(job: Job) -> Epoch:
     from torchvision.io import ImageReadMode, decode_image
 
     read = partial(decode_image, mode=ImageReadMode.RGB)
-    return _by_dataloader(job, _Twice(_torchvision_view(job.augment)), read=read)
+    return _by_dataloader(job, Twice(torchvision_view(job.augment)), read=read)
+
+
+def _by_spdl(job: Job) -> Epoch:
+    """SPDL's pipeline, with as many threads as workers; FFmpeg decodes."""
+    from spdl.io import get_video_filter_desc, load_image, to_torch
+    from spdl.pipeline import PipelineBuilder
+    from torchvision.datasets import ImageFolder
+
+    files = [path for path, _ in ImageFolder(job.folder).samples]
+    views, as_rgb = Twice(torchvision_view(job.augment)), get_video_filter_desc(pix_fmt="rgb24")
+
+    def views_of(path: str) -> Views:
+        return views(to_torch(load_image(path, filter_desc=as_rgb)).permute(2, 0, 1))
+
+    def stack(items: list[Views]) -> Views:
+        first, second = zip(*items, strict=True)
+        return torch.stack(first), torch.stack(second)
+
+    def epoch() -> Iterator[Views]:
+        chosen = torch.randperm(len(files))[: job.images].tolist()
+        pipeline = (
+            PipelineBuilder()
+            .add_source([files[index] for index in chosen])
+            .pipe(views_of, concurrency=job.workers)
+            .aggregate(job.batch, drop_last=True)
+            .pipe(stack)
+            .add_sink(2)
+            .build(num_threads=job.workers)
+        )
+        with pipeline.auto_stop():
+            for batch in pipeline:
+                yield _moved(batch, job)
+
+    return epoch
 
 
 @dataclass(frozen=True)
@@ -193,7 +228,7 @@ def _by_albumentations(job: Job) -> Epoch:
         ]
     )
     read = partial(cv2.imread, flags=cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
-    return _by_dataloader(job, _Twice(_Albumentations(view)), read=read, begin=_seed_albumentations)
+    return _by_dataloader(job, Twice(_Albumentations(view)), read=read, begin=_seed_albumentations)
 
 
 def _seed_albumentations(_: int) -> None:
@@ -288,6 +323,34 @@ def _solo_learn_view(job: Job, image: Any) -> Any:
     )
 
 
+def _by_slipstream(job: Job) -> Epoch:
+    """slipstream's preset of SimCLR's two views, with the crops' ranges of the settings."""
+    from slipstream import SlipstreamLoader
+    from slipstream.decoders.numba_decoder import Compiler
+    from slipstream.pipelines import simclr
+    from slipstream.readers import SlipstreamImageFolder
+
+    a, device = job.augment.views[0], str(job.device)
+    cache = tempfile.TemporaryDirectory()  # it copies the images' bytes into one file
+    images = SlipstreamImageFolder(job.folder, cache_dir=Path(cache.name))
+    Compiler.set_num_threads(min(job.workers, len(os.sched_getaffinity(0))))
+    loader = SlipstreamLoader(
+        images,
+        batch_size=job.batch,
+        indices=np.linspace(0, len(images) - 1, job.images).round().astype(np.int64),
+        pipelines=simclr(a.crop, _scale(a), _ratio(a), device=device, dtype=torch.float32),
+        device=device,
+        exclude_fields=["path"],
+        verbose=False,
+    )
+
+    def epoch(_: Any = cache) -> Iterator[Views]:  # the file lives as long as this
+        for batch in loader:
+            yield batch["view_0"], batch["view_1"]
+
+    return epoch
+
+
 def _by_ffcv_alone(job: Job) -> Epoch:
     """FFCV with operations of its own only: two pipelines for the same field."""
     from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder
@@ -346,8 +409,10 @@ def _by_ffcv_alone(job: Job) -> Epoch:
 STARTERS: dict[str, Callable[[Job], Epoch]] = {
     "lightly": _by_lightly,
     "torchvision-v2": _by_torchvision,
+    "spdl": _by_spdl,
     "albumentations": _by_albumentations,
     "dali-solo-learn": _by_dali_as_in_solo_learn,
+    "slipstream": _by_slipstream,
     "ffcv-plain": _by_ffcv_alone,
 }
 """What opens each of ``PEERS``."""
@@ -385,10 +450,15 @@ def _by_dataloader(
     )
 
     def epoch() -> Iterator[Views]:
-        for (view1, view2), _ in loader:
-            yield view1.to(job.device, non_blocking=True), view2.to(job.device, non_blocking=True)
+        for views, _ in loader:
+            yield _moved(views, job)
 
     return epoch
+
+
+def _moved(views: Views, job: Job) -> Views:
+    view1, view2 = (view.to(job.device, non_blocking=True) for view in views)
+    return view1, view2
 
 
 def _scale(view: ViewConfig) -> tuple[float, float]:
