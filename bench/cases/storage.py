@@ -5,11 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import tarfile
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from fastsiam.bench import object_storage
+from fastsiam.bench.cases.peers import Twice, Views, torchvision_view
 from fastsiam.bench.images import add_to_tar
+from fastsiam.bench.peers import Peer
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.runner import Task
 from fastsiam.bench.session import Session
@@ -25,11 +33,20 @@ LOCAL = "local disk"
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure each pipeline, one runner after the other, from each place and state of the cache."""
+    """Measure pipelines and other libraries, one after the other, from each place and cache."""
     images, batch = session.images(session.loaded_batch), session.loaded_batch
     folder = session.folder / "storage"
-    pack(sorted(x for x in images.folder.rglob("*") if x.is_file()), folder / "shards")
+    files = sorted(path for path in images.folder.rglob("*") if path.is_file())
+    pack(files, folder / "shards" / "tars")
     pipelines = session.config.pipeline_names if session.config.pipelines else (BASELINE,)
+    readers: dict[str, str] = {name: f"fastsiam --pipeline {name}" for name in pipelines}
+    for name, library in STREAMING.items():
+        if library.missing:
+            session.console.say(f"{name}: not measured: {library.missing}")
+        else:
+            readers[name] = library.title
+    if "litdata" in readers:
+        convert_for_litdata(files, folder / "shards" / "litdata")
     added: dict[str, str] = {}
     with ExitStack() as held:
         port = held.enter_context(object_storage.served(folder / "server"))
@@ -40,39 +57,36 @@ def measure(session: Session) -> list[Record]:
             for state in ("cold", "warm"):
                 places[f"S3, {latency} ms, {state} cache"] = proxy, state == "cold"
         comparison = held.enter_context(session.comparison(apart=True))
-        for pipeline in pipelines:
+        for reader, title in readers.items():
+            form = STREAMING[reader].shards if reader in STREAMING else "tars"
+            bucket = f"{object_storage.BUCKET}/shards/{form}"
             for number, (place, (proxy, cold)) in enumerate(places.items()):
-                data = DataConfig(
-                    data=f"s3://{object_storage.BUCKET}/shards" if proxy else f"{folder}/shards",
-                    pipeline=pipeline,
-                    workers=session.workers,
-                    shuffle=f"window:{_WINDOW}",
-                    cache=f"{folder}/caches/{pipeline}-{number}" if proxy else "",
-                    cache_gb=50.0,
-                )
-                name = f"fastsiam --pipeline {pipeline}, {place}"
-                added[name] = pipeline
-                comparison.add(
-                    name,
-                    build_reading,
-                    data=data,
+                remote = f"http://127.0.0.1:{proxy}/" if reader == "webdataset" else "s3://"
+                job = Job(
+                    shards=remote + bucket if proxy else f"{folder}/shards/{form}",
+                    cache=f"{folder}/caches/{reader}-{number}" if proxy else "",
                     cold=cold,
                     environment=(object_storage.environment(proxy) if proxy else {})
                     | {"XDG_CACHE_HOME": f"{folder}/home"},  # indexes that stores keep
                     augment=session.config.augment,
                     batch=batch,
+                    workers=session.workers,
                     images=images.count,
                 )
+                added[f"{title}, {place}"] = reader
+                build = build_streaming if reader in STREAMING else build_reading
+                comparison.add(f"{title}, {place}", build, reader=reader, job=job)
         timings = comparison.run(session.config.repeats)
     records = []
     for (name, task), timing in timings.items():
-        local = timings.get((f"fastsiam --pipeline {added[name]}, {LOCAL}", task))
+        reader = added[name]
+        local = timings.get((f"{readers[reader]}, {LOCAL}", task))
         one = record(
             "storage",
             name,
             timing,
             ceiling=("its own from the local disk", local) if local else None,
-            pipeline=added[name],
+            pipeline="" if reader in STREAMING else reader,
             in_the_clock="one epoch to finished views, of a loader that was opened just before; "
             "cold: its cache is empty then",
             config=session.settings(
@@ -95,34 +109,188 @@ def pack(files: list[Path], folder: Path) -> None:
                     add_to_tar(tar, f"{number:04}{place:06}.{ending}", data)
 
 
-def build_reading(
-    *,
-    data: DataConfig,
-    cold: bool,
-    environment: dict[str, str],
-    augment: AugmentConfig,
-    batch: int,
-    images: int,
-) -> dict[str, Task]:
-    """Build a pipeline; its task is an epoch of a loader that was just opened.
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Data of a runner, and how it reaches them."""
 
-    If ``cold``, the cache is emptied before each epoch.
-    """
-    os.environ.update(environment)
+    shards: str
+    """Folder or address of the shards."""
+    cache: str
+    """Folder in which it keeps what it fetches; "" for none."""
+    cold: bool
+    """Whether the cache is emptied before each epoch."""
+    environment: dict[str, str]
+    """Variables by which the shards are found."""
+    augment: AugmentConfig
+    batch: int
+    workers: int
+    images: int
+    """Images of an epoch: whole batches of them."""
+    window: int = _WINDOW
+    """Images that are shuffled among each other."""
+
+
+def build_reading(*, reader: Any, job: Job) -> dict[str, Task]:
+    """Build a pipeline, by its name; its task is an epoch of a loader that was just opened."""
+    os.environ.update(job.environment)
     opened: list[Loader] = []
+    data = DataConfig(
+        data=job.shards,
+        pipeline=reader,
+        workers=job.workers,
+        shuffle=f"window:{job.window}",
+        cache=job.cache,
+        cache_gb=50.0,
+    )
 
     def reopen() -> None:
         for loader in opened:
             loader.close()
         opened.clear()
-        if cold and data.cache:
-            shutil.rmtree(data.cache, ignore_errors=True)
-        opened.append(build_loader(data, augment, batch=batch))
-        if opened[0].steps != images // batch:
+        if job.cold and job.cache:
+            shutil.rmtree(job.cache, ignore_errors=True)
+        opened.append(build_loader(data, job.augment, batch=job.batch))
+        if opened[0].steps != job.images // job.batch:
             raise RuntimeError(f"{opened[0].source} holds {opened[0].images:,} images")
 
     def run() -> None:
         for _ in opened[0].epoch(0):
             pass
 
-    return {"views": Task(run, images, before=reopen)}
+    return {"views": Task(run, job.images, before=reopen)}
+
+
+def build_streaming(*, reader: str, job: Job) -> dict[str, Task]:
+    """Build another library, by its name in ``STREAMING``; its task is an epoch."""
+    os.environ.update(job.environment)
+    library = STREAMING[reader]
+    own, turns = job, count()
+
+    def reopen() -> None:
+        nonlocal own
+        if job.cold and job.cache:
+            shutil.rmtree(job.cache, ignore_errors=True)
+            own = replace(job, cache=f"{job.cache}/{next(turns)}")
+        if own.cache:
+            Path(own.cache).mkdir(parents=True, exist_ok=True)
+
+    def run() -> None:
+        images = sum(len(batch[0]) for batch in library.epoch(own))
+        if images < job.images // job.batch * job.batch:
+            raise RuntimeError(f"it yields {images:,} of {job.images:,} images")
+
+    reopen()
+    facts = {"differs": library.differs, "version": library.version}
+    return {"views": Task(run, job.images, lambda: facts, before=reopen)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streaming(Peer):
+    """A library that streams shards; it decodes and makes views as ``transforms.v2`` does."""
+
+    shards: str
+    """What it reads, among the folders that the case makes."""
+    epoch: Callable[[Job], Iterator[Views]]
+    """Yields the batches of an epoch."""
+
+
+def convert_for_litdata(files: list[Path], out: Path) -> None:
+    """Write images in litdata's form."""
+    from litdata import optimize
+
+    optimize(
+        fn=_sample,
+        inputs=[str(path) for path in files],
+        output_dir=str(out),
+        chunk_bytes=1 << 25,
+        num_workers=1,
+        start_method="fork",
+        verbose=False,
+    )
+
+
+def _sample(path: str) -> dict[str, Any]:
+    return {"image": Path(path).read_bytes()}
+
+
+def _by_litdata(job: Job) -> Iterator[Views]:
+    """Yield the batches of an epoch, shuffled by litdata itself."""
+    from botocore import UNSIGNED
+    from botocore.config import Config
+    from litdata import StreamingDataLoader, StreamingDataset
+    from litdata.streaming import downloader
+
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # the default is https alone
+    views, remote = _views_of(job.augment), "://" in job.shards
+
+    class Images(StreamingDataset):  # type: ignore[misc]
+        def __getitem__(self, index: Any) -> Views:
+            return views(super().__getitem__(index)["image"])
+
+    options = {  # the server needs no credentials
+        "endpoint_url": os.environ.get("AWS_ENDPOINT_URL"),
+        "region_name": os.environ.get("AWS_REGION"),
+        "config": Config(signature_version=UNSIGNED),
+    }
+    images = Images(
+        job.shards,
+        cache_dir=job.cache or None,
+        shuffle=True,
+        storage_options=options if remote else None,
+    )
+    yield from StreamingDataLoader(images, batch_size=job.batch, num_workers=job.workers)
+
+
+def _by_webdataset(job: Job) -> Iterator[Views]:
+    """Yield the batches of an epoch: shards and images shuffled, as in its documentation."""
+    import webdataset
+    from torch.utils.data import DataLoader
+
+    views = _views_of(job.augment)
+
+    def decode(sample: dict[str, Any]) -> Views:
+        return views(sample["jpg"])
+
+    shards = webdataset.WebDataset(
+        [f"{job.shards}/train-{number:04}.tar" for number in range(_SHARDS)],
+        shardshuffle=_SHARDS,
+        cache_dir=job.cache or None,
+    )
+    images = shards.shuffle(job.window).map(decode)
+    yield from DataLoader(images, batch_size=job.batch, num_workers=job.workers)
+
+
+def _views_of(augment: AugmentConfig) -> Callable[[bytes], Views]:
+    """Return what makes both views of an encoded image."""
+    from torchvision.io import ImageReadMode, decode_image
+
+    twice = Twice(torchvision_view(augment))
+
+    def views(data: bytes) -> Views:
+        encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        return twice(decode_image(encoded, mode=ImageReadMode.RGB))
+
+    return views
+
+
+STREAMING = {
+    "webdataset": Streaming(
+        title="webdataset",
+        packages=("webdataset",),
+        install="webdataset",
+        differs="Reads whole shards one after the other, by curl; keeps whole shards; decodes and "
+        "makes views by torchvision's transforms.v2.",
+        shards="tars",
+        epoch=_by_webdataset,
+    ),
+    "litdata": Streaming(
+        title="litdata",
+        packages=("litdata", "boto3"),
+        install="litdata boto3",
+        differs="Reads shards of its own form, of 32 MiB, whole, by boto3, and keeps them on disk "
+        "in any case; decodes and makes views by torchvision's transforms.v2.",
+        shards="litdata",
+        epoch=_by_litdata,
+    ),
+}
+"""The libraries, by name."""

@@ -1,15 +1,17 @@
-"""Epochs from object storage are measured beside the local disk's."""
+"""Epochs from object storage are measured beside the local disk's, also of other libraries."""
 
 from __future__ import annotations
 
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fastsiam.bench import object_storage
 from fastsiam.bench.cases import CASES, storage
+from fastsiam.bench.cases.storage import STREAMING, Job, build_reading, build_streaming
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.session import session
 from fastsiam.bench.tables import table
@@ -24,15 +26,20 @@ needs_server = pytest.mark.skipif(
 )
 
 
+def job(shards: Path, cache: Path, **changes: Any) -> Job:
+    own: dict[str, Any] = {"shards": str(shards), "cache": str(cache), "cold": True, "workers": 0}
+    own |= {"environment": {}, "augment": SMALL, "batch": 8, "images": 24, "window": 10}
+    return Job(**own | changes)
+
+
 @pytest.mark.parametrize("cold", [True, False])
 def test_an_epoch_is_of_a_loader_that_was_just_opened(cold: bool, tmp_path: Path) -> None:
     storage.pack(sorted(write_images(tmp_path / "images").rglob("*.jpg")), tmp_path / "shards")
     cache = tmp_path / "cache"
-    data = DataConfig(data=str(tmp_path / "shards"), pipeline="memory", workers=0, cache=str(cache))
-    store = open_split(data, "train")
+    store = open_split(DataConfig(data=str(tmp_path / "shards")), "train")
     assert len(store) == 24 and sorted(store.labels.tolist()) == [0] * 8 + [1] * 8 + [2] * 8
-    how = {"data": data, "cold": cold, "environment": {}, "augment": SMALL, "batch": 8}
-    task = storage.build_reading(images=24, **how)["views"]  # type: ignore[arg-type]
+    asked = job(tmp_path / "shards", cache, cold=cold)
+    task = build_reading(reader="memory", job=asked)["views"]
     cache.mkdir(exist_ok=True)
     for _ in range(2):
         task.before()
@@ -42,7 +49,23 @@ def test_an_epoch_is_of_a_loader_that_was_just_opened(cold: bool, tmp_path: Path
     task.before()
     assert (cache / "mark").exists() != cold
     with pytest.raises(RuntimeError, match="holds 24 images"):
-        storage.build_reading(images=80, **how)["views"].before()  # type: ignore[arg-type]
+        build_reading(reader="memory", job=replace(asked, images=80))["views"].before()
+
+
+@pytest.mark.parametrize("reader", STREAMING)
+def test_other_libraries_yield_every_image(reader: str, tmp_path: Path) -> None:
+    if reason := STREAMING[reader].missing:
+        pytest.skip(f"not installed: {reason}")
+    files = sorted(write_images(tmp_path / "images").rglob("*.jpg"))
+    write = storage.convert_for_litdata if reader == "litdata" else storage.pack
+    write(files, tmp_path / "shards")
+    asked = job(tmp_path / "shards", tmp_path / "cache", workers=1)
+    task = build_streaming(reader=reader, job=asked)["views"]
+    task.before()
+    task.run()
+    assert task.facts()["version"]
+    with pytest.raises(RuntimeError, match="it yields 24 of 800 images"):
+        build_streaming(reader=reader, job=replace(asked, images=800, cold=False))["views"].run()
 
 
 def test_without_a_server_it_says_what_to_install(
@@ -81,6 +104,8 @@ def test_places_are_measured_beside_the_local_disk(little: BenchConfig) -> None:
     found = {one.name: one for one in records}
     places = ["local disk", *(f"S3, {ms} ms, {state} cache" for ms in (0, 3)
                               for state in ("cold", "warm"))]  # fmt: skip
-    assert set(found) == {f"fastsiam --pipeline torchvision, {place}" for place in places}
+    titles = ["fastsiam --pipeline torchvision"]
+    titles += [library.title for library in STREAMING.values() if library.missing is None]
+    assert set(found) == {f"{title}, {place}" for title in titles for place in places}
     local = found["fastsiam --pipeline torchvision, local disk"]
     assert local.share_of_ceiling == 1 and "local disk" in table(records)
