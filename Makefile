@@ -109,7 +109,7 @@ lint: $(VENV)/installed        ## style, types, what bandit and pip-audit find
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
 	$(PY) -m bandit --quiet --configfile pyproject.toml --recursive fastsiam pipelines bench
-	$(PY) -m pip_audit --requirement requirements.lock --no-deps --disable-pip --progress-spinner off
+	$(PY) -m tests.audit
 
 LOCK := $(VENV)/bin/uv pip compile --quiet --system-certs --universal --upgrade --no-header --no-annotate
 lock: $(VENV)/installed        ## newest versions of everything, and of what goes with the oldest torch
