@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from lightly.loss import NegativeCosineSimilarity, NTXentLoss, SwaVLoss
+from lightly.models.batchnorm import SplitBatchNorm
 from lightly.models.modules import (
     BYOLPredictionHead,
     MoCoProjectionHead,
@@ -30,7 +31,12 @@ from lightly.models.modules import (
 )
 from lightly.models.modules.heads import ProjectionHead
 from lightly.models.modules.memory_bank import MemoryBankModule
-from lightly.models.utils import deactivate_requires_grad, update_momentum
+from lightly.models.utils import (
+    batch_shuffle,
+    batch_unshuffle,
+    deactivate_requires_grad,
+    update_momentum,
+)
 from lightly.transforms.byol_transform import BYOLView2Transform
 from lightly.transforms.multi_view_transform import MultiViewTransform
 from lightly.transforms.simclr_transform import SimCLRViewTransform
@@ -80,6 +86,8 @@ class Composed(nn.Module, ABC):
         self.method: Any = config.model.method
         self.steps_per_epoch, self.total = steps_per_epoch, config.optim.epochs * steps_per_epoch
         self.backbone = build_backbone(config.model)
+        if bn_images := config.numerics.bn_images:
+            _split_bn(self.backbone, config.optim.batch // bn_images)
         self._build(self.method)
 
     @abstractmethod
@@ -161,11 +169,16 @@ class MoCoV2(Composed):
     def loss(self, views: Views, step: int) -> Tensor:
         """Contrast each view with the other's key and the memory bank, and add keys to it."""
         update_momentum(self.encoder, self.momentum_encoder, m=self.method.encoder_momentum)
-        queries = torch.cat([self.encoder(view) for view in reversed(views)])
-        with torch.no_grad():
-            keys = torch.cat([self.momentum_encoder(view) for view in views])
-        loss: Tensor = self.criterion(queries, keys)
+        first, second = (self.encoder(view) for view in views)
+        keys = torch.cat([self._key(view) for view in views])
+        loss: Tensor = self.criterion(torch.cat([second, first]), keys)
         return loss
+
+    @torch.no_grad()
+    def _key(self, view: Tensor) -> Tensor:
+        shuffled, order = batch_shuffle(view)
+        keys: Tensor = batch_unshuffle(self.momentum_encoder(shuffled), order)
+        return keys
 
 
 class BYOL(Composed):
@@ -244,16 +257,18 @@ def composed(config: TrainConfig, *, steps_per_epoch: int) -> Composed:
     Raises:
         BackendError: lightly cannot do what the settings ask for; names the setting.
     """
-    method, optim = config.model.method, config.optim
+    method, optim, bn_images = config.model.method, config.optim, config.numerics.bn_images
     if method.name not in COMPOSED:
         raise BackendError(f"lightly's parts make {', '.join(METHODS)}, not {method.name}")
     kind = COMPOSED[method.name]
     _check_settings(f"lightly's {method.name}", method, ("dim", "projector_layers", *kind.settings))
     if getattr(method, "projector_layers", 2) < 2:
         raise BackendError("lightly's heads have 2 layers or more: set projector-layers")
-    if config.numerics.bn_images or optim.optimizer != "sgd" or optim.accumulate > 1:
-        raise BackendError("lightly's loop has SGD's steps of whole batches: leave bn-images, "
-                           "optimizer and accumulate out")  # fmt: skip
+    if bn_images and (kind is not MoCoV2 or optim.batch % bn_images):
+        raise BackendError("bn-images is for lightly's mocov2 alone, and has to divide batch")
+    if optim.optimizer != "sgd" or optim.accumulate > 1:
+        raise BackendError("lightly's loop has SGD's steps of whole batches: leave optimizer and "
+                           "accumulate out")  # fmt: skip
     return kind(config, steps_per_epoch=steps_per_epoch)
 
 
@@ -264,6 +279,16 @@ def _check_settings(whose: str, settings: Any, known: Iterable[str]) -> None:
         value = getattr(usual, one.name)
         if one.name not in known and getattr(settings, one.name) != value:
             raise BackendError(f"{whose} has {one.name.replace('_', '-')} {value} alone: leave it")
+
+
+def _split_bn(network: nn.Module, splits: int) -> None:
+    """Make each BN compute statistics of separate parts of a batch."""
+    for module in list(network.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.BatchNorm2d):
+                split = SplitBatchNorm(child.num_features, splits)
+                split.weight, split.bias = child.weight, child.bias
+                setattr(module, name, split)
 
 
 class Step:
@@ -298,8 +323,9 @@ class Step:
 
 
 def memory_format(config: TrainConfig) -> torch.memory_format:
-    """Return the layout of convolutions."""
-    return torch.channels_last if config.numerics.channels_last else torch.contiguous_format
+    """Return the layout of convolutions: lightly's split BN cannot do channels last."""
+    last = config.numerics.channels_last and not config.numerics.bn_images
+    return torch.channels_last if last else torch.contiguous_format
 
 
 def transform_of(method: str, augment: AugmentConfig) -> Callable[[Any], list[Tensor]]:
@@ -463,7 +489,12 @@ def _train(config: TrainConfig, model: Composed, batches: Any, device: torch.dev
 
 def _write(config: TrainConfig, model: Composed, path: Path) -> None:
     """Write a plain file of the backbone, which is in torchvision's names."""
+    model.eval()  # which makes split BN's statistics one
     weights = {key: x.cpu().contiguous() for key, x in model.backbone.state_dict().items()}
+    for name, module in model.backbone.named_modules():
+        if isinstance(module, SplitBatchNorm):
+            for statistic in (f"{name}.running_mean", f"{name}.running_var"):
+                weights[statistic] = weights[statistic][: module.num_features].clone()
     trained = Pretrained(
         path=path,
         layout="lightly",

@@ -25,7 +25,7 @@ pytest.importorskip("lightly", reason="needs lightly: pip install lightly")
 
 METHODS = ["mocov2", "simsiam", "fastsiam", "simclr", "byol", "swav"]
 SMALL = {
-    "mocov2": ["--queue", "32"],
+    "mocov2": ["--queue", "32", "--no-sync-bn", "--bn-images", "4"],
     "swav": ["--prototypes", "20", "--queue", "16", "--set", "queue_from=0.5"],
 }
 
@@ -89,6 +89,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("simclr", {"predictor": "trained"}, "lightly's simclr has predictor none alone"),
     ("mocov2", {"symmetric": False}, "lightly's mocov2 has symmetric True alone"),
     ("byol", {"projector_layers": 1}, "2 layers or more"),
+    ("simclr", {"bn_images": 4, "sync_bn": False}, "bn-images is for lightly's mocov2 alone"),
     ("byol", {"optimizer": "lars"}, "SGD's steps of whole batches"),
 ]
 
