@@ -129,7 +129,7 @@ class BenchConfig(Config):
     )
     repeats: int = setting(
         0,
-        "How often each thing is timed, in turns, after a first time that does not count; "
+        "How often each thing is timed, interleaved, after a warm-up; "
         "0 is 5 times, or 3 by bench all.",
         at_least=0,
     )

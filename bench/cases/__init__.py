@@ -118,7 +118,7 @@ _ROWS = (
     ),
     Case(
         name="storage",
-        help="Epochs from the local disk and from object storage, near and far, kept and not.",
+        help="Epochs from the local disk and from object storage, near and far, cached and not.",
         title="Reading from object storage",
         options=(*_IMAGES, "latencies", "pipelines", *_COMMON),
     ),

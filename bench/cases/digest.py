@@ -13,7 +13,7 @@ from fastsiam.views.digest import batch_digest
 from fastsiam.views.draws import draw_views
 
 BATCHES = 4000
-"""Batches of a repeat: processor time is counted in hundredths of a second."""
+"""Batches per repeat: processor time is counted in hundredths of a second."""
 
 
 def measure(session: Session) -> list[Record]:

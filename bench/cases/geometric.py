@@ -17,7 +17,7 @@ from fastsiam.pipelines.job import crop_views
 from fastsiam.views.draws import ViewParams, draw_views
 
 _ON_GPU = 25600
-"""Images of a repeat on a GPU."""
+"""Images per repeat on a GPU."""
 REFERENCE = "torchvision, image by image"
 ONCE = "one pass over the crops"
 _HEIGHT, _WIDTH = 375, 500

@@ -25,7 +25,7 @@ _WAYS = ("default", "eager", "plain")
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure each method, ours and lightly's in turns; one method after the other."""
+    """Measure the methods one after the other, fastsiam's and lightly's interleaved."""
     chosen = session.config.methods.split(",") if session.config.methods else METHODS
     return [one for name in chosen for one in _measured(session, name)]
 

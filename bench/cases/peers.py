@@ -1,4 +1,4 @@
-"""How fast other libraries make two finished views, beside our pipelines, on the same images.
+"""How fast other libraries and fastsiam's pipelines make two views of the same images.
 
 Each library is set up as its documentation describes, with the paper's settings where it has them.
 """
@@ -72,7 +72,7 @@ class Twice:
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure the libraries and our pipelines in the same run, in turns."""
+    """Measure the libraries and fastsiam's pipelines in one run, interleaved."""
     batch = session.loaded_batch
     images = session.images(batch)
     pipelines = {f"fastsiam --pipeline {one}": one for one in session.config.pipeline_names}

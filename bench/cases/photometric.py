@@ -16,7 +16,7 @@ from fastsiam.views.draws import draw_views
 from fastsiam.views.photometric import photometric, reference
 
 _ON_GPU = 51200
-"""Images of a repeat on a GPU, which takes a tenth of a second for them."""
+"""Images per repeat on a GPU, which takes a tenth of a second for them."""
 REFERENCE = "reference, in torch operations"
 ONCE = "one pass over the bytes"
 
@@ -52,7 +52,7 @@ def measure_stage(
         build: makes its work; see ``comparison.Build``.
         baseline: what it is compared with, and the name of that work.
         once: name of the work that only touches the bytes.
-        on_gpu: images of a repeat on a GPU.
+        on_gpu: images per repeat on a GPU.
         in_the_clock: what the time includes.
     """
     batch = session.loaded_batch

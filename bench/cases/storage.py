@@ -85,7 +85,7 @@ def measure(session: Session) -> list[Record]:
             "storage",
             name,
             timing,
-            ceiling=("its own from the local disk", local) if local else None,
+            ceiling=("the local disk", local) if local else None,
             pipeline="" if reader in STREAMING else reader,
             in_the_clock="one epoch to finished views, of a loader that was opened just before; "
             "cold: its cache is empty then",
@@ -278,8 +278,8 @@ STREAMING = {
         title="webdataset",
         packages=("webdataset",),
         install="webdataset",
-        differs="Reads whole shards one after the other, by curl; keeps whole shards; decodes and "
-        "makes views by torchvision's transforms.v2.",
+        differs="Reads whole shards in order, with curl, and caches whole shards. Decodes and "
+        "makes views with torchvision's transforms.v2.",
         shards="tars",
         epoch=_by_webdataset,
     ),
@@ -287,8 +287,8 @@ STREAMING = {
         title="litdata",
         packages=("litdata", "boto3"),
         install="litdata boto3",
-        differs="Reads shards of its own form, of 32 MiB, whole, by boto3, and keeps them on disk "
-        "in any case; decodes and makes views by torchvision's transforms.v2.",
+        differs="Reads whole shards of 32 MiB in its own format, with boto3, and always keeps "
+        "them on disk. Decodes and makes views with torchvision's transforms.v2.",
         shards="litdata",
         epoch=_by_litdata,
     ),

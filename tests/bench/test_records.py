@@ -46,6 +46,6 @@ def test_tables_leave_out_empty_columns_and_mark_wide_spreads() -> None:
     assert len({len(row) for row in rows}) == 1 and "b\\|c" in rows[3]
     mixed = table([made("a", torchvision=slow), made("d", "step", baseline=("authors", slow))])
     assert "2 x torchvision" in mixed and "2 x authors" in mixed and "step" in mixed
-    assert "8 images a repeat" in caption([made()])
+    assert "8 images per repeat" in caption([made()])
     wide = record("loader", "wide", Timing([sample(1.0), sample(2.0)], 4), config={})
     assert ["(unsteady)" in line for line in table([made(), wide]).splitlines()[2:]] == [0, 1]

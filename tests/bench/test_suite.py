@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from fastsiam.bench import suite
-from fastsiam.bench.cases.decode import OUR_PART, OURS
+from fastsiam.bench.cases.decode import OUR_PART, OURS, TURBO, TURBO_PART
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.records import read
 from fastsiam.errors import BackendError
@@ -54,7 +54,7 @@ def test_bench_alone_measures_all(little: BenchConfig, tmp_path: Path) -> None:
     assert {one.case for one in records} == {"decode", "loader", "train"}
 
     loaded = {one.name: one for one in records if one.case in ("decode", "loader")}
-    assert {"PIL", "torchvision.io", "DALI", OURS, OUR_PART} <= set(loaded)
+    assert {"PIL", "torchvision.io", "DALI", TURBO, TURBO_PART, OURS, OUR_PART} <= set(loaded)
     assert {one.decoder for one in BACKENDS.values() if one.decoder} <= set(loaded)
     for pipeline in ("torchvision", "native", "dali", "memory"):
         assert {f"{pipeline} crops", f"{pipeline} views"} <= set(loaded)
@@ -62,7 +62,7 @@ def test_bench_alone_measures_all(little: BenchConfig, tmp_path: Path) -> None:
         assert {f"{pipeline} crops, pixels256", f"{pipeline} views, pixels256"} <= set(loaded)
     assert all(one.images == 24 for one in loaded.values())
     views, base = loaded["dali views"], loaded["torchvision views"]
-    bare = {"PIL", "torchvision.io", "DALI"}
+    bare = {"PIL", "torchvision.io", TURBO, "DALI"}
     fastest = max(one.images_per_second for one in records if one.name in bare)
     assert views.ratio == pytest.approx(views.images_per_second / base.images_per_second)
     assert views.share_of_ceiling == pytest.approx(views.images_per_second / fastest)
