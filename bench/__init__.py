@@ -1,6 +1,6 @@
 """Benchmarks of this machine, with comparisons to other libraries.
 
 ``cases`` holds what is measured, a file for each command, with what works in the processes that
-``contest`` starts and times. ``records`` are written then; ``tables``, ``charts``, ``finding`` and
-``report`` show them, and need nothing that measures.
+``runner`` starts and times. ``records`` are written then; ``tables``, ``charts``, ``finding`` and
+``report`` show them, and import nothing that measures.
 """

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import io
-import math
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from fastsiam.bench.cases import title_of
-from fastsiam.bench.records import Record, grouped
+from fastsiam.bench.records import Record
 from fastsiam.bench.tables import caption
 from fastsiam.bench.timing import UNSTEADY
-from fastsiam.pipelines.backends import BACKENDS, BASELINE
+from fastsiam.pipelines.backends import BASELINE
 from fastsiam.report import drawing
-from fastsiam.report.drawing import INK, QUIET, note, shown
+from fastsiam.report.drawing import INK, note, shown
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-STAGES = ("decode", "crop", "photometric")
-"""Stages of loading an image."""
 COLOURS: dict[str, str] = {
     "torchvision": drawing.GRAY,
     "native": drawing.VERMILION,
@@ -33,7 +28,6 @@ COLOURS: dict[str, str] = {
     "synthetic": drawing.SKY,
 }
 """Of pipelines."""
-_PART_COLOURS = ("#2b3a67", "#8fa3c8", "#f0c75e")
 
 
 class Theme(NamedTuple):
@@ -55,27 +49,12 @@ THEMES = {
 }
 
 
-def charts(records: Sequence[Record], run: Sequence[Record] = ()) -> dict[str, Figure]:
-    """Draw the records of one case.
-
-    Args:
-        records: of one case.
-        run: all records of the same run, for what takes several cases.
-
-    Returns:
-        The charts by name: that of the case, "stages", or "sweep-" and what is varied.
-    """
-    case = records[0].case
-    if case == "sweep":
-        overs = grouped(records, lambda one: str(one.facts["over"]))
-        return {plain_name(f"sweep-{over}"): _sweep(over, of) for over, of in overs.items()}
+def charts(records: Sequence[Record]) -> dict[str, Figure]:
+    """Draw the records of one case as bars, by the case's name; nothing if it has no images/s."""
     drawn = [one for one in records if one.images]
-    if case == "peers":
+    if records[0].case == "peers":
         drawn.sort(key=lambda one: -one.images_per_second)
-    found = {plain_name(case): _bars(drawn)} if drawn else {}
-    if case == "loader" and (parts := stages(run)):
-        found["stages"] = _stacks(parts, records[0])
-    return found
+    return {plain_name(records[0].case): _bars(drawn)} if drawn else {}
 
 
 def front_charts(records: Sequence[Record]) -> dict[str, Figure]:
@@ -125,44 +104,6 @@ def svg(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def stages(records: Iterable[Record]) -> dict[str, dict[str, float]]:
-    """Return the processor time of each stage of loading.
-
-    Args:
-        records: of one run; those of the cases "loader" and "decode" count.
-
-    Returns:
-        Milliseconds of an image by stage (``STAGES``), for each pipeline and, where it is not the
-        original images, the form in which they are stored. Only those of which all parts were
-        measured, and which decode on the CPU, are among them.
-    """
-    decode, crops, views = {}, {}, {}
-    for one in records:
-        milliseconds = 1000 * one.cpu_seconds_per_image
-        stored, what = one.facts.get("stored", "original"), one.facts.get("what")
-        if one.case == "decode":
-            decode[one.name.partition(",")[0], stored] = milliseconds
-        elif one.case == "loader" and what == "crops":
-            crops[one.pipeline, stored] = milliseconds
-        elif one.case == "loader" and what == "views" and (decoder := _decoder(one)):
-            views[one.pipeline, stored] = decoder, milliseconds
-    found = {}
-    for (pipeline, stored), (decoder, whole) in views.items():
-        bare, cropped = decode.get((decoder, stored)), crops.get((pipeline, stored))
-        if bare is not None and cropped is not None:
-            name = pipeline if stored == "original" else f"{pipeline}, {stored}"
-            parts = (bare, max(0.0, cropped - bare), max(0.0, whole - cropped))
-            found[name] = dict(zip(STAGES, parts, strict=True))
-    return found
-
-
-def _decoder(one: Record) -> str | None:
-    """Return what decoded a record's images, if it was a decoder of the CPU."""
-    backend = BACKENDS.get(one.pipeline)  # type: ignore[call-overload]
-    on_gpu = one.config.get("device") == "cuda"
-    return None if backend is None or (on_gpu and backend.decodes_on_gpu) else backend.decoder
-
-
 def plain_name(text: str) -> str:
     """Return a text as a part of a file's name."""
     return re.sub(r"[^\w.-]+", "-", text).strip("-.")
@@ -170,7 +111,9 @@ def plain_name(text: str) -> str:
 
 def _bars(records: Sequence[Record]) -> Figure:
     """Draw a bar for each record, with its ceiling."""
-    figure, axes = _canvas(title_of(records[0].case), records[0], len(records))
+    title = title_of(records[0].case)
+    figure = drawing.canvas(title, caption(records[:1]), 0.27 * len(records) + 0.45)
+    axes = drawing.plain(figure.add_subplot())
     edge = 0.0
     for y, one in enumerate(records):
         hatch, speed = "////" if one.unsteady else None, one.images_per_second
@@ -188,70 +131,6 @@ def _bars(records: Sequence[Record]) -> Figure:
     axes.set_ylim(len(records) - 0.4, -0.6)
     axes.set_xlabel(_legend(records))
     return figure
-
-
-def _stacks(parts: Mapping[str, Mapping[str, float]], first: Record) -> Figure:
-    """Draw stacked bars of the stages."""
-    figure, axes = _canvas("Where the processor time goes", first, len(parts) + 1)
-    for y, of in enumerate(parts.values()):
-        left = 0.0
-        for (part, size), colour in zip(of.items(), _PART_COLOURS, strict=True):
-            axes.barh(y, size, 0.72, left, color=colour, label=part if y == 0 else None)
-            left += size
-        sizes = " + ".join(f"{size:.2f}" for size in of.values())
-        note(axes, left, y, f"{sizes} = {left:.2f}")
-    axes.set_xlim(0, 1.5 * max(sum(of.values()) for of in parts.values()))
-    axes.set_yticks(range(len(parts)), [_tick(name) for name in parts])
-    axes.set_ylim(len(parts) - 0.4, -1.2)
-    axes.legend(loc="upper right", ncols=3, frameon=False, fontsize=7, borderaxespad=0)
-    axes.set_xlabel("milliseconds of processor time for an image, both views")
-    return figure
-
-
-def _sweep(over: str, records: Sequence[Record]) -> Figure:
-    """Draw speeds over what is varied, and what speeds in proportion to it would be."""
-    figure, axes = _canvas(f"Images/s over {over}", records[0], 9)
-    scales, measured, ideals = over in {"workers", "ranks"}, 0.0, 0.0
-    lines = grouped(sorted(records, key=_value), lambda one: one.pipeline or one.name)
-    for name, of in sorted(lines.items(), key=lambda line: -line[1][-1].images_per_second):
-        first, last, colour = of[0], of[-1], _colour(of[0])
-        label = f"{name} {_short(last.images_per_second)}"
-        if scales and len(of) > 1:
-            label += f" ({_times(last.images_per_second / first.images_per_second)})"
-        values, speeds = [_value(one) for one in of], [one.images_per_second for one in of]
-        axes.plot(values, speeds, color=colour, linewidth=1.6, label=_tick(label))
-        for one in of:
-            axes.errorbar(
-                _value(one), one.images_per_second, yerr=_whisker(one), color=colour, marker="o",
-                markersize=4, markerfacecolor="white" if one.unsteady else colour, elinewidth=0.8,
-                capsize=2,
-            )  # fmt: skip
-        measured = max(measured, *(one.images / min(one.all_seconds) for one in of))
-        if scales:
-            ideal = [speeds[0] * value / values[0] for value in values]
-            axes.plot(values, ideal, color=colour, linewidth=1, linestyle="--", alpha=0.7)
-            ideals = max(ideals, *ideal)
-    axes.set_ylim(0, 1.08 * min(max(measured, ideals), 1.6 * measured))
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=7)
-    ticks = sorted({_value(one) for one in records})
-    if over == "batch":
-        axes.set_xscale("log", base=2)
-    else:  # values that double crowd at the left
-        space = 0.04 * (ticks[-1] - ticks[0])
-        ticks = [x for x, after in pairwise([*ticks, math.inf]) if after - x >= space]
-    axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
-    axes.minorticks_off()
-    notes = "; dashed: in proportion to the first point" if scales else ""
-    hollow = "; hollow: unsteady" if any(one.unsteady for one in records) else ""
-    axes.set_xlabel(shown(f"{over}{notes}{hollow}"))
-    axes.set_ylabel("images/s", fontsize=7, color=QUIET)
-    axes.grid(axis="y", alpha=0.3)
-    return figure
-
-
-def _value(one: Record) -> float:
-    """Return the value of the varied setting of a record."""
-    return float(one.facts["value"])
 
 
 def _label(one: Record) -> str:
@@ -277,12 +156,6 @@ def _legend(records: Sequence[Record]) -> str:
     if any(one.unsteady for one in records):
         text += f"; hatched: unsteady, more than ±{UNSTEADY:.0%}"
     return "\n".join(map(shown, textwrap.wrap(text, 84)))
-
-
-def _canvas(title: str, first: Record, rows: float) -> tuple[Figure, Axes]:
-    """Return a figure with a title, what was measured where in small type, and space for rows."""
-    drawn = drawing.canvas(title, caption([first]), 0.27 * rows + 0.45)
-    return drawn, drawing.plain(drawn.add_subplot())
 
 
 def _whisker(one: Record) -> list[list[float]]:

@@ -22,15 +22,15 @@ from fastsiam.config.setting import Config, setting
 from fastsiam.config.urls import Url
 
 Stored = Literal["original", "beton", "tar", "parquet", "short256", "pixels256"]
-"""How the images are stored: as files of a folder; the same in one .beton, tar or uncompressed
-parquet file; with a shorter side of 256; as pixels of that size."""
+"""How the images are stored: as files of a folder; the same bytes in one .beton, tar or
+uncompressed parquet file; with a shorter side of 256; as pixels of that size."""
 ORIGINAL: Stored = "original"
 CONTAINERS: tuple[Stored, ...] = ("beton", "tar", "parquet")
-"""Forms with the original images' bytes."""
+"""Forms that hold the original images' bytes in one file."""
 
 Over = Literal["workers", "batch", "crop", "quality", "prefetch", "jpeg-engine", "ranks"]
-"""What a sweep varies: workers, images of a batch, side of a view, JPEG quality, batches made
-ahead, percent of the images for the GPU's JPEG engine, processes."""
+"""What a sweep varies: workers, images of a batch, side of a view, JPEG quality, prefetched
+batches, percent of the images for the GPU's JPEG engine, processes."""
 
 _PLAIN = {"precision": "fp32", "channels_last": False, "compile": "off"}
 AUTHORS, SYNC_BN = "authors", "syncbn"
@@ -129,7 +129,7 @@ class BenchConfig(Config):
     )
     repeats: int = setting(
         0,
-        "How often each thing is timed, in turns, after a first time that does not count; "
+        "How often each thing is timed, interleaved, after a warm-up; "
         "0 is 5 times, or 3 by bench all.",
         at_least=0,
     )

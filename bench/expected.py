@@ -63,6 +63,11 @@ class Expectation(NamedTuple):
     h200: Bounds
     find: Callable[[Found], float]
 
+    @property
+    def suffix(self) -> str:
+        """What stands behind a figure."""
+        return "%" if self.unit == "%" else f" {self.unit}".rstrip()
+
     def bounds(self, device: str) -> Bounds:
         """Return the bounds on a device."""
         return self.h100 if device == "H100" else self.h200
@@ -72,13 +77,13 @@ class Expectation(NamedTuple):
         scale, (low, high) = 100 if self.unit == "%" else 1, self.bounds(device)
         ends = [f"{scale * end:,g}" for end in (low, high) if end is not None]
         word = "" if len(ends) == 2 else "at least " if high is None else "at most "
-        return f"{word}{' to '.join(dict.fromkeys(ends))}{_unit(self.unit)}"
+        return f"{word}{' to '.join(ends)}{self.suffix}"
 
     def value_text(self, value: float) -> str:
         """Return a measured figure for people; empty if it was not measured."""
         if isnan(value):
             return ""
-        return f"{100 * value:.1f}%" if self.unit == "%" else number(value) + _unit(self.unit)
+        return f"{100 * value:.1f}%" if self.unit == "%" else number(value) + self.suffix
 
     def verdict(self, value: float, device: str) -> str:
         """Return whether a measured value is within the predicted bounds, as text."""
@@ -110,10 +115,6 @@ def table(found: Found | None = None, *, gpu: str = "") -> str:
             if device:
                 row.append(one.verdict(value, device))
     return markdown(heads, rows)
-
-
-def _unit(unit: str) -> str:
-    return unit if unit == "%" else f" {unit}".rstrip()
 
 
 def _same(what: str, unit: str, bounds: Bounds, find: Callable[[Found], float]) -> Expectation:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fastsiam.bench.records import Record
 from fastsiam.bench.tables import number
 from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING
+from fastsiam.pipelines.tuning import thread_counts
 
 _KEEPS_UP = 0.95
 """Share of the ceiling from which on the model is said to be the bound."""
@@ -18,7 +19,7 @@ _LIGHTER = {
 
 
 def finding(records: Sequence[Record]) -> str:
-    """Return a sentence on what limits training, and what would make it faster.
+    """Return sentences on what limits training, and what would make it faster.
 
     Args:
         records: of the cases ``loader`` and ``train``.
@@ -27,6 +28,7 @@ def finding(records: Sequence[Record]) -> str:
     loaders = {one.name: one for one in records if one.case in ("loader", "decode")}
     loader = loaders.get(f"{BASELINE} views")
     ceiling, baseline = trained.pop(CEILING, None), trained.get(BASELINE)
+    workers = _workers(loaders.get("native views"), ceiling)
     if not (ceiling and baseline and loader):
         return f"No finding: {BASELINE}'s pipeline or training on ready tensors was not measured."
     said = (
@@ -37,7 +39,7 @@ def finding(records: Sequence[Record]) -> str:
     reached = f"training reaches {share:.0%} of what it could"
     if share >= _KEEPS_UP:
         lighter = _LIGHTER[ceiling.config.get("device") == "cuda"]
-        return f"{said}the model is the bound, and {reached}; {lighter}."
+        return f"{said}the model is the bound, and {reached}; {lighter}.{workers}"
     if loader.images_per_second > 2 * ceiling.images_per_second:
         said += f"the model is the bound, but loading takes processor time from it, and {reached}"
     else:
@@ -48,9 +50,21 @@ def finding(records: Sequence[Record]) -> str:
     fitting = [one for one in trained.values() if would_fit(one)]
     best = max(fitting, key=lambda one: one.images_per_second)
     if best is baseline:
-        return f"{said}; no other pipeline that can run here is faster."
+        return f"{said}; no other pipeline that can run here is faster.{workers}"
+    share = min(1.0, best.share_of_ceiling or 0.0)
+    return f"{said}; --pipeline {best.pipeline} reaches {share:.0%}.{workers}"
+
+
+def _workers(native: Record | None, ceiling: Record | None) -> str:
+    """Return a sentence on how many threads ``--workers auto`` would choose, if that is known."""
+    if native is None or ceiling is None:
+        return ""
+    most = int(native.config["workers"])
+    needed = native.cpu_seconds_per_image * ceiling.images_per_second
+    chosen = min((n for n in thread_counts(most) if n >= needed), default=most)
     return (
-        f"{said}; --pipeline {best.pipeline} reaches {min(1.0, best.share_of_ceiling or 0.0):.0%}."
+        f" With --pipeline native, --workers auto would choose about {chosen} of {most} loader "
+        f"threads: the model's images/s keep {number(needed)} cores busy loading."
     )
 
 

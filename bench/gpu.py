@@ -1,8 +1,8 @@
 """``fastsiam bench gpu``: tests and measurements of a GPU, within the minutes given.
 
-``stages`` is the table of what is done, the most informative first. Each stage is a process whose
-result is kept when it ends, so a later call continues where this one stopped. ``page.md`` puts what
-was measured beside what was expected (``fastsiam.bench.expected``).
+``stages`` lists the stages, the most informative first. Each is a process whose result is kept when
+it ends, so a later call continues where this one stopped. ``page.md`` puts what was measured beside
+what was expected (``fastsiam.bench.expected``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
 import torch
@@ -46,19 +46,16 @@ _GRACE = 15.0, 8.0, 5.0
 what it has found, after SIGTERM to all that it started, and after SIGKILL."""
 _MARGIN = 20.0
 """Seconds kept for the page, and for what the caller does with it."""
-_TEST_TIMEOUT = 150
-"""Seconds that a test may take, where pytest-timeout is installed."""
-_SECONDS = {"kernels": 90, "step": 90, "loaders": 90, "runs": 90, "bench": 220, "elsewhere": 120}
+_TEST_SECONDS = {"kernels": 90, "step": 90, "loaders": 90, "runs": 90, "bench": 220,
+                 "elsewhere": 120}  # fmt: skip
 """Seconds that a test file takes; others take 60."""
 _SIDE_BY_SIDE = ("kernels", "step", "runs")
 """Test files that compile much and run in several processes. Others use the whole GPU."""
-_FLOAT32_BATCH, _FLOAT32_BYTES = 512, 90e9
-"""Images of a batch of the steps in float32, and the GPU memory that it needs, with a margin: about
-86 GB by counting activations."""
+_FLOAT32_BYTES = 90e9
+"""GPU memory that the steps in float32 need at batch 512, with a margin: about 86 GB by counting
+activations."""
 _NOT_MEASURED = ": not measured: "
-"""How a contest reports that a contender failed."""
-_LOG_LINES = 25
-"""Of the output of a stage that is not done, on the page."""
+"""How a comparison reports that a runner failed."""
 
 Status = Literal["done", "partly", "failed", "stopped", "cut"]
 """``partly``: something could not be measured, or a test was skipped; ``stopped``: the minutes were
@@ -76,7 +73,7 @@ class Stage:
     arguments: tuple[str, ...]
     """What Python is called with."""
     seconds: int
-    """What it takes on an H200, about; it is not begun with less time left."""
+    """What it takes on an H200, about; it is not started with less time left."""
     most: int
     """Seconds after which it is ended."""
     endless: bool = False
@@ -106,7 +103,7 @@ class Setup:
     pipelines: tuple[str, ...]
     """Pipelines beside torchvision's that can run here."""
     data: str = ""
-    """Images to measure with; empty makes some."""
+    """Images to measure with; empty generates some."""
     cifar10: str = ""
     """CIFAR-10, as ``fastsiam train`` takes it; empty trains on the demo's images."""
     test_workers: int = 0
@@ -117,47 +114,65 @@ class Setup:
     @property
     def float32_batch(self) -> int:
         """Images of a batch of the steps in float32: half as many on a GPU with less memory."""
-        return _FLOAT32_BATCH // (1 if self.gpu_bytes >= _FLOAT32_BYTES else 2)
+        return 512 if self.gpu_bytes >= _FLOAT32_BYTES else 256
+
+    @property
+    def run(self) -> Path:
+        """The run folder of the CIFAR-10 recipe: on other images it is another run."""
+        return self.out / ("cifar10" if self.cifar10 else "made")
+
+    def records(self, stage: str) -> Path:
+        """Return the file that gets a stage's records."""
+        return self.out / "records" / f"{stage}.json"
 
 
 def stages(setup: Setup) -> list[Stage]:
     """Return the stages that can be done here, in their order."""
-    tests = {stage.name: stage for stage in _tests(setup)}
+    gpu, tests = setup.gpu, {stage.name: stage for stage in _tests(setup)}
 
-    def tested(*names: str) -> Iterator[Stage]:
-        for name in names:
-            found = [one for one in tests if f"{one}-".startswith(f"tests-{name}-")]
-            yield from (tests.pop(one) for one in found)
+    def tested(*names: str) -> list[Stage]:
+        found = [one for name in names for one in tests if f"{one}-".startswith(f"tests-{name}-")]
+        return [tests.pop(one) for one in found]
 
-    def bench(name: str, *asked: str, seconds: int, **more: Any) -> Stage:
-        return _bench(setup, name, *asked, seconds=seconds, **more)
-
-    def steps(name: str, gpus: str, cpus: str, *, seconds: int, **more: Any) -> Stage:
-        variants = gpus if setup.gpu else cpus
-        return bench(name, "step", "--variants", variants, seconds=seconds, **more)
+    def bench(name: str, case: str, *flags: str, seconds: int, images: int = 0, batch: int = 512,
+              recipe: str = "imagenet") -> Stage:  # fmt: skip
+        """Return a measurement; on a CPU one of the demo's recipe, as small as can be."""
+        asked = ["-m", "fastsiam", "bench", case, *flags]
+        if case != "machine":
+            asked += ["--recipe", recipe if gpu else "demo", "--batch", str(batch if gpu else 8)]
+        if setup.data and (images or case == "profile"):
+            asked += ["--data", setup.data]
+        if images:
+            asked += ["--images", str(images)] if gpu else ["--images", "16", "--workers", "1"]
+        if case != "profile":
+            asked += ["--repeats", ("3" if images else "5") if gpu else "1"]
+        asked += ["--device", "cuda" if gpu else "cpu", "--json", str(setup.records(name))]
+        most = min(400, 2 * seconds + 60)
+        return Stage(name=name, arguments=tuple(asked), seconds=seconds, most=most)
 
     fed = ("--pipelines", ",".join(setup.pipelines or ("memory",)))
     traced = next((name for name in ("dali", "ffcv") if name in setup.pipelines), "torchvision")
-    traced_data = ("--data", setup.data) if setup.data else ()
-    jpeg = ("sweep", "--over", "jpeg-engine", "--pipelines", "dali")
+    trace = ("--steps", "20" if gpu else "2", "--out", str(setup.out / "trace.json"))
+    jpeg = ("--over", "jpeg-engine", *(() if gpu else ("--values", "0,100")), "--pipelines", "dali")
+    way, float32 = "--variants", setup.float32_batch
     found = [
         bench("machine", "machine", seconds=25),
         *tested("kernels"),
-        steps("step-512", "default,eager", "eager", seconds=160),
+        bench("step-512", "step", way, "default,eager" if gpu else "eager", seconds=160),
         bench("photometric-512", "photometric", seconds=30),
-        bench("profile", "profile", "--pipeline", traced, "--steps", "20" if setup.gpu else "2",
-              "--out", str(setup.out / "trace.json"), *traced_data, seconds=80),
+        bench("profile", "profile", "--pipeline", traced, *trace, seconds=80),
         *tested("loaders"),
         bench("train", "train", *fed, images=8192, seconds=280),
-        steps("step-authors", AUTHORS, AUTHORS, batch=setup.float32_batch, seconds=70),
-        *([bench("jpeg-engine", *jpeg, images=32768, seconds=110)]
+        bench("step-authors", "step", way, AUTHORS, batch=float32, seconds=70),
+        *([bench("jpeg-engine", "sweep", *jpeg, images=32768, seconds=110)]
           if "dali" in setup.pipelines else ()),
         *tested("step"),
         bench("loader", "loader", *fed, images=8192, seconds=220),
-        steps("step-graphs", "cuda-graphs", "plain", seconds=110),
-        steps("step-fp32", "fp32", "plain", batch=setup.float32_batch, seconds=70),
+        bench("step-graphs", "step", way, "cuda-graphs" if gpu else "plain", seconds=110),
+        bench("step-fp32", "step", way, "fp32" if gpu else "plain", batch=float32, seconds=70),
         bench("geometric-512", "geometric", seconds=35),
-        steps("step-cifar10", "default,eager,cuda-graphs", "eager", recipe="cifar10", seconds=150),
+        bench("step-cifar10", "step", way, "default,eager,cuda-graphs" if gpu else "eager",
+              recipe="cifar10", seconds=150),
         *tested("knn", "runs", "ranks", "bench"),
         bench("photometric-4096", "photometric", batch=4096, seconds=35),
         bench("geometric-4096", "geometric", batch=4096, seconds=40),
@@ -166,11 +181,11 @@ def stages(setup: Setup) -> list[Stage]:
     ]  # fmt: skip
     demo = str(setup.out / "demo")
     if not setup.cifar10:
-        made = ("-m", "fastsiam", "convert", "demo", "--out", demo)
-        found.append(Stage(name="images", arguments=made, seconds=15, most=120))
+        convert = ("-m", "fastsiam", "convert", "demo", "--out", demo)
+        found.append(Stage(name="images", arguments=convert, seconds=15, most=120))
     asked = ["-m", "fastsiam", "train", "--data", setup.cifar10 or demo]
-    asked += ["--out", str(run_folder(setup)), "--save-every", "2000"]
-    if setup.gpu:
+    asked += ["--out", str(setup.run), "--save-every", "2000"]
+    if gpu:
         asked += ["--recipe", "cifar10", "--knn-every", "25", "--device", "cuda"]
     else:
         asked += ["--recipe", "demo", "--epochs", "2", "--max-steps", "4", "--log-every", "2"]
@@ -179,48 +194,14 @@ def stages(setup: Setup) -> list[Stage]:
     return [*found, training]
 
 
-def run_folder(setup: Setup) -> Path:
-    """Return the run folder of the CIFAR-10 recipe: on other images it is another run."""
-    return setup.out / ("cifar10" if setup.cifar10 else "made")
-
-
-def _bench(
-    setup: Setup,
-    name: str,
-    case: str,
-    *flags: str,
-    batch: int = 512,
-    images: int = 0,
-    recipe: str = "imagenet",
-    seconds: int,
-) -> Stage:
-    """Return a measurement; on a CPU one of the demo's recipe, as small as can be.
-
-    ``batch``, ``images`` of a repeat and ``recipe`` are those of a GPU; ``flags`` are the case's.
-    """
-    asked = ["-m", "fastsiam", "bench", case, *flags]
-    if case != "machine":
-        asked += ["--recipe", recipe if setup.gpu else "demo"]
-        asked += ["--batch", str(batch if setup.gpu else 8)]
-    if images:
-        asked += ["--data", setup.data] if setup.data else []
-        asked += ["--images", str(images)] if setup.gpu else ["--images", "16", "--workers", "1"]
-    if "jpeg-engine" in flags and not setup.gpu:
-        asked += ["--values", "0,100"]
-    if case != "profile":
-        asked += ["--repeats", ("3" if images else "5") if setup.gpu else "1"]
-    asked += ["--device", "cuda" if setup.gpu else "cpu"]
-    asked += ["--json", str(records_of(setup.out, name))]
-    most = min(400, 2 * seconds + 60)
-    return Stage(name=name, arguments=tuple(asked), seconds=seconds, most=most)
-
-
 def _tests(setup: Setup) -> Iterator[Stage]:
     """Yield the tests that need a GPU: by the files of tests/gpu, and one stage for all others.
 
     The many tests of the step have a stage each, so that a cut loses few of them.
     """
     folder = ROOT / "tests" / "gpu"
+    if not folder.is_dir():
+        return
     for path in sorted(folder.glob("test_*.py")):
         name, file = path.stem.removeprefix("test_"), str(path.relative_to(ROOT))
         if name == "step":
@@ -228,14 +209,14 @@ def _tests(setup: Setup) -> Iterator[Stage]:
                 yield _pytest(setup, f"{name}-{test.replace('_', '-')}", f"{file}::test_{test}")
         else:
             yield _pytest(setup, name, file)
-    if folder.is_dir():  # the files are named: collecting all takes minutes
-        files = (x for x in sorted((ROOT / "tests").rglob("test_*.py")) if x.parent != folder)
-        marked = (x for x in files if re.search(r"\bmark\.gpu\b", x.read_text()))
-        yield _pytest(setup, "elsewhere", *(str(x.relative_to(ROOT)) for x in marked))
+    # The files are named because collecting all tests takes minutes.
+    files = (x for x in sorted((ROOT / "tests").rglob("test_*.py")) if x.parent != folder)
+    marked = (x for x in files if re.search(r"\bmark\.gpu\b", x.read_text()))
+    yield _pytest(setup, "elsewhere", *(str(x.relative_to(ROOT)) for x in marked))
 
 
 def _pytest(setup: Setup, name: str, *which: str) -> Stage:
-    stage, kind = f"tests-{name}", name.partition("-")[0]
+    kind = name.partition("-")[0]
     asked = ["-m", "pytest", *which, "-m", "gpu", "-v", "-ra", "-p", "no:cacheprovider"]
     if setup.test_timeout:
         # A thread ends the process of a test that hangs in compiled code: of a worker only one test
@@ -244,13 +225,10 @@ def _pytest(setup: Setup, name: str, *which: str) -> Stage:
         asked += ["--timeout", str(setup.test_timeout), "--timeout-method", method]
     if setup.test_workers:
         asked += ["-n", str(setup.test_workers if kind in _SIDE_BY_SIDE else 1)]
-    seconds = _SECONDS.get(kind, 60)
-    return Stage(name=stage, arguments=tuple(asked), seconds=seconds, most=2 * seconds + 60)
-
-
-def records_of(out: Path, stage: str) -> Path:
-    """Return the file that gets a stage's records."""
-    return out / "records" / f"{stage}.json"
+    seconds = _TEST_SECONDS.get(kind, 60)
+    return Stage(
+        name=f"tests-{name}", arguments=tuple(asked), seconds=seconds, most=2 * seconds + 60
+    )
 
 
 def run(config: GpuConfig) -> Path:
@@ -259,8 +237,8 @@ def run(config: GpuConfig) -> Path:
     The minutes begin with this process, which has imported torch before.
 
     Raises:
-        DeviceError: the device is not there.
-        FastSiamError: the folder cannot be written, or holds something else; a stage is not there.
+        DeviceError: the device is missing.
+        FastSiamError: the folder cannot be written, or holds something else; a stage is unknown.
     """
     age = time.time() - psutil.Process().create_time()  # some systems have these by two clocks
     deadline = time.monotonic() - min(max(0.0, age), 60.0) + 60 * config.minutes - _MARGIN
@@ -277,6 +255,8 @@ def run(config: GpuConfig) -> Path:
         if name not in (names := [one.name for one in table]):
             raise DataError(f"--again {name}: there is no such stage, only {', '.join(names)}")
         outcomes.pop(name, None)
+    # A script's shell starts background commands deaf to SIGINT, by which stages are ended.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends its stage, too
     for stage in in_turn(table, outcomes):
         left = deadline - time.monotonic()
@@ -309,19 +289,14 @@ def in_turn(table: Sequence[Stage], outcomes: Mapping[str, Outcome]) -> list[Sta
 
 
 def perform(stage: Stage, out: Path, *, seconds: float) -> Outcome:
-    """Do a stage in a process of its own, and end it and all that it started after some time.
+    """Run a stage in a process of its own, and end it and all that it started after some time.
 
     Args:
         stage: what is done.
         out: the campaign's folder; the stage's output is added to its log there.
         seconds: that are left, for it and for its end.
     """
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        # A script's shell starts what it leaves in the background deaf to SIGINT, and that would be
-        # inherited: stages are ended by it.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    began = time.monotonic()
-    log = out / "logs" / f"{stage.name}.txt"
+    began, log = time.monotonic(), out / "logs" / f"{stage.name}.txt"
     before = log.stat().st_size if log.exists() else 0
     allowed = max(1.0, min(seconds - sum(_GRACE), stage.most))
     with log.open("a") as output:
@@ -331,10 +306,10 @@ def perform(stage: Stage, out: Path, *, seconds: float) -> Outcome:
             stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
             cwd=ROOT, env=_environment(stage), process_group=0,
         )  # fmt: skip
+        code: int | None = None
         try:
-            code: int | None = process.wait(allowed)
-        except subprocess.TimeoutExpired:
-            code = None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(allowed)
         finally:
             if process.poll() is None:
                 _end(process)
@@ -348,6 +323,15 @@ def perform(stage: Stage, out: Path, *, seconds: float) -> Outcome:
         lines = [line for line in lines if _NOT_MEASURED in line or "rror" in line] or ["measured"]
     took = round(time.monotonic() - began, 1)
     return Outcome(status=status, seconds=took, said=lines[-1][:300])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it started, first by asking."""
+    asks = (os.kill, signal.SIGINT), (os.killpg, signal.SIGTERM), (os.killpg, signal.SIGKILL)
+    for (ask, number), patience in zip(asks, _GRACE, strict=True):
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            ask(process.pid, number)
+            process.wait(patience)
 
 
 def read_outcomes(out: Path) -> dict[str, Outcome]:
@@ -375,7 +359,6 @@ def _setup(config: GpuConfig) -> Setup:
     gpu = config.device != "cpu" and torch.cuda.is_available()
     card = torch.cuda.get_device_properties(0) if gpu else None
     fed: tuple[Pipeline, ...] = ("dali", "ffcv")
-    parallel = gpu and find_spec("xdist") is not None
     return Setup(
         out=results_folder(config),
         gpu=gpu,
@@ -384,8 +367,8 @@ def _setup(config: GpuConfig) -> Setup:
         pipelines=tuple(name for name in fed if BACKENDS[name].installed),
         data=str(Path(config.data).absolute()) if config.data else "",
         cifar10=str(Path(config.cifar10).absolute()) if config.cifar10 else "",
-        test_workers=min(4, cores() // 2) if parallel else 0,
-        test_timeout=_TEST_TIMEOUT if find_spec("pytest_timeout") is not None else 0,
+        test_workers=min(4, cores() // 2) if gpu and find_spec("xdist") else 0,
+        test_timeout=150 if find_spec("pytest_timeout") else 0,
     )
 
 
@@ -395,21 +378,11 @@ def _environment(stage: Stage) -> dict[str, str]:
     own = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     own |= {"PYTHONUNBUFFERED": "1", "COLUMNS": "160"}
     if "bench" in stage.arguments:
-        own["FASTSIAM_DEBUG"] = "1"  # what a contender has to say goes into the log
+        own["FASTSIAM_DEBUG"] = "1"  # the runners' output goes into the log
     if "-n" in stage.arguments:  # tests side by side share the cores
         each = str(max(1, cores() // int(stage.arguments[-1])))
         own |= {"OMP_NUM_THREADS": each, "TORCHINDUCTOR_COMPILE_THREADS": each}
     return own
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it started, first by asking."""
-    asks = (os.kill, signal.SIGINT), (os.killpg, signal.SIGTERM), (os.killpg, signal.SIGKILL)
-    for (ask, number), patience in zip(asks, _GRACE, strict=True):
-        with contextlib.suppress(ProcessLookupError):
-            ask(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(patience)
 
 
 def write_page(setup: Setup, stages: Sequence[Stage], outcomes: Mapping[str, Outcome]) -> Path:
@@ -418,16 +391,14 @@ def write_page(setup: Setup, stages: Sequence[Stage], outcomes: Mapping[str, Out
     Raises:
         FastSiamError: the page cannot be written.
     """
-    page, records = setup.out / "page.md", {}
+    page, records, rows = setup.out / "page.md", {}, []
     for one in stages:
-        with contextlib.suppress(DataError):  # none yet, or not whole
-            records[one.name] = read(records_of(setup.out, one.name))
-    metrics = read_metrics(run_folder(setup)) if setup.cifar10 and setup.gpu else ()
-    rows = []
-    for one in stages:
+        with contextlib.suppress(DataError):  # missing, or cut
+            records[one.name] = read(setup.records(one.name))
         ended = outcomes.get(one.name)
         how = [ended.status, ended.said] if ended else ["not yet", ""]
         rows.append([one.name, *how, f"python {' '.join(one.arguments)}"])
+    metrics = read_metrics(setup.run) if setup.cifar10 and setup.gpu else ()
     parts = [
         "# Measured on a GPU" if setup.gpu else "# Tried on a CPU: everything is small",
         f"The authors' step and the step in float32 use batch {setup.float32_batch}.",
@@ -435,25 +406,20 @@ def write_page(setup: Setup, stages: Sequence[Stage], outcomes: Mapping[str, Out
         table(Found(records, metrics), gpu=setup.gpu_name),
         "## Stages",
         markdown(["stage", "", "last line", "command"], rows),
-        *(_log(setup, name) for name, ended in outcomes.items() if ended.status != "done"),
     ]
+    for name, ended in outcomes.items():
+        log = setup.out / "logs" / f"{name}.txt"
+        if ended.status != "done" and log.exists():
+            lines = log.read_text(errors="replace").splitlines()
+            shown = [x for x in lines[:-25] if "not measured" in x] + lines[-25:]
+            end = "\n".join(f"    {line[:200]}" for line in shown)
+            parts.append(f"## The end of {name}'s output\n\n{end}")
     for name, of in records.items():
         parts += [f"## {name}", records_block(of)]
     if evaluations := [line for line in metrics if line["kind"] == "knn"]:
-        cells = [
-            [f"{line['epoch']:g}", f"{line['top1']:.2f}", str(line["k"]), str(line["temperature"])]
-            for line in evaluations
-        ]
+        keys = ("epoch", "top1", "k", "temperature")
+        cells = [[f"{line[key]:g}" for key in keys] for line in evaluations]
         parts += ["## kNN on CIFAR-10", markdown(["epoch", "top-1", "k", "T"], cells)]
     with written_for_user(page) as temporary:
         temporary.write_text("\n\n".join(parts) + "\n")
     return page
-
-
-def _log(setup: Setup, stage: str) -> str:
-    """Return the end of a stage's output, and before it what could not be measured."""
-    log = setup.out / "logs" / f"{stage}.txt"
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    shown = [x for x in lines[:-_LOG_LINES] if "not measured" in x] + lines[-_LOG_LINES:]
-    end = "\n".join(f"    {line[:200]}" for line in shown)
-    return f"## The end of {stage}'s output\n\n{end}"

@@ -151,7 +151,7 @@ def run(config: HeadlineConfig) -> dict[str, Any]:
     for one in trainings:
         while not one.is_done and time.monotonic() < until:
             one.train(until)
-        console.say(_line(one))
+        console.say(_progress(one))
     record = _record(config, trainings)
     write_json(out / RECORD, record)
     (out / PICTURE).write_bytes(drawing.png(draw(record)))
@@ -160,17 +160,17 @@ def run(config: HeadlineConfig) -> dict[str, Any]:
     return record
 
 
-def _line(training: Training) -> str:
-    """Say how far a run is."""
+def _progress(training: Training) -> str:
+    """Return a line on how far a run is."""
     curve, goal = training.curve, training.config.goal
     if (seconds := training.seconds_to_goal) is not None:
         return f"{training.method}: {goal:g}% kNN after {duration(seconds)} of training"
     if not curve:
         return f"{training.method}: not evaluated yet"
-    last = curve[-1]
+    last, spent = curve[-1], duration(curve[-1]["seconds"])
     return (
-        f"{training.method}: {last['top1']:.2f}% kNN at epoch {last['epoch']:g}, after "
-        f"{duration(last['seconds'])} of training; the goal is {goal:g}%"
+        f"{training.method}: {last['top1']:.2f}% kNN at epoch {last['epoch']:g}, after {spent} of "
+        f"training; the goal is {goal:g}%"
     )
 
 
@@ -178,11 +178,11 @@ def _record(config: HeadlineConfig, trainings: list[Training]) -> dict[str, Any]
     """Return the record of all calls so far."""
     runs = []
     for one in trainings:
-        lines = [line for line in read_metrics(one.folder) if line["kind"] == "knn"]
-        protocol = {name: lines[-1][name] for name in ("k", "temperature", "bank")} if lines else {}
-        run = {"method": one.method, "recipe": _RECIPES[one.method], "knn": protocol}
-        path = one.folder / "config.json"
-        if path.exists():
+        run: dict[str, Any] = {"method": one.method, "recipe": _RECIPES[one.method], "knn": {}}
+        for line in read_metrics(one.folder):
+            if line["kind"] == "knn":
+                run["knn"] = {name: line[name] for name in ("k", "temperature", "bank")}
+        if (path := one.folder / "config.json").exists():
             settings = parsed_json(path.read_text("utf-8"))
             run |= {"config": settings["config"], "environment": settings["environment"]}
         runs.append(run | {"seconds_to_goal": one.seconds_to_goal, "curve": one.curve})

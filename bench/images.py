@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,19 +70,16 @@ class Images:
         out = self.folder.with_name(f"{self.folder.name}-{form}")
         if out.exists():
             return out
-        if form == "tar":
+        if form in ("tar", "parquet"):
             store = open_store(self.folder, "train")
-            files = ((store.name(index), bytes(store.read(index))) for index in range(len(store)))
             out.mkdir()
-            write_tar(out / "train.tar", files)
-        elif form == "parquet":
-            _write_parquet(open_store(self.folder, "train"), out)
+            (_write_tar if form == "tar" else _write_parquet)(store, out / f"train.{form}")
         else:
             convert("folder", replace(FORMS[form], source=str(self.folder), out=str(out)), Silent())
         return out
 
     def encoded(self, quality: int) -> Images:
-        """Return them re-encoded as JPEGs of some quality, made at the first call."""
+        """Return them encoded again as JPEGs of some quality, made when first asked for."""
         target = self.folder.with_name(f"{self.folder.name}-q{quality}")
         if not target.exists():
             for path in sorted(self.folder.rglob("*.*")):
@@ -208,27 +205,24 @@ def _copy(store: Store, chosen: list[int], count: int, target: Path) -> int:
     return sum(path.stat().st_size for path in written)
 
 
-def write_tar(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
-    """Write files, by name and content, into a tar."""
+def add_to_tar(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    """Add a file of some content."""
+    entry = tarfile.TarInfo(name)
+    entry.size = len(data)
+    tar.addfile(entry, io.BytesIO(data))
+
+
+def _write_tar(store: Store, path: Path) -> None:
     with tarfile.open(path, "w") as tar:
-        for name, data in files:
-            entry = tarfile.TarInfo(name)
-            entry.size = len(data)
-            tar.addfile(entry, io.BytesIO(data))
+        for index in range(len(store)):
+            add_to_tar(tar, store.name(index), bytes(store.read(index)))
 
 
-def _write_parquet(store: Store, folder: Path) -> None:
+def _write_parquet(store: Store, path: Path) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    folder.mkdir()
-    table = pa.table(
-        {
-            "image": [bytes(store.read(index)) for index in range(len(store))],
-            "label": store.labels,
-        }
-    )
-    path = folder / "train.parquet"
-    parquet.write_table(
-        table, path, compression="none", use_dictionary=False, row_group_size=_ROW_GROUP
-    )
+    images = [bytes(store.read(index)) for index in range(len(store))]
+    table = pa.table({"image": images, "label": store.labels})
+    how = {"compression": "none", "use_dictionary": False, "row_group_size": _ROW_GROUP}
+    parquet.write_table(table, path, **how)

@@ -12,8 +12,8 @@ import copy
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
@@ -67,7 +67,7 @@ from fastsiam.pipelines.workers import count as count_workers
 from fastsiam.views.batch import Batch
 
 Views = Sequence[Tensor]
-"""Of each image: (N, 3, S, S) each, normalised."""
+"""Views of a batch: (N, 3, S, S) each, normalised."""
 
 
 class Composed(nn.Module, ABC):
@@ -78,27 +78,25 @@ class Composed(nn.Module, ABC):
         steps_per_epoch: optimizer steps in an epoch.
     """
 
-    lacking: tuple[str, ...] = ()
-    """Settings that lightly lacks: they have to be as by default."""
+    settings: tuple[str, ...] = ()
+    """The method's settings that lightly has, beside ``dim`` and ``projector_layers``."""
 
     def __init__(self, config: TrainConfig, *, steps_per_epoch: int) -> None:
         super().__init__()
         self.method: Any = config.model.method
         self.steps_per_epoch, self.total = steps_per_epoch, config.optim.epochs * steps_per_epoch
         self.backbone = build_backbone(config.model)
-        self._build(self.method, config)
+        if bn_images := config.numerics.bn_images:
+            _split_bn(self.backbone, config.optim.batch // bn_images)
+        self._build(self.method)
 
     @abstractmethod
-    def _build(self, method: Any, config: TrainConfig) -> None:
+    def _build(self, method: Any) -> None:
         """Build the heads and the loss, by the method's settings."""
 
     @abstractmethod
     def loss(self, views: Views, step: int) -> Tensor:
         """Return a batch's loss at a step, from 0; update before it what has no gradient."""
-
-    def constant(self) -> list[nn.Parameter]:
-        """Return the parameters whose learning rate does not decay."""
-        return []
 
     def projection(
         self, hidden: int | None = None, *, last: nn.Module | None = None
@@ -115,12 +113,9 @@ class Composed(nn.Module, ABC):
 class SimSiam(Composed):
     """SimSiam; and FastSiam, where there are more than two views."""
 
-    lacking = (
-        *("predictor", "head_bn", "output_affine", "stop_gradient", "similarity", "symmetric"),
-        *("alternate_every", "target_average", "encoder_momentum"),
-    )
+    settings = "projector_dim", "predictor_dim", "predictor_lr"
 
-    def _build(self, method: Any, config: TrainConfig) -> None:
+    def _build(self, method: Any) -> None:
         last = nn.BatchNorm1d(method.dim, affine=False)
         self.projector = self.projection(method.projector_dim or method.dim, last=last)
         self.predictor = SimSiamPredictionHead(method.dim, method.predictor_dim, method.dim)
@@ -129,34 +124,27 @@ class SimSiam(Composed):
     def loss(self, views: Views, step: int) -> Tensor:
         """Compare each view's prediction with the mean projection of the others."""
         z = [self.projector(self.backbone(view)) for view in views]
-        p = [self.predictor(projection) for projection in z]
         fixed = [projection.detach() for projection in z]
         losses = []
-        for i, prediction in enumerate(p):
-            others = fixed[:i] + fixed[i + 1 :]
-            losses.append(self.criterion(prediction, torch.stack(others).mean(0)))
+        for i, projection in enumerate(z):
+            others = torch.stack(fixed[:i] + fixed[i + 1 :]).mean(0)
+            losses.append(self.criterion(self.predictor(projection), others))
         return torch.stack(losses).mean()
-
-    def constant(self) -> list[nn.Parameter]:
-        """Return the predictor's, if its rate is to be constant."""
-        fixed = self.method.predictor_lr == "constant"
-        return list(self.predictor.parameters()) if fixed else []
 
 
 class SimCLR(Composed):
     """SimCLR."""
 
-    lacking = "predictor", "stop_gradient"
+    settings = "projector_dim", "temperature", "predictor_dim"
 
-    def _build(self, method: Any, config: TrainConfig) -> None:
+    def _build(self, method: Any) -> None:
         widths = self.backbone.features, method.projector_dim, method.dim
         self.projector = SimCLRProjectionHead(*widths, num_layers=method.projector_layers)
         self.criterion = NTXentLoss(temperature=method.temperature)
 
     def loss(self, views: Views, step: int) -> Tensor:
         """Contrast both views of each image with all others."""
-        first, second = (self.projector(self.backbone(view)) for view in views)
-        loss: Tensor = self.criterion(first, second)
+        loss: Tensor = self.criterion(*(self.projector(self.backbone(view)) for view in views))
         return loss
 
 
@@ -166,11 +154,9 @@ class MoCoV2(Composed):
     The memory bank is asked once for both, so that no query meets the keys of its own batch in it.
     """
 
-    lacking = ("symmetric",)
+    settings = "projector_dim", "temperature", "queue", "encoder_momentum"
 
-    def _build(self, method: Any, config: TrainConfig) -> None:
-        if config.numerics.bn_images:
-            _split_bn(self.backbone, config.optim.batch // config.numerics.bn_images)
+    def _build(self, method: Any) -> None:
         widths = self.backbone.features, method.projector_dim, method.dim
         self.projector = MoCoProjectionHead(*widths, num_layers=method.projector_layers)
         self.encoder = nn.Sequential(self.backbone, self.projector)
@@ -184,10 +170,8 @@ class MoCoV2(Composed):
         """Contrast each view with the other's key and the memory bank, and add keys to it."""
         update_momentum(self.encoder, self.momentum_encoder, m=self.method.encoder_momentum)
         first, second = (self.encoder(view) for view in views)
-        first_key, second_key = (self._key(view) for view in views)
-        loss: Tensor = self.criterion(
-            torch.cat([second, first]), torch.cat([first_key, second_key])
-        )
+        keys = torch.cat([self._key(view) for view in views])
+        loss: Tensor = self.criterion(torch.cat([second, first]), keys)
         return loss
 
     @torch.no_grad()
@@ -204,7 +188,9 @@ class BYOL(Composed):
     rate would not be the same.
     """
 
-    def _build(self, method: Any, config: TrainConfig) -> None:
+    settings = "projector_dim", "predictor_dim", "encoder_momentum", "momentum_schedule"
+
+    def _build(self, method: Any) -> None:
         self.encoder = nn.Sequential(self.backbone, self.projection())
         self.predictor = BYOLPredictionHead(method.dim, method.predictor_dim, method.dim)
         self.momentum_encoder = copy.deepcopy(self.encoder)
@@ -227,9 +213,12 @@ class BYOL(Composed):
 class SwAV(Composed):
     """SwAV: the first two views are assigned to prototypes, and predicted from all others."""
 
-    lacking = "predictor", "stop_gradient"
+    settings = (
+        *("projector_dim", "prototypes", "temperature", "epsilon", "sinkhorn_rounds"),
+        *("frozen_epochs", "queue", "queue_from", "predictor_dim"),
+    )
 
-    def _build(self, method: Any, config: TrainConfig) -> None:
+    def _build(self, method: Any) -> None:
         self.projector = self.projection()
         frozen = round(method.frozen_epochs * self.steps_per_epoch)
         self.prototypes = SwaVPrototypes(
@@ -249,16 +238,12 @@ class SwAV(Composed):
         self.prototypes.normalize()
         features = [F.normalize(self.projector(self.backbone(view)), dim=1) for view in views]
         scores = [self.prototypes(x, step) for x in features]
-        queued = self._queued(features[:2], step)
-        loss: Tensor = self.criterion(scores[:2], scores[2:], queued)
+        queued = [q(x, update=True)[1] for q, x in zip(self.queues, features, strict=False)]
+        if step < self.method.queue_from * self.steps_per_epoch:
+            queued = []
+        queue_scores = [self.prototypes(x, step) for x in queued] or None
+        loss: Tensor = self.criterion(scores[:2], scores[2:], queue_scores)
         return loss.squeeze()
-
-    def _queued(self, features: Sequence[Tensor], step: int) -> list[Tensor] | None:
-        """Add features to the queues, and return the scores of those that were there."""
-        there = [queue(x, update=True)[1] for queue, x in zip(self.queues, features, strict=False)]
-        if not there or step < self.method.queue_from * self.steps_per_epoch:
-            return None
-        return [self.prototypes(x, step) for x in there]
 
 
 _KINDS: tuple[type[Composed], ...] = (SimSiam, SimSiam, SimCLR, MoCoV2, BYOL, SwAV)
@@ -272,25 +257,28 @@ def composed(config: TrainConfig, *, steps_per_epoch: int) -> Composed:
     Raises:
         BackendError: lightly cannot do what the settings ask for; names the setting.
     """
-    method, bn_images = config.model.method, config.numerics.bn_images
+    method, optim, bn_images = config.model.method, config.optim, config.numerics.bn_images
     if method.name not in COMPOSED:
         raise BackendError(f"lightly's parts make {', '.join(METHODS)}, not {method.name}")
-    kind, usual = COMPOSED[method.name], type(method)()
-    for name in kind.lacking:
-        if getattr(method, name) != getattr(usual, name):
-            flag, value = name.replace("_", "-"), getattr(usual, name)
-            raise BackendError(f"lightly's {method.name} has {flag} {value} alone: leave it so")
+    kind = COMPOSED[method.name]
+    _check_settings(f"lightly's {method.name}", method, ("dim", "projector_layers", *kind.settings))
     if getattr(method, "projector_layers", 2) < 2:
         raise BackendError("lightly's heads have 2 layers or more: set projector-layers")
-    if bn_images and kind is not MoCoV2:
-        raise BackendError(f"lightly's {method.name} has no BN of some images: no bn-images")
-    if bn_images and config.optim.batch % bn_images:
-        raise BackendError("lightly's BN of some images needs whole parts: set batch or bn-images")
-    if config.optim.optimizer != "sgd":
-        raise BackendError(f"lightly's loop takes SGD's steps, not {config.optim.optimizer}'s")
-    if config.optim.accumulate > 1:
-        raise BackendError("lightly's loop takes whole batches: leave accumulate out")
+    if bn_images and (kind is not MoCoV2 or optim.batch % bn_images):
+        raise BackendError("bn-images is for lightly's mocov2 alone, and has to divide batch")
+    if optim.optimizer != "sgd" or optim.accumulate > 1:
+        raise BackendError("lightly's loop has SGD's steps of whole batches: leave optimizer and "
+                           "accumulate out")  # fmt: skip
     return kind(config, steps_per_epoch=steps_per_epoch)
+
+
+def _check_settings(whose: str, settings: Any, known: Iterable[str]) -> None:
+    """Refuse settings that are changed from their default and that lightly's part does not have."""
+    usual = type(settings)()
+    for one in fields(settings):
+        value = getattr(usual, one.name)
+        if one.name not in known and getattr(settings, one.name) != value:
+            raise BackendError(f"{whose} has {one.name.replace('_', '-')} {value} alone: leave it")
 
 
 def _split_bn(network: nn.Module, splits: int) -> None:
@@ -307,7 +295,11 @@ class Step:
     """Takes optimizer steps: loss, backward, torch's SGD at the rates of a run."""
 
     def __init__(self, config: TrainConfig, model: Composed) -> None:
-        optim, constant = config.optim, model.constant()
+        optim, method = config.optim, config.model.method
+        constant: list[nn.Parameter] = []
+        if getattr(method, "predictor_lr", "") == "constant":  # its rate does not decay
+            predictor: Any = model.predictor
+            constant = list(predictor.parameters())
         apart = {id(parameter) for parameter in constant}
         trained = [one for one in model.parameters() if one.requires_grad]
         decaying = [one for one in trained if id(one) not in apart]
@@ -342,21 +334,19 @@ def transform_of(method: str, augment: AugmentConfig) -> Callable[[Any], list[Te
     Raises:
         BackendError: they lack a setting.
     """
-    transform: Callable[[Any], list[Tensor]] = MultiViewTransform(
+    views: Callable[[Any], list[Tensor]] = MultiViewTransform(
         [_view(method, view, augment) for view in augment.views]
     )
-    return transform
+    return views
 
 
 def _view(method: str, view: ViewConfig, augment: AugmentConfig) -> Callable[[Any], Tensor]:
     """Return what makes one view; SwAV's has its crop apart, as in lightly's own."""
-    lacking = ["ratio_min", "ratio_max", "solarise_threshold"]
-    lacking += ["scale_max"] if method != "swav" else []
-    lacking += ["solarise_p"] if method != "byol" else []
-    for name in lacking:
-        if getattr(view, name) != getattr(ViewConfig(), name):
-            flag = name.replace("_", "-")
-            raise BackendError(f"lightly's transform for {method} has no {flag}: leave it out")
+    lacking = {"ratio_min", "ratio_max", "solarise_threshold"}
+    lacking |= {"scale_max"} if method != "swav" else set()
+    lacking |= {"solarise_p"} if method != "byol" else set()
+    known = {one.name for one in fields(view)} - lacking
+    _check_settings(f"lightly's transform for {method}", view, known)
     settings = {
         "cj_prob": view.jitter_p,
         "cj_strength": 1.0,
@@ -414,43 +404,44 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
         TrainingError: the loss is no number any more.
         FastSiamError: the folder cannot be written.
     """
-    out = Path(config.run.out)
-    weights = out / "backbone.pt"
+    out, optim = Path(config.run.out), config.optim
     with explained(FastSiamError, f"cannot write {out}"):
         out.mkdir(parents=True, exist_ok=True)
     use_gpu = config.run.device != "cpu" and torch.cuda.is_available()
     device = torch.device("cuda" if use_gpu else "cpu")
     if not use_gpu:
         keep_freed_memory()
-    images = open_training_images(config.data, batch=config.optim.batch)
-    batches = _LOADERS[loader](config, images, device)
+    images = open_training_images(config.data, batch=optim.batch)
+    batches = (_by_lightly if loader == "lightly" else _by_fastsiam)(config, images, device)
     torch.manual_seed(config.numerics.seed)
     model = composed(config, steps_per_epoch=len(batches)).to(device)
     model = model.to(memory_format=memory_format(config))
     wall, cpu = time.perf_counter(), cpu_seconds()
     losses = _train(config, model, batches, device)
+    seconds, cpu = time.perf_counter() - wall, cpu_seconds() - cpu
+    steps = optim.epochs * len(batches)
     result = {
         "method": config.model.method.name,
         "lightly": metadata.version("lightly"),
         "data": config.data.data,
         "images": len(images),
         "seed": config.numerics.seed,
-        "epochs": config.optim.epochs,
-        "steps": config.optim.epochs * len(batches),
+        "epochs": optim.epochs,
+        "steps": steps,
         "loader": loader,
-        "seconds": (seconds := time.perf_counter() - wall),
-        "images_per_second": config.optim.epochs * len(batches) * config.optim.batch / seconds,
-        "cpu_seconds": cpu_seconds() - cpu,
+        "seconds": seconds,
+        "images_per_second": steps * optim.batch / seconds,
+        "cpu_seconds": cpu,
         "losses": losses,
-        "weights": str(weights),
+        "weights": str(out / "backbone.pt"),
     }
-    _write(config, model, weights)
+    _write(config, model, out / "backbone.pt")
     about = {"recipe": recipe, "config": config.to_dict(), "environment": environment()}
     write_json(out / "result.json", result | about)
     return result
 
 
-def _lightly_batches(config: TrainConfig, images: Store, device: torch.device) -> Any:
+def _by_lightly(config: TrainConfig, images: Store, device: torch.device) -> Any:
     """Return lightly's transform on PIL images, in torch's DataLoader."""
     workers = max(0, count_workers(config.data.workers))
     return DataLoader(
@@ -464,7 +455,7 @@ def _lightly_batches(config: TrainConfig, images: Store, device: torch.device) -
     )
 
 
-def _fastsiam_batches(config: TrainConfig, images: Store, device: torch.device) -> Any:
+def _by_fastsiam(config: TrainConfig, images: Store, device: torch.device) -> Any:
     """Return fastsiam's loader, as a user of lightly would put it into the loop."""
     return ViewLoader(
         config.data,
@@ -478,9 +469,6 @@ def _fastsiam_batches(config: TrainConfig, images: Store, device: torch.device) 
 
 def _views_of(batch: Batch) -> list[Tensor]:
     return list(batch.views)
-
-
-_LOADERS = {"lightly": _lightly_batches, "fastsiam": _fastsiam_batches}
 
 
 def _train(config: TrainConfig, model: Composed, batches: Any, device: torch.device) -> list[float]:

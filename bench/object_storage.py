@@ -1,7 +1,7 @@
-"""Object storage on this machine, and a longer way to it, for ``bench storage``; no torch.
+"""Object storage on this machine, with added latency, for ``bench storage``; no torch.
 
-The server is SeaweedFS's, one program that speaks S3. What adds latency is a proxy in a process of
-its own: it holds back what clients ask for, and passes on at once what the server answers.
+The server is SeaweedFS, one program that speaks S3. A proxy in a process of its own adds the
+latency: it delays requests and passes answers on at once.
 """
 
 from __future__ import annotations
@@ -108,40 +108,33 @@ def environment(port: int) -> dict[str, str]:
 
 
 def _pass_on(listening: socket.socket, port: int, seconds: float) -> None:
-    """Be the proxy."""
+    """Run the proxy."""
 
-    async def later(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        """Pass requests on, each chunk so many seconds after it came, in their order."""
-        waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+    async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, delay: float) -> None:
+        """Pass data on, each chunk so many seconds after it came, in order."""
+        chunks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
 
         async def send() -> None:
-            while True:
-                due, data = await waiting.get()
-                await asyncio.sleep(due - loop.time())
-                sink.write(data)
-                await sink.drain()
-
-        loop = asyncio.get_running_loop()
-        sending = asyncio.create_task(send())
-        try:
-            while data := await source.read(_CHUNK):
-                waiting.put_nowait((loop.time() + seconds, data))
-        finally:
-            sending.cancel()
+            with contextlib.suppress(OSError):
+                while data := (chunk := await chunks.get())[1]:
+                    await asyncio.sleep(chunk[0] - loop.time())
+                    sink.write(data)
+                    await sink.drain()
             sink.close()
 
-    async def at_once(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await source.read(_CHUNK):
-                sink.write(data)
-                await sink.drain()
-        sink.close()
+        sending = asyncio.create_task(send())
+        data = b"any"
+        while data:
+            with contextlib.suppress(OSError):
+                data = b""
+                data = await source.read(_CHUNK)
+            chunks.put_nowait((loop.time() + delay, data))
+        await sending
 
     async def serve(client: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
         server, requests = await asyncio.open_connection("127.0.0.1", port, limit=_CHUNK)
-        await asyncio.gather(
-            later(client, requests), at_once(server, answers), return_exceptions=True
-        )
+        await asyncio.gather(copy(client, requests, seconds), copy(server, answers, 0.0))
 
     async def run() -> None:
         proxy = await asyncio.start_server(serve, sock=listening, limit=_CHUNK)

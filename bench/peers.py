@@ -43,63 +43,55 @@ PEERS = {
         title="lightly SimSiamTransform",
         packages=("lightly",),
         install="lightly",
-        differs="Nothing but the flip's place, before the colours; PIL and torchvision, decoded "
-        "once.",
+        differs="PIL and torchvision; decoded once. The flip comes before the colours; all else "
+        "is equal.",
     ),
     "torchvision-v2": Peer(
         title="torchvision transforms.v2",
         packages=("torchvision",),
         install="torchvision",
-        differs="Works on uint8 tensors, decoded once; blurs by a Gaussian kernel of 13 x 13 "
-        "pixels, not by PIL's boxes.",
+        differs="Works on uint8 tensors; decoded once. Blurs with a Gaussian kernel of 13 x 13 "
+        "pixels instead of PIL's box blurs.",
     ),
     "spdl": Peer(
         title="SPDL and transforms.v2",
         packages=("spdl.pipeline", "spdl.io"),
         install="spdl, beside FFmpeg's libraries",
         packaged=False,
-        differs="Threads; decoded once, by FFmpeg; the rest as in torchvision transforms.v2.",
+        differs="Threads; decoded once, by FFmpeg. The rest is torchvision transforms.v2.",
     ),
     "albumentations": Peer(
         title="albumentations",
         packages=("albumentations", "cv2"),
         install="albumentations",
-        differs="OpenCV, decoded once; resizes bilinearly without antialiasing; torchvision's "
-        "jitter in random order, on 8 bits, hue in steps of 2 degrees; blurs by a Gaussian kernel "
-        "of 3.5 sigma to each side.",
-    ),
-    "kornia": Peer(
-        title="kornia",
-        packages=("kornia",),
-        install="kornia",
-        differs="Decoded once and cropped by PIL in worker processes, the rest in float32 on the "
-        "device: torchvision's jitter, but one order for the whole batch and no rounding in "
-        "between; blurs by a Gaussian kernel of 13 pixels, not by PIL's boxes.",
+        differs="OpenCV; decoded once. Resizes bilinearly without antialiasing. torchvision's "
+        "jitter in random order, on 8 bits, with hue in steps of 2 degrees. Blurs with a Gaussian "
+        "kernel of 3.5 sigma to each side.",
     ),
     "dali-solo-learn": Peer(
         title="DALI as in solo-learn",
         packages=("nvidia.dali",),
         install="nvidia-dali-cuda120",
-        differs="Crops from 0.08 of the area, resized by antialiased cubics, decoded once; jitter "
-        "is one linear map (color_twist) in a fixed order, contrast about 128, hue in YIQ; blurs "
-        "by a Gaussian kernel of 23 pixels; jitter, gray and blur are computed for every view and "
-        "then chosen or not.",
+        differs="Decoded once. Crops cover at least 0.08 of the area and are resized with "
+        "antialiased bicubic interpolation. Jitter is one linear map (color_twist) in a fixed "
+        "order, with contrast around 128 and hue in YIQ. Blurs with a Gaussian kernel of 23 "
+        "pixels. Jitter, gray and blur are computed for every view, then selected.",
     ),
     "slipstream": Peer(
         title="slipstream, SimCLR's preset",
         packages=("slipstream", "libslipstream", "litdata"),
         install="git+https://github.com/harvard-visionlab/slipstream, beside libturbojpeg",
         packaged=False,
-        differs="Decoded once, by libjpeg-turbo's fast DCT; resizes by bicubics "
-        "(stb_image_resize2); the rest in float32 on the device, in batches: a jitter in HSV in a "
-        "fixed order, a Gaussian blur of 7 x 7 pixels with one of ten sigmas.",
+        differs="Decoded once, with libjpeg-turbo's fast DCT. Resizes with bicubic interpolation "
+        "(stb_image_resize2). The rest runs in float32 on the device, in batches: a jitter in HSV "
+        "in a fixed order, and a Gaussian blur of 7 x 7 pixels with one of ten sigmas.",
     ),
     "ffcv-plain": Peer(
         title="FFCV's own operations",
         packages=("ffcv",),
         install="ffcv",
-        differs="Crops, flips and normalises only: no jitter, gray or blur; decodes each image "
-        "twice, once for each view, by libjpeg-turbo's fast DCT; resizes by area averages.",
+        differs="Crops, flips and normalises only: no jitter, gray or blur. Decodes each image "
+        "twice, once per view, with libjpeg-turbo's fast DCT. Resizes by area averages.",
     ),
 }
 """All of them, by name."""

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +24,12 @@ from fastsiam.report.page import Figure, Section, Table, flat, render
 from fastsiam.study import record as studies_of
 from fastsiam.study import table as studies
 
-_MARKER = re.compile(r"^<!--\s*(/?)(bench|study|soak)\b(.*)-->[ \t]*(\r?)$", re.MULTILINE)
-"""A line that opens or closes a table in a text."""
-_NAMES = re.compile(r":\s*(\S+)(?:\s+([^\s:]+))?(?::\s*(.+?))?\s*")
-"""What an opening marker names: a path, a case and rows of it."""
-_FORM = {
-    "bench": "<!-- bench: PATH CASE -->",
-    "study": "<!-- study: PATH -->",
-    "soak": "<!-- soak: PATH -->",
-}
+_OPENING = re.compile(r"<!-- (bench|study|soak): (\S+?)(?: ([^\s:]+))?(?:: (.+?))? -->")
+"""A marker above a table: kind, path, case and rows."""
+_TABLE = re.compile(
+    r"^(<!-- (?:bench|study|soak):.*?-->)\n(.*?)^(<!-- /(?:bench|study|soak) -->)$", re.S | re.M
+)
+"""A marker, what stands below it, and the marker that closes it."""
 
 
 def write_report(files: Sequence[Path], out: Path) -> list[Path]:
@@ -57,7 +53,7 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
     for number, (file, run) in enumerate(zip(files, runs, strict=True), 1):
         prefix = f"{number}-{plain_name(file.stem)}-" if len(files) > 1 else ""
         for case, records in grouped(run, lambda one: one.case).items():
-            drawn = {f"{prefix}{n}.png": png(f) for n, f in charts(records, run).items()}
+            drawn = {f"{prefix}{n}.png": png(f) for n, f in charts(records).items()}
             pictures |= drawn
             if case == "peers":
                 pictures |= {f"{prefix}{n}.svg": svg(f) for n, f in front_charts(records).items()}
@@ -65,7 +61,8 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
             sections.append(_section(title, records, drawn))
             tables.append(f"## {title}\n\n{records_block(records)}\n")
     facts = dict.fromkeys(
-        f"{_where(one)}; fastsiam {one.environment['fastsiam']}; {one.date}" for one, *_ in runs
+        f"{one.environment['cpu']}; fastsiam {one.environment['fastsiam']}; {one.date}"
+        for one, *_ in runs
     )
     whole = render("fastsiam bench", " / ".join(facts), sections)
     written = {"index.html": whole.encode(), "tables.md": "\n".join(tables).encode(), **pictures}
@@ -86,51 +83,45 @@ def renew(readme: Path, root: Path) -> list[str]:
     and likewise that of a soak.
 
     Args:
-        readme: the text. All else in it stays as it is, byte for byte.
+        readme: the text. All else in it stays as it is.
         root: the folder that each PATH starts from.
 
     Returns:
         "PATH CASE" of each table, as the text has it.
 
     Raises:
-        DataError: a file or a case is not there, or a marker is not closed. Nothing is changed.
+        DataError: a file or a case is missing, or a marker is not closed. Nothing is changed.
     """
-    before = _text(readme)
-    after, done = "", 0
+    try:
+        before = readme.read_text("utf-8")
+    except OSError as error:
+        raise DataError(f"cannot read {readme}: {error.strerror}") from error
     renewed: list[str] = []
-    markers = list(_MARKER.finditer(before))
-    for opening, closing in zip_longest(markers[::2], markers[1::2]):
-        place = f"{readme}, line {before.count(chr(10), 0, opening.start()) + 1}"
-        kind, close = opening[2], f"<!-- /{opening[2]} -->"
-        if opening[1]:
-            raise DataError(f"{place}: {close} closes nothing")
-        if not closing or closing.group(1, 2) != ("/", kind):
-            raise DataError(f"{place}: no {close} follows this marker")
-        names = _NAMES.fullmatch(opening[3])
-        if not names or (kind != "bench" and names[2]):
-            raise DataError(f"{place}: a marker is {_FORM[kind]}, not {opening[0].strip()}")
-        end = f"{opening[4]}\n"
-        block = _block(kind, root / names[1], names[2] or "", names[3], place).replace("\n", end)
-        after += f"{before[done : opening.end()]}\n{end}{block}{end}{end}"
-        done = closing.start()
-        renewed.append(" ".join(filter(None, names.group(1, 2))))
-    after += before[done:]
+
+    def table_of(found: re.Match[str]) -> str:
+        opening = _OPENING.fullmatch(found[1])
+        place = f"{readme}, line {before.count(chr(10), 0, found.start()) + 1}"
+        if opening is None or "\n<!-- bench:" in f"\n{found[2]}":
+            raise DataError(f"{place}: no marker of a table, or not closed: {found[1]}")
+        kind, path, case, rows = opening.groups()
+        renewed.append(f"{path} {case}" if case else path)
+        if kind == "study":
+            block = studies.as_markdown(studies_of.read_record(root / path))
+        elif kind == "soak":
+            block = soaks.as_markdown(soaks.read_record(root / path))
+        elif case == "finding":
+            block = finding(_records(root / path))
+        else:
+            block = records_block(_chosen(root / path, case, rows, place))
+        return f"{found[1]}\n\n{block}\n\n{found[3]}"
+
+    after = _TABLE.sub(table_of, before)
+    if len(renewed) != len(re.findall(r"^<!-- (?:bench|study|soak):", before, re.M)):
+        raise DataError(f"{readme}: a marker of a table is not closed")
     if after != before:
         with explained(DataError, f"cannot write {readme}"), written_whole(readme) as temporary:
-            temporary.write_bytes(after.encode())
+            temporary.write_text(after, "utf-8")
     return renewed
-
-
-def _block(kind: str, path: Path, case: str, rows: str | None, place: str) -> str:
-    """Return what stands between a pair of markers."""
-    if kind == "study":
-        return studies.as_markdown(studies_of.read_record(path))
-    if kind == "soak":
-        return soaks.as_markdown(soaks.read_record(path))
-    if case == "finding":
-        return finding(_records(path))
-    records = _case(path, case, place)
-    return records_block(_rows(records, rows, place) if rows else records)
 
 
 def records_block(records: Sequence[Record]) -> str:
@@ -140,32 +131,19 @@ def records_block(records: Sequence[Record]) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def _case(path: Path, case: str, place: str) -> list[Record]:
+def _chosen(path: Path, case: str | None, rows: str | None, place: str) -> list[Record]:
+    """Return the records of a case, or of those the rows that semicolons part."""
     cases = grouped(_records(path), lambda one: one.case)
     there = ", ".join(cases)
-    if not case and len(cases) > 1:
+    if case is None and len(cases) > 1:
         raise DataError(f"{place}: say which case of {path}: {there}")
     if case and case not in cases:
         raise DataError(f"{place}: {path} has no case {case!r}, only {there}")
-    return cases[case or there]
-
-
-def _rows(records: list[Record], names: str, place: str) -> list[Record]:
-    """Return the records of some names, which semicolons part, in the names' order."""
-    there = {one.name: one for one in records}
-    wanted = [name.strip() for name in names.split(";")]
-    if missing := [name for name in wanted if name not in there]:
-        raise DataError(f"{place}: no row {missing[0]!r}, only {'; '.join(there)}")
-    return [there[name] for name in wanted]
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not a text in UTF-8") from error
+    records = {one.name: one for one in cases[case or there]}
+    names = [name.strip() for name in rows.split(";")] if rows else list(records)
+    if missing := [name for name in names if name not in records]:
+        raise DataError(f"{place}: no row {missing[0]!r}, only {'; '.join(records)}")
+    return [records[name] for name in names]
 
 
 def _records(path: Path) -> list[Record]:
@@ -175,15 +153,14 @@ def _records(path: Path) -> list[Record]:
     return records
 
 
-def _where(one: Record) -> str:
-    machine = one.environment
-    gpus = ", ".join(machine["gpus"]) or "no GPU"
-    return f"{machine['cores']} cores of {machine['cpu']}, {gpus}"
-
-
 def _section(title: str, records: Sequence[Record], drawn: Mapping[str, bytes]) -> Section:
     heads, rows = rows_of(records)
-    facts = [(one.name, _said(one.facts)) for one in records if one.facts]
+    details = []
+    for one in records:
+        about = {"command": one.command, "date": one.date, "in the clock": one.in_the_clock}
+        settings = {**about, **one.config, **one.facts, **one.environment}
+        text = "; ".join(f"{name} {_value(value)}" for name, value in flat(settings).items())
+        details.append((one.name, text))
     return Section(
         title=title,
         facts=caption(records),
@@ -193,34 +170,8 @@ def _section(title: str, records: Sequence[Record], drawn: Mapping[str, bytes]) 
         ],
         columns=False,
         tables=[Table(rows, heads)],
-        details=[Table(_conditions(records)), Table(facts)],
+        details=[Table(details)],
     )
-
-
-def _conditions(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """Return what the figures depend on; where records differ in it, with their names."""
-    told: dict[str, Callable[[Record], str]] = {
-        "command": lambda one: one.command,
-        "date": lambda one: one.date,
-        "in the clock": lambda one: one.in_the_clock,
-        "settings": lambda one: _said(one.config),
-        "machine": _where,
-        "versions": lambda one: _said(
-            {k: v for k, v in one.environment.items() if k not in {"cpu", "cores", "gpus"}}
-        ),
-    }
-    rows = []
-    for label, tell in told.items():
-        groups = grouped(records, tell)
-        for text, of in groups.items():
-            names = f" ({'; '.join(one.name for one in of)})" if len(groups) > 1 else ""
-            if text:
-                rows.append((f"{label}{names}", text))
-    return rows
-
-
-def _said(values: Mapping[str, Any]) -> str:
-    return "; ".join(f"{name} {_value(value)}" for name, value in flat(values).items())
 
 
 def _value(value: Any) -> str:

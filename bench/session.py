@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from fastsiam.bench.config import CONTAINERS, ORIGINAL, BenchConfig, Stored
-from fastsiam.bench.contest import Contest
 from fastsiam.bench.images import Images, take_images
+from fastsiam.bench.runner import Comparison
 from fastsiam.config import DataConfig, NumericsConfig, Pipeline, RunConfig, TrainConfig
 from fastsiam.console import Console
 from fastsiam.distributed import check_devices
@@ -24,8 +24,7 @@ from fastsiam.pipelines.backends import BACKENDS, BASELINE
 from fastsiam.pipelines.workers import count as count_workers
 
 _PATIENCE = 300.0
-"""Seconds that a contender may take for an answer on a GPU, where each of them is dear: it compiles
-a ResNet-50 in a minute."""
+"""Seconds that a runner may take for an answer on a GPU: it compiles a ResNet-50 in a minute."""
 _LOADED_ON_CPU = 64
 _TRAINED_ON_CPU, _SMALL_TRAINED_ON_CPU = 8, 64
 """Views that take a CPU about half a second, large and small ones; twice as many in narrow nets."""
@@ -143,13 +142,9 @@ class Session:
             run=RunConfig(device="cuda" if self.gpu else "cpu"),
         )
 
-    def contest(self, *, apart: bool = False) -> Contest:
-        """Return a contest that tells the console what it does.
-
-        Args:
-            apart: whether a contender ends before the next one starts.
-        """
-        return Contest(self.console.say, apart=apart, patience=_PATIENCE if self.gpu else None)
+    def comparison(self, *, apart: bool = False) -> Comparison:
+        """Return a comparison of runners that tells the console what it does."""
+        return Comparison(self.console.say, apart=apart, patience=_PATIENCE if self.gpu else None)
 
     def settings(self, **more: Any) -> dict[str, Any]:
         """Return what a record's figures depend on: of the recipe, and ``more``."""

@@ -16,13 +16,13 @@ from fastsiam.errors import BackendError
 _REPEATS, _FEW_REPEATS = 5, 3
 """If nobody asks for a number; the fewer are those of ``all``."""
 HOW = (
-    "Each contender is a process of its own, warmed up (startup: new each time). They take turns "
-    "(A B C A B C ...); a figure is the median of its repeats, its spread half the distance "
-    "between the fastest and the slowest over that; beyond 15% it is marked as unsteady. "
-    "One image is all of its views. CPU "
-    "time is that of all of a contender's processes. Files are in the system's cache."
+    "Each runner is a process of its own. After a warm-up, runners are interleaved (A B C A B C "
+    "...). A figure is the median over the repeats. The spread is half the distance between the "
+    "fastest and the slowest repeat, divided by the median; above 15% it is marked as unsteady. "
+    "One image means all of its views. CPU time counts all processes of a runner. Files are in "
+    "the system's cache."
 )
-"""How all cases measure, for people."""
+"""How all cases measure; printed below the table."""
 
 
 def run(case: str, config: BenchConfig) -> list[Record]:

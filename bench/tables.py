@@ -1,21 +1,22 @@
-"""Tables of records, as rows of texts and as Markdown, and what is to be said beside them."""
+"""Tables of records, as rows of texts and as Markdown, with their captions and notes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from fastsiam.bench.peers import PEERS
 from fastsiam.bench.records import Record
 from fastsiam.report.markdown import markdown
 
 Column = tuple[str, Callable[[Record], str]]
-"""A head, and what stands below it for a record."""
+"""A heading, and a function that returns a record's cell."""
 
 
 def rows_of(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
-    """Return the heads and the rows of a table: a row for each record.
+    """Return the headings and the rows of a table: a row for each record.
 
-    A column in which no record has anything is left out. Where not all compare with the same, or
-    have the same ceiling, its name stands in the cells.
+    Empty columns are left out. If records have different baselines or ceilings, the cells name
+    them.
     """
     columns = [*_names(records), *_SPEEDS, *_comparisons(records), *_REST]
     texts = [(head, [show(one) for one in records]) for head, show in columns]
@@ -30,25 +31,27 @@ def table(records: Sequence[Record]) -> str:
 
 
 def caption(records: Sequence[Record]) -> str:
-    """Say in one line what a table was measured on."""
+    """Return a line that says how a table was measured, and on which machine."""
     first = records[0]
     machine, packages = first.environment, first.environment["packages"]
     names = {"torch", "torchvision", "pillow", "ffcv", "nvidia-dali-cuda120", "nvidia-dali-cuda130"}
     versions = ", ".join(f"{name} {packages[name]}" for name in packages if name in names)
     images = {one.images for one in records if one.images}
-    many = f"{images.pop():,} images a repeat, " if len(images) == 1 else ""
+    many = f"{images.pop():,} images per repeat, " if len(images) == 1 else ""
     repeats = sorted({one.n for one in records})
-    turns = "one after the other" if any("apart" in one.facts for one in records) else "in turns"
+    order = "consecutive" if any("apart" in one.facts for one in records) else "interleaved"
     return (
-        f"{many}medians of {' or '.join(map(str, repeats))} {turns}; {machine['cores']} cores of "
-        f"{machine['cpu']}, {', '.join(machine['gpus']) or 'no GPU'}; {versions}; {first.date}"
+        f"{many}medians of {' or '.join(map(str, repeats))} {order} repeats; "
+        f"{machine['cores']} cores of {machine['cpu']}, {', '.join(machine['gpus']) or 'no GPU'}; "
+        f"{versions}; {first.date}"
     )
 
 
 def differences(records: Sequence[Record]) -> list[str]:
-    """Say of each that does other work than ours what it does, as items of a Markdown list."""
+    """Return how the work of other libraries differs, as items of a Markdown list."""
+    notes = {peer.title: peer.differs for peer in PEERS.values()}
     return [
-        f"- {one.name} {one.facts['version']}: {one.facts['differs']}"
+        f"- {one.name} {one.facts['version']}: {notes.get(one.name, one.facts['differs'])}"
         for one in records
         if "differs" in one.facts
     ]
@@ -60,14 +63,14 @@ def number(value: float) -> str:
 
 
 def _names(records: Sequence[Record]) -> list[Column]:
-    """Return the columns that say which record a row is."""
+    """Return the columns that identify a record."""
     several = len({one.case for one in records}) > 1
     case: list[Column] = [("case", lambda one: one.case)]
     return [*(case if several else ()), ("", lambda one: one.name)]
 
 
 def _comparisons(records: Sequence[Record]) -> list[Column]:
-    """Return the columns of what records are compared with; a name that all share is the head's."""
+    """Return the columns of ratios; if all records share a baseline, the heading names it."""
     baseline, ceiling = (
         _only({getattr(one, what) for one in records}) for what in ("baseline", "ceiling")
     )
@@ -89,7 +92,7 @@ def _comparisons(records: Sequence[Record]) -> list[Column]:
 
 
 def _only(names: set[str]) -> str:
-    """Return the name that all share which have one, or an empty text."""
+    """Return the only name that is not empty, or an empty text if there are several."""
     found = names - {""}
     return found.pop() if len(found) == 1 else ""
 
@@ -101,7 +104,7 @@ def _spread(one: Record) -> str:
 
 
 def _fact(name: str, form: str = "") -> Callable[[Record], str]:
-    """Return what shows a fact in some format, where a record has it."""
+    """Return a function that formats a fact of a record, empty if the record lacks it."""
     return lambda one: format(one.facts[name], form) if name in one.facts else ""
 
 
@@ -110,31 +113,33 @@ def _megabytes(count: int) -> str:
 
 
 _SPEEDS: list[Column] = [
-    ("ns a pixel", lambda one: f"{one.facts['ns']:.2f}" if "ns" in one.facts else ""),
-    ("cycles a pixel", lambda one: f"{one.facts['cycles']:.2f}" if "cycles" in one.facts else ""),
+    ("ns per pixel", lambda one: f"{one.facts['ns']:.2f}" if "ns" in one.facts else ""),
+    ("cycles per pixel", lambda one: f"{one.facts['cycles']:.2f}" if "cycles" in one.facts else ""),
     ("images/s", lambda one: number(one.images_per_second) if one.images else ""),
     ("spread", _spread),
 ]
 _REST: list[Column] = [
     ("rate", _fact("rate")),
-    ("s to first batch", _fact("first_batch", ".1f")),
-    ("s for first epoch", _fact("first_epoch", ".2f")),
-    ("s for later epochs", _fact("later_epoch", ".2f")),
+    ("first batch (s)", _fact("first_batch", ".1f")),
+    ("first epoch (s)", _fact("first_epoch", ".2f")),
+    ("later epochs (s)", _fact("later_epoch", ".2f")),
     ("waiting for data", _fact("data_wait", ".0%")),
     ("top-1 (%)", _fact("top1", ".2f")),
-    ("an image moves", _fact("moved", ".0%")),
-    ("neighbours part", _fact("parted", ".2%")),
-    ("largest class of a batch, mean", _fact("usual", ".1%")),
-    ("largest class of any batch", _fact("largest", ".1%")),
+    ("mean shift", _fact("moved", ".0%")),
+    ("distance of neighbours", _fact("parted", ".2%")),
+    ("largest class per batch, mean", _fact("usual", ".1%")),
+    ("largest class per batch, maximum", _fact("largest", ".1%")),
     ("MB/s", _fact("megabytes_per_second", ",.0f")),
-    ("CPU ms an image", lambda one: number(1000 * one.cpu_seconds_per_image) if one.images else ""),
-    ("CPU ms a batch", _fact("cpu_ms_of_a_batch", ",.3f")),
-    ("% of a step", _fact("percent_of_step", ".2g")),
+    (
+        "CPU ms per image",
+        lambda one: number(1000 * one.cpu_seconds_per_image) if one.images else "",
+    ),
+    ("CPU ms per batch", _fact("cpu_ms_of_a_batch", ",.3f")),
+    ("% of step", _fact("percent_of_step", ".2g")),
     ("cores busy", lambda one: f"{one.cores_busy:.1f}"),
     ("host MB", lambda one: _megabytes(one.host_bytes)),
     ("GPU MB", lambda one: _megabytes(one.gpu_bytes)),
-    ("GPU MB at the peak", lambda one: _megabytes(one.facts.get("peak_gpu_bytes", 0))),
+    ("peak GPU MB", lambda one: _megabytes(one.facts.get("peak_gpu_bytes", 0))),
     ("GPU busy", _fact("gpu_busy", ".0%")),
-    ("longest gap, of a step", _fact("gap_of_a_step", ".1%")),
-    ("JPEG engine busy", _fact("jpeg_engine_busy", ".0%")),
+    ("longest gap (% of step)", _fact("gap_of_a_step", ".1%")),
 ]

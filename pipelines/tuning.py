@@ -31,7 +31,7 @@ class WorkerTuner:
     def __init__(self, most: int) -> None:
         self.workers = most
         """Threads to use from now on."""
-        self._untried = [count for count in _numbers(most) if count < most]
+        self._untried = [count for count in thread_counts(most) if count < most]
         self._times: dict[int, float] = {}
         self._periods: list[float] = []
         self._last: float | None = None
@@ -81,7 +81,7 @@ class WorkerTuner:
         return self.workers != before
 
 
-def _numbers(most: int) -> list[int]:
+def thread_counts(most: int) -> list[int]:
     """Return the numbers of threads to try, the largest first: six at most."""
     shares = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 1 / 8)
     return list(dict.fromkeys(max(1, round(share * most)) for share in shares))

@@ -1,7 +1,7 @@
-"""Asks whether a package of requirements.lock has a known vulnerability: `python -m tests.audit`.
+"""Ask pip-audit for known vulnerabilities of requirements.lock: `python -m tests.audit`.
 
-pip-audit asks PyPI. Where that cannot be reached, nothing is known, which is said and is no error:
-a mirror has the packages and may lack the advisories.
+The exit code is 1 if there are some. It is 0 if PyPI does not answer: a mirror has the packages but
+may lack the advisories, and then nothing is known.
 """
 
 from __future__ import annotations
@@ -19,41 +19,37 @@ _COMMAND = (
 _PATIENCE = 120
 
 
-def verdict(printed: str, complaint: str) -> tuple[int, str]:
-    """Return an exit code and a text for people.
+def verdict(report: str, errors: str) -> tuple[int, str]:
+    """Return an exit code and a message.
 
     Args:
-        printed: pip-audit's report as JSON; empty if it has none.
-        complaint: what it wrote of errors.
+        report: pip-audit's output, JSON; empty if it failed.
+        errors: its error output.
     """
     try:
-        packages = json.loads(printed)["dependencies"]
+        packages = json.loads(report)["dependencies"]
     except (ValueError, KeyError, TypeError):
-        last = next(reversed([x for x in complaint.splitlines() if x.strip()]), "no answer")
-        return 0, f"vulnerabilities are not known: PyPI could not be asked ({last[:200]})"
-    asked = [one for one in packages if "vulns" in one]
-    found = [
-        f"{one['name']} {one['version']}: {own['id']}, mended in "
-        f"{', '.join(own['fix_versions']) or 'no version yet'}"
-        for one in asked
-        for own in one["vulns"]
+        last = (errors.strip().splitlines() or ["no answer"])[-1]
+        return 0, f"vulnerabilities are not known: PyPI cannot be reached ({last[:200]})"
+    answered = [package for package in packages if "vulns" in package]
+    vulnerable = [
+        f"{package['name']} {package['version']}: {one['id']}, fixed in "
+        f"{', '.join(one['fix_versions']) or 'no version yet'}"
+        for package in answered
+        for one in package["vulns"]
     ]
-    if found:
-        return 1, "\n".join(found)
-    if not asked:
-        return 0, "vulnerabilities are not known: PyPI has not answered for any package"
-    return 0, f"no known vulnerability in {len(asked):,} of {len(packages):,} packages"
+    if vulnerable:
+        return 1, "\n".join(vulnerable)
+    if not answered:
+        return 0, "vulnerabilities are not known: PyPI knows none of the packages"
+    return 0, f"no known vulnerability in {len(answered):,} of {len(packages):,} packages"
 
 
 def main() -> int:
-    """Ask, and print what is known."""
+    """Run pip-audit and print the verdict."""
+    command = [sys.executable, "-m", "pip_audit", *_COMMAND]
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "pip_audit", *_COMMAND],
-            capture_output=True,
-            text=True,
-            timeout=_PATIENCE,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE)
         code, text = verdict(done.stdout, done.stderr)
     except subprocess.TimeoutExpired:
         code, text = verdict("", f"no answer in {_PATIENCE} s")

@@ -103,7 +103,7 @@ def test_lightning_resumes_in_the_middle_of_an_epoch(data: Path, tmp_path: Path)
 
     whole = fit("first")
     assert len(whole) == 12 and whole[:6] != whole[6:]
-    for done in (4, 6, 8):
+    for done in (4, 6):
         assert fit("resumed", tmp_path / "first" / f"step={done}.ckpt") == whole[done:]
 
 

@@ -1,8 +1,8 @@
 """The cases: what ``fastsiam bench`` measures, one file each, and the table of them; no torch.
 
 A new case is a file here with a function ``measure(session)`` that returns its records, and a row
-of the table. Functions ``build_...`` run in the processes that are measured: called with a
-contender's settings, they return its work by name (``contest.Build``).
+of the table. Functions ``build_...`` run in the processes that are measured: called with a runner's
+settings, they return its tasks by name (``runner.Build``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Case:
 
 
 def title_of(case: str) -> str:
-    """Return what a case is called on the page and in charts."""
+    """Return what a case is called on the page and in charts; also one of another version."""
     return (case in CASES and CASES[case].title) or case
 
 
@@ -88,7 +88,7 @@ _ROWS = (
     ),
     Case(
         name="digest",
-        help="What log lines' digests of images and draws cost, beside a training step.",
+        help="What the digests of images and draws in log lines cost, beside a training step.",
         title="Digests of what is trained on",
         options=("recipe", "crop", "backbone", "batch", *_COMMON),
     ),
@@ -118,13 +118,13 @@ _ROWS = (
     ),
     Case(
         name="storage",
-        help="Epochs from the local disk and from object storage, near and far, kept and not.",
+        help="Epochs from the local disk and from object storage, near and far, cached and not.",
         title="Reading from object storage",
         options=(*_IMAGES, "latencies", "pipelines", *_COMMON),
     ),
     Case(
         name="sweep",
-        help="Scaling: workers, batch, side of a view, JPEG quality or ranks.",
+        help="Scaling: workers, batch, side of a view, JPEG quality, prefetched batches or ranks.",
         options=("over", "values", *_IMAGES, "pipelines", *_COMMON),
     ),
     Case(

@@ -10,7 +10,7 @@ from fastsiam.bench.records import Record
 from fastsiam.bench.session import Session
 
 _FOR_EACH_WORKER = 128
-"""Images of a repeat that a core loads, of 224 pixels; more of smaller ones."""
+"""Images per repeat and core, of 224 pixels; more if they are smaller."""
 
 
 def measure(session: Session) -> list[Record]:

@@ -5,50 +5,49 @@ from __future__ import annotations
 import numpy as np
 
 from fastsiam.bench.cases.step import build_step
-from fastsiam.bench.contest import Work
 from fastsiam.bench.records import Record, record
+from fastsiam.bench.runner import Task
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig
 from fastsiam.views.digest import batch_digest
 from fastsiam.views.draws import draw_views
 
 BATCHES = 4000
-"""Of a repeat: processor time is counted in hundredths of a second."""
+"""Batches per repeat: processor time is counted in hundredths of a second."""
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure digests and steps of the same batch, in turns."""
+    """Measure digests and steps of the same batch."""
     batch = session.trained_batch
     config = session.train_config(batch)
-    with session.contest() as contest:
-        contest.enter("digest", build_digest, augment=config.augment, batch=batch)
-        contest.enter("step", build_step, config=config)
-        timings = contest.run(session.config.repeats)
+    with session.comparison() as comparison:
+        comparison.add("digest", build_digest, augment=config.augment, batch=batch)
+        comparison.add("step", build_step, config=config)
+        timings = comparison.run(session.config.repeats)
     step = timings.get(("step", "step"))
     records = []
     for (_, name), timing in timings.items():
         facts = {"cpu_ms_of_a_batch": 1e3 * batch * timing.cpu / timing.images}
         if step and timing is not step:
-            # Of processor time, which other programs on the machine do not stretch; on a GPU, whose
-            # time that is not, of the clock's.
+            # Processor time, which other programs on the machine do not change. A step on a GPU is
+            # timed by the clock.
             seconds = (step.median if session.gpu else step.cpu) / step.images
             facts["percent_of_step"] = 100 * timing.cpu / timing.images / seconds
-        records.append(
-            record(
-                "digest",
-                name,
-                timing,
-                facts=facts,
-                in_the_clock="digest: of positions and drawn parameters, one batch after the "
-                "other; step: forward, backward and optimizer on tensors that are ready",
-                config=session.settings(batch=batch, backbone=config.model.backbone),
-            )
+        one = record(
+            "digest",
+            name,
+            timing,
+            facts=facts,
+            in_the_clock="digest: of positions and drawn parameters, one batch after the other; "
+            "step: forward, backward and optimizer on tensors that are ready",
+            config=session.settings(batch=batch, backbone=config.model.backbone),
         )
+        records.append(one)
     return records
 
 
-def build_digest(*, augment: AugmentConfig, batch: int) -> dict[str, Work]:
-    """Digest what is drawn for a batch, again and again."""
+def build_digest(*, augment: AugmentConfig, batch: int) -> dict[str, Task]:
+    """Digest the draws of a batch many times."""
     index, size = np.random.default_rng(0).permutation(batch), np.full((batch, 2), (375, 500))
     params = draw_views(augment, seed=0, epoch=0, index=index, size=size)
 
@@ -56,4 +55,4 @@ def build_digest(*, augment: AugmentConfig, batch: int) -> dict[str, Work]:
         for _ in range(BATCHES):
             batch_digest(params, index, epoch=0, place=0)
 
-    return {"digest": Work(run, BATCHES * batch)}
+    return {"digest": Task(run, BATCHES * batch)}

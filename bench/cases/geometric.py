@@ -9,15 +9,15 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as TF
 
 from fastsiam.bench.cases.photometric import measure_stage
-from fastsiam.bench.contest import Work
 from fastsiam.bench.records import Record
+from fastsiam.bench.runner import Task
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig
 from fastsiam.pipelines.job import crop_views
 from fastsiam.views.draws import ViewParams, draw_views
 
 _ON_GPU = 25600
-"""Images of a repeat on a GPU."""
+"""Images per repeat on a GPU."""
 REFERENCE = "torchvision, image by image"
 ONCE = "one pass over the crops"
 _HEIGHT, _WIDTH = 375, 500
@@ -38,7 +38,7 @@ def measure(session: Session) -> list[Record]:
 
 def build_geometric(
     *, augment: AugmentConfig, batch: int, batches: int, device: str
-) -> dict[str, Work]:
+) -> dict[str, Task]:
     """Crop, resize and flip noise of 375 x 500 pixels, by us, by torchvision, and merely copy."""
     values = batch * _HEIGHT * _WIDTH * 3
     pixels = torch.randint(0, 256, (values,), dtype=torch.uint8, device=device)
@@ -71,9 +71,9 @@ def build_geometric(
                 copy.copy_(source)
 
     return {
-        "fastsiam": Work(ours, batch * batches, before=lambda: crop(params[0])),
-        REFERENCE: Work(theirs, some),
-        ONCE: Work(touch, batch * batches),
+        "fastsiam": Task(ours, batch * batches, before=lambda: crop(params[0])),
+        REFERENCE: Task(theirs, some),
+        ONCE: Task(touch, batch * batches),
     }
 
 

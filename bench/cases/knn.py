@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastsiam.bench.contest import Work
 from fastsiam.bench.records import Record, record
+from fastsiam.bench.runner import Task
 from fastsiam.bench.session import Session
 from fastsiam.evaluate.knn import knn_accuracy
 
@@ -31,10 +31,10 @@ def measure(session: Session) -> list[Record]:
     """Measure ours and lightly's on each set of features."""
     records = []
     for title, size in _SIZES.items():
-        with session.contest() as contest:
+        with session.comparison() as comparison:
             for name in ("fastsiam", "lightly"):
-                contest.enter(name, build_knn, name=name, device=session.device, **size)
-            timings = contest.run(session.config.repeats)
+                comparison.add(name, build_knn, name=name, device=session.device, **size)
+            timings = comparison.run(session.config.repeats)
         lightly = timings.get(("lightly", "knn"))
         records += [
             record(
@@ -52,7 +52,7 @@ def measure(session: Session) -> list[Record]:
 
 def build_knn(
     *, name: str, device: str, bank: int, queries: int, dim: int, classes: int
-) -> dict[str, Work]:
+) -> dict[str, Task]:
     """Classify queries by ours or by lightly's."""
     known, labels = _features(bank, dim, classes, seed=1)
     asked, truth = _features(queries, dim, classes, seed=2)
@@ -78,7 +78,7 @@ def build_knn(
 
     if name == "lightly":
         import lightly.utils.benchmarking  # noqa: F401  # missing, it is to be said now
-    return {"knn": Work(ours if name == "fastsiam" else theirs, queries, lambda: found)}
+    return {"knn": Task(ours if name == "fastsiam" else theirs, queries, lambda: found)}
 
 
 def _features(count: int, dim: int, classes: int, *, seed: int) -> tuple[Tensor, Tensor]:

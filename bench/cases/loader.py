@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import count
 from typing import Any
 
-from fastsiam.bench.cases.decode import decode_records, enter_decoders, fastest
-from fastsiam.bench.config import CONTAINERS, Stored
-from fastsiam.bench.contest import Contest, Work
+from fastsiam.bench.cases.decode import add_decoders, decode_records, fastest
+from fastsiam.bench.config import CONTAINERS, ORIGINAL, Stored
 from fastsiam.bench.images import Images
 from fastsiam.bench.measure import children
 from fastsiam.bench.records import Record, record
+from fastsiam.bench.runner import Comparison, Task
 from fastsiam.bench.session import Session
 from fastsiam.bench.timing import Timing
 from fastsiam.config import AugmentConfig, DataConfig, Pipeline
@@ -21,20 +20,17 @@ from fastsiam.pipelines import build_loader
 from fastsiam.pipelines.backends import BACKENDS, BASELINE
 from fastsiam.pipelines.loaders import CropLoader
 
-Entered = dict[str, tuple[Pipeline, Stored]]
-"""Contenders by name: a pipeline, on images in some form."""
-
 
 def measure(session: Session) -> list[Record]:
     """Measure each pipeline on each form of the images, and the decoders."""
     images = session.images(session.loaded_batch)
-    with session.contest() as contest:
-        enter_decoders(contest, session, images)
-        entered = _enter(contest, session, images)
-        timings = contest.run(session.config.repeats)
+    with session.comparison() as comparison:
+        add_decoders(comparison, session, images)
+        added = _add_pipelines(comparison, session, images)
+        timings = comparison.run(session.config.repeats)
     baseline = timings.get((BASELINE, "views"))
     records = decode_records(session, images, timings)
-    for name, (pipeline, form) in entered.items():
+    for name, (pipeline, form) in added.items():
         records += [
             record(
                 "loader",
@@ -56,9 +52,11 @@ def measure(session: Session) -> list[Record]:
     return records
 
 
-def _enter(contest: Contest, session: Session, images: Images) -> Entered:
-    """Have each pipeline take part; the baseline reads the original images, as its users do."""
-    entered: Entered = {}
+def _add_pipelines(
+    comparison: Comparison, session: Session, images: Images
+) -> dict[str, tuple[Pipeline, Stored]]:
+    """Add a runner of each pipeline on each form of the images; return these by its name."""
+    added: dict[str, tuple[Pipeline, Stored]] = {}
     for pipeline in session.config.pipeline_names:
         for form in session.forms(pipeline):
             settings: dict[str, Any] = {
@@ -72,10 +70,10 @@ def _enter(contest: Contest, session: Session, images: Images) -> Entered:
             builds = {name: build_loading}
             if not BACKENDS[pipeline].crops:
                 builds[f"{name}, without colours"] = build_plain_crops
-            for entry, build in builds.items():
-                if contest.enter(entry, build, **settings):
-                    entered[entry] = pipeline, form
-    return entered
+            for runner, build in builds.items():
+                if comparison.add(runner, build, **settings):
+                    added[runner] = pipeline, form
+    return added
 
 
 def _ceiling(
@@ -85,15 +83,15 @@ def _ceiling(
     backend = BACKENDS[pipeline]
     if backend.decoder is None:
         return None
-    bytes_of: Stored = "original" if form in CONTAINERS else form
+    bytes_of = ORIGINAL if form in CONTAINERS else form
     found = fastest(timings, bytes_of, on_gpu=session.gpu and backend.decodes_on_gpu)
     return ("bare decoding", found) if found else None
 
 
 def build_loading(
     *, data: DataConfig, augment: AugmentConfig, batch: int, images: int, device: str
-) -> dict[str, Work]:
-    """Build a pipeline; its work is an epoch, to "crops" and to "views"."""
+) -> dict[str, Task]:
+    """Build a pipeline; its tasks are an epoch, to "crops" and to "views"."""
     loader, epochs = build_loader(data, augment, batch=batch, device=device), count()
     if loader.steps != images // batch:
         raise RuntimeError(f"{loader.source} holds {loader.images:,} images, not {images:,}")
@@ -101,20 +99,20 @@ def build_loading(
     def through(epoch: Callable[[int], Iterable[object]]) -> None:
         for _ in epoch(next(epochs)):
             pass
-        started = len(children(os.getpid()))
-        if data.pipeline == BASELINE and started < int(data.workers):
-            raise RuntimeError(f"{started} of {data.workers} workers started")
 
     def facts() -> dict[str, Any]:
-        return {"workers": data.workers, "processes": 1 + len(children(os.getpid()))}
+        started = len(children())
+        if data.pipeline == BASELINE and started < int(data.workers):
+            raise RuntimeError(f"{started} of {data.workers} workers started")
+        return {"workers": data.workers, "processes": 1 + started}
 
-    work = {"views": Work(partial(through, loader.epoch), images, facts)}
+    tasks = {"views": Task(partial(through, loader.epoch), images, facts)}
     if isinstance(loader, CropLoader):
-        work = {"crops": Work(partial(through, loader.crops), images, facts)} | work
-    return work
+        tasks = {"crops": Task(partial(through, loader.crops), images, facts)} | tasks
+    return tasks
 
 
-def build_plain_crops(*, augment: AugmentConfig, **settings: Any) -> dict[str, Work]:
+def build_plain_crops(*, augment: AugmentConfig, **settings: Any) -> dict[str, Task]:
     """Build a pipeline that makes no uint8 crops; its crops are views without colours and blur."""
     plain = augment.changed(jitter_p=0.0, gray_p=0.0, blur_p=0.0, solarise_p=0.0)
     return {"crops": build_loading(augment=plain, **settings)["views"]}

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from fastsiam.bench.contest import Work
 from fastsiam.bench.records import Record, record
+from fastsiam.bench.runner import Task
 from fastsiam.bench.session import Session
 from fastsiam.bench.timing import Timing
 
@@ -16,9 +16,9 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 def measure(session: Session) -> list[Record]:
     """Measure copies within memory (and to a GPU's), and matrix products, as torch does them."""
-    with session.contest() as contest:
-        contest.enter("machine", build_machine, device=session.device)
-        timings = contest.run(session.config.repeats)
+    with session.comparison() as comparison:
+        comparison.add("machine", build_machine, device=session.device)
+        timings = comparison.run(session.config.repeats)
     return [
         record(
             "machine",
@@ -37,19 +37,19 @@ def _rate(timing: Timing) -> dict[str, Any]:
     return {"rate": f"{value:,.3g} {unit}", "value": value}
 
 
-def build_machine(*, device: str) -> dict[str, Work]:
+def build_machine(*, device: str) -> dict[str, Task]:
     """Copy large tensors, and multiply large matrices."""
     gpu = device == "cuda"
     size, side, times = (2**30, 8192, 20) if gpu else (2**28, 2048, 4)
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
 
-    def several(one: Any, amount: float, unit: str) -> Work:
+    def several(one: Any, amount: float, unit: str) -> Task:
         def run() -> None:
             for _ in range(times):
                 one()
 
-        return Work(run, 0, lambda: {"amount": times * amount, "unit": unit})
+        return Task(run, 0, lambda: {"amount": times * amount, "unit": unit})
 
     work = {"copy within memory": several(lambda: target.copy_(source), 2 * size / 1e9, "GB/s")}
     if gpu:

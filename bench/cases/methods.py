@@ -13,9 +13,9 @@ import torch
 
 from fastsiam.bench.cases.step import Fed, Stepper, build_step, stepping
 from fastsiam.bench.config import AUTHORS, METHODS, ONLY_ON_GPU, SYNC_BN, VARIANTS
-from fastsiam.bench.contest import Contest, Work
 from fastsiam.bench.peers import require_lightly
 from fastsiam.bench.records import Record, record
+from fastsiam.bench.runner import Task
 from fastsiam.bench.session import Session
 from fastsiam.config import METHOD_CONFIGS, TrainConfig
 from fastsiam.views.batch import Batch
@@ -25,7 +25,7 @@ _WAYS = ("default", "eager", "plain")
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure each method, ours and lightly's in turns; one method after the other."""
+    """Measure the methods one after the other, fastsiam's and lightly's interleaved."""
     chosen = session.config.methods.split(",") if session.config.methods else METHODS
     return [one for name in chosen for one in _measured(session, name)]
 
@@ -33,9 +33,17 @@ def measure(session: Session) -> list[Record]:
 def _measured(session: Session, name: str) -> list[Record]:
     """Measure a method; lightly's is what others are compared with."""
     theirs = f"{name}, lightly"
-    with session.contest(apart=session.gpu) as contest:
-        configs = _entered(contest, session, name)
-        timings = contest.run(session.config.repeats)
+    configs = {theirs: _config(session, name, "plain")}
+    with session.comparison(apart=session.gpu) as comparison:
+        comparison.add(theirs, build_lightly, config=configs[theirs])
+        for way in session.config.variants.split(",") if session.config.variants else _WAYS:
+            who = f"{name}, {way}"
+            if way in (SYNC_BN, AUTHORS):
+                session.console.say(f"{who}: not measured: it is of fastsiam bench step")
+            elif session.gpu or way not in ONLY_ON_GPU:
+                configs[who] = _config(session, name, way)
+                comparison.add(who, build_step, config=configs[who])
+        timings = comparison.run(session.config.repeats)
     lightly = timings.get((theirs, "step"))
     return [
         record(
@@ -53,21 +61,6 @@ def _measured(session: Session, name: str) -> list[Record]:
     ]
 
 
-def _entered(contest: Contest, session: Session, name: str) -> dict[str, TrainConfig]:
-    """Have a method take part, lightly's and ours; return the settings of each."""
-    ways = session.config.variants.split(",") if session.config.variants else _WAYS
-    configs = {f"{name}, lightly": _config(session, name, "plain")}
-    contest.enter(f"{name}, lightly", build_lightly, config=configs[f"{name}, lightly"])
-    for way in ways:
-        who = f"{name}, {way}"
-        if way in (SYNC_BN, AUTHORS):
-            session.console.say(f"{who}: not measured: it is of fastsiam bench step")
-        elif session.gpu or way not in ONLY_ON_GPU:
-            configs[who] = _config(session, name, way)
-            contest.enter(who, build_step, config=configs[who])
-    return configs
-
-
 def _config(session: Session, name: str, way: str) -> TrainConfig:
     """Return the recipe with a method: the recipe's own, or another with default settings."""
     settings = {"compile": "on"} | VARIANTS[way]
@@ -77,7 +70,7 @@ def _config(session: Session, name: str, way: str) -> TrainConfig:
     return replace(config, model=replace(config.model, method=METHOD_CONFIGS[name]()))
 
 
-def build_lightly(*, config: TrainConfig) -> dict[str, Work]:
+def build_lightly(*, config: TrainConfig) -> dict[str, Task]:
     """Build a method of lightly's parts; its work is some steps.
 
     Raises:

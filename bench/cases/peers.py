@@ -1,4 +1,4 @@
-"""How fast other libraries make two finished views, beside our pipelines, on the same images.
+"""How fast other libraries and fastsiam's pipelines make two views of the same images.
 
 Each library is set up as its documentation describes, with the paper's settings where it has them.
 """
@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from fastsiam.bench.cases.loader import build_loading
-from fastsiam.bench.contest import Work
 from fastsiam.bench.peers import PEERS
 from fastsiam.bench.records import Record, record
+from fastsiam.bench.runner import Task
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig, ViewConfig
 from fastsiam.pipelines.backends import BASELINE
@@ -72,13 +72,13 @@ class Twice:
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure the libraries and our pipelines in the same run, in turns."""
+    """Measure the libraries and fastsiam's pipelines in one run, interleaved."""
     batch = session.loaded_batch
     images = session.images(batch)
     pipelines = {f"fastsiam --pipeline {one}": one for one in session.config.pipeline_names}
-    with session.contest() as contest:
+    with session.comparison() as comparison:
         for name, pipeline in pipelines.items():
-            contest.enter(
+            comparison.add(
                 name,
                 build_loading,
                 data=session.data(images, pipeline),
@@ -100,8 +100,8 @@ def measure(session: Session) -> list[Record]:
             if reason := PEERS[peer].missing:
                 session.console.say(f"{peer}: not measured: {reason}")
             else:
-                contest.enter(PEERS[peer].title, build_peer, peer=peer, job=job)
-        timings = contest.run(session.config.repeats)
+                comparison.add(PEERS[peer].title, build_peer, peer=peer, job=job)
+        timings = comparison.run(session.config.repeats)
     baseline = timings.get((f"fastsiam --pipeline {BASELINE}", "views"))
     return [
         record(
@@ -118,7 +118,7 @@ def measure(session: Session) -> list[Record]:
     ]
 
 
-def build_peer(*, peer: str, job: Job) -> dict[str, Work]:
+def build_peer(*, peer: str, job: Job) -> dict[str, Task]:
     """Start another library, by its name in ``PEERS``; its work is an epoch."""
     epoch = STARTERS[peer](job)
 
@@ -127,7 +127,7 @@ def build_peer(*, peer: str, job: Job) -> dict[str, Work]:
             pass
 
     facts = {"differs": PEERS[peer].differs, "version": PEERS[peer].version}
-    return {"views": Work(run, job.images, lambda: facts)}
+    return {"views": Task(run, job.images, lambda: facts)}
 
 
 def torchvision_view(augment: AugmentConfig) -> Callable[[Any], Any]:
@@ -241,37 +241,12 @@ def _seed_albumentations(_: int) -> None:
     info.dataset.transform.view.transform.set_random_seed(torch.initial_seed() % 2**32)
 
 
-def _by_kornia(job: Job) -> Epoch:
-    """Kornia works on whole batches on the device; PIL crops for it in worker processes."""
-    import kornia.augmentation as K
-    from torchvision.transforms import v2
-
-    a = job.augment.views[0]
-    wide, sigma = _taps(a), (a.blur_sigma_min, a.blur_sigma_max)
-    crop = v2.Compose([v2.RandomResizedCrop(a.crop, _scale(a), _ratio(a)), v2.PILToTensor()])
-    finish = nn.Sequential(
-        K.ColorJitter(a.brightness, a.contrast, a.saturation, a.hue, p=a.jitter_p),
-        K.RandomGrayscale(p=a.gray_p),
-        K.RandomGaussianBlur((wide, wide), sigma, p=a.blur_p),
-        K.RandomHorizontalFlip(p=a.flip_p),
-        K.Normalize(job.augment.mean, job.augment.std),
-    )
-    crops = _by_dataloader(job, Twice(crop))
-
-    def epoch() -> Iterator[Views]:
-        with torch.no_grad():
-            for view1, view2 in crops():
-                yield finish(view1.float() / 255), finish(view2.float() / 255)
-
-    return epoch
-
-
 def _by_dali_as_in_solo_learn(job: Job) -> Epoch:
     """solo-learn's pipeline for SimSiam (MIT), rewritten from its settings.
 
     ``solo/data/dali_dataloader.py`` and ``scripts/pretrain/imagenet-100/simsiam.yaml`` with
     ``augmentations/symmetric_weak.yaml`` of github.com/vturrisi/solo-learn. Its iterator continues
-    into the next epoch, which here would be in another contender's turn, so batches are asked for
+    into the next epoch, which here would be in another runner's turn, so batches are asked for
     one by one, as many ahead as it would make.
     """
     from nvidia import dali
@@ -436,7 +411,6 @@ STARTERS: dict[str, Callable[[Job], Epoch]] = {
     "torchvision-v2": _by_torchvision,
     "spdl": _by_spdl,
     "albumentations": _by_albumentations,
-    "kornia": _by_kornia,
     "dali-solo-learn": _by_dali_as_in_solo_learn,
     "slipstream": _by_slipstream,
     "ffcv-plain": _by_ffcv_alone,

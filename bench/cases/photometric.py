@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastsiam.bench.contest import Build, Work
 from fastsiam.bench.records import Record, record
+from fastsiam.bench.runner import Build, Task
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig
 from fastsiam.views.draws import draw_views
 from fastsiam.views.photometric import photometric, reference
 
 _ON_GPU = 51200
-"""Images of a repeat on a GPU, which takes a tenth of a second for them."""
+"""Images per repeat on a GPU, which takes a tenth of a second for them."""
 REFERENCE = "reference, in torch operations"
 ONCE = "one pass over the bytes"
 
@@ -49,15 +49,15 @@ def measure_stage(
     Args:
         session: of the measurement.
         case: name of the stage.
-        build: makes its work; see ``contest.Build``.
+        build: makes its work; see ``comparison.Build``.
         baseline: what it is compared with, and the name of that work.
         once: name of the work that only touches the bytes.
-        on_gpu: images of a repeat on a GPU.
+        on_gpu: images per repeat on a GPU.
         in_the_clock: what the time includes.
     """
     batch = session.loaded_batch
-    with session.contest() as contest:
-        contest.enter(
+    with session.comparison() as comparison:
+        comparison.add(
             case,
             build,
             augment=session.config.augment,
@@ -65,7 +65,7 @@ def measure_stage(
             batches=max(1, on_gpu // batch) if session.gpu else 2,
             device=session.device,
         )
-        timings = contest.run(session.config.repeats)
+        timings = comparison.run(session.config.repeats)
     compared, ceiling = timings.get((case, baseline[1])), timings.get((case, once))
     return [
         record(
@@ -83,7 +83,7 @@ def measure_stage(
 
 def build_photometric(
     *, augment: AugmentConfig, batch: int, batches: int, device: str
-) -> dict[str, Work]:
+) -> dict[str, Task]:
     """Take uint8 crops through the photometric stage, its reference, and a mere conversion."""
     crops = tuple(
         torch.randint(0, 256, (len(views), batch, side, side, 3), dtype=torch.uint8, device=device)
@@ -103,15 +103,15 @@ def build_photometric(
         for copy, of_side in zip(copies, crops, strict=True):
             copy.copy_(of_side)
 
-    def times(one: Callable[[Any], object]) -> Work:
+    def times(one: Callable[[Any], object]) -> Task:
         def run() -> None:
             for own in params:
                 one(own)  # what it makes is let go before the next
 
-        return Work(run, batch * batches, before=lambda: one(params[0]))
+        return Task(run, batch * batches, before=lambda: one(params[0]))
 
     return {
         "fastsiam": times(lambda p: photometric(crops, p, augment, dtype=dtype)),
-        REFERENCE: Work(lambda: reference.photometric(few, first, augment, dtype=dtype), some),
+        REFERENCE: Task(lambda: reference.photometric(few, first, augment, dtype=dtype), some),
         ONCE: times(touch),
     }

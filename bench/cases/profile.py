@@ -5,6 +5,7 @@ It traces one pipeline into a file for a trace viewer, so it is no row of the ta
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import statistics
@@ -21,10 +22,10 @@ import torch
 
 from fastsiam import trace
 from fastsiam.bench.cases.step import fed, step_of
-from fastsiam.bench.contest import Contender, Work
-from fastsiam.bench.images import make_images, users_own
+from fastsiam.bench.images import users_own
 from fastsiam.bench.measure import wait_for_gpu
 from fastsiam.bench.records import Record, check_writable, record
+from fastsiam.bench.runner import Runner, Task
 from fastsiam.bench.session import Session
 from fastsiam.bench.timing import Sample, Timing
 from fastsiam.config import DataConfig, Pipeline, PipelineSetting, TrainConfig
@@ -36,9 +37,9 @@ from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.report.markdown import markdown
 
 MARK = "fastsiam: the clocks meet"
-"""A range of no length, by which the times of our own notes and of torch's trace are compared."""
+"""An empty range, which both torch's trace and fastsiam's have: it aligns their clocks."""
 WARM_UP = 6
-"""Steps before those that are traced: about as many as batches are made ahead."""
+"""Steps before those that are traced: about as many as batches are prefetched."""
 
 
 @dataclass(frozen=True)
@@ -75,30 +76,27 @@ def profile(session: Session, asked: PipelineSetting, steps: int, out: Path) -> 
         a record of the traced steps.
 
     Raises:
-        ContenderFailed: the pipeline cannot run here.
+        RunnerError: the pipeline cannot run here.
         DataError: ``out`` cannot be written.
     """
     check_writable(out)
-    batch, pipeline = session.trained_batch, _settled(session, asked)
+    pipeline, batch = _chosen(session) if asked == "auto" else asked, session.trained_batch
     data = DataConfig(pipeline=pipeline, workers=session.workers)
-    config = replace(session.train_config(batch), data=data)
     if BACKENDS[pipeline].real:
         images = session.images(batch, at_least=WARM_UP + steps + 1)
-        config = replace(config, data=session.data(images, pipeline))
-    events, spans, facts = _traced(config, steps)
+        data = session.data(images, pipeline)
+    whole, spans, facts = _traced(replace(session.train_config(batch), data=data), steps)
+    events = whole["traceEvents"]
     mark = next(event["ts"] for event in events if event.get("name") == MARK)
-    ours = [_event(span, mark, facts["mark"]) for span in spans]
-    began, length = (facts["began"] - facts["mark"]) / 1e3 + mark, facts["seconds"] * 1e6
-    ours = [e for e in ours if e["ts"] + e["dur"] > began and e["ts"] < began + length]
-    trace = facts["whole"] | {"traceEvents": events + ours + _names(ours)}
+    ranges = [_event(span, mark - facts["mark"] / 1e3) for span in spans]
+    began = (facts["began"] - facts["mark"]) / 1e3 + mark
+    ended = began + facts["seconds"] * 1e6
+    ranges = [e for e in ranges if e["ts"] + e["dur"] > began and e["ts"] < ended]
     with explained(DataError, f"cannot write {out}"), written_whole(out) as temporary:
-        temporary.write_text(json.dumps(trace))
+        temporary.write_text(json.dumps(whole | {"traceEvents": events + ranges}))
     use = gpu_use(events, steps)
-    said = f"{steps} steps of {batch} images in {facts['seconds']:.2f} s"
-    text = (
-        f"{said}{f'; {use}' if use else ''}\n\n"
-        f"{_ranges(ours, steps, facts['seconds'])}\n\n{facts['operations']}"
-    )
+    said = f"{steps} steps of {batch} images in {facts['seconds']:.2f} s{f'; {use}' if use else ''}"
+    text = f"{said}\n\n{_table(ranges, steps, facts['seconds'])}\n\n{facts['operations']}"
     return text, record(
         "profile",
         pipeline,
@@ -110,45 +108,28 @@ def profile(session: Session, asked: PipelineSetting, steps: int, out: Path) -> 
     )
 
 
-def _settled(session: Session, asked: PipelineSetting) -> Pipeline:
-    """Return the pipeline that training would choose for all of the data, not for those traced.
-
-    Images that are made stand for ImageNet's, of which no memory holds all.
-    """
-    if asked != "auto":
-        return asked
-    device = torch.device(session.device)
-    with tempfile.TemporaryDirectory() as folder:
-        own = users_own(session.config)
-        if not own:
-            make_images(Path(folder), 1)
-        root = session.config.root if own else Path(folder)
-        store = open_store(root, "train", columns=session.config.columns)
-        choice = choose_pipeline(store, device=device, keeps=own)
+def _chosen(session: Session) -> Pipeline:
+    """Return the pipeline that training would choose for all of the user's data."""
+    own = session.config
+    if not users_own(own):
+        return "native"  # generated images stand for ImageNet's, which no memory holds
+    store = open_store(own.root, "train", columns=own.columns)
+    choice = choose_pipeline(store, device=torch.device(session.device), keeps=True)
     session.console.say(f"pipeline {choice.name}: {choice.why}")
     return choice.name
 
 
 def _traced(
     config: TrainConfig, steps: int
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
-    """Trace some steps in a process of its own; return torch's events, our ranges, and the facts.
-
-    The facts have the rest of torch's trace as "whole".
-    """
+) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
+    """Trace steps in a process of its own; return torch's trace, fastsiam's ranges and facts."""
     with tempfile.TemporaryDirectory(prefix="fastsiam-trace-") as folder:
-        notes, path = Path(folder), Path(folder) / "torch.json"
-        os.environ["FASTSIAM_TRACE"] = str(notes)
+        runner = Runner(build_profile, {"config": config, "steps": steps, "folder": folder})
         try:
-            contender = Contender(build_profile, {"config": config, "steps": steps, "path": path})
+            facts = runner.facts("profile")
         finally:
-            del os.environ["FASTSIAM_TRACE"]
-        try:
-            facts = contender.facts("profile")
-        finally:
-            contender.close()
-        whole = json.loads(path.read_text())
-        return whole.pop("traceEvents"), trace.read(notes), facts | {"whole": whole}
+            runner.close()
+        return json.loads(Path(folder, "torch.json").read_text()), trace.read(Path(folder)), facts
 
 
 def gpu_use(events: Sequence[Mapping[str, Any]], steps: int) -> GpuUse | None:
@@ -180,7 +161,7 @@ def gpu_use(events: Sequence[Mapping[str, Any]], steps: int) -> GpuUse | None:
     return GpuUse(1 - idle / whole, longest / 1e6, longest * steps / whole)
 
 
-def _event(span: dict[str, Any], mark: float, mark_ns: int) -> dict[str, Any]:
+def _event(span: dict[str, Any], shift: float) -> dict[str, Any]:
     """Return a range as a trace event, on the clock of torch's trace (microseconds)."""
     return {
         "ph": "X",
@@ -188,51 +169,29 @@ def _event(span: dict[str, Any], mark: float, mark_ns: int) -> dict[str, Any]:
         "name": span["name"],
         "pid": span["process"],
         "tid": f"fastsiam {span['thread']}",
-        "ts": mark + (span["began"] - mark_ns) / 1e3,
+        "ts": span["began"] / 1e3 + shift,
         "dur": (span["ended"] - span["began"]) / 1e3,
     }
 
 
-def _names(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Name the rows of the loader's processes and threads after what they do."""
-    does: dict[tuple[int, str], set[str]] = defaultdict(set)
+def _table(events: list[dict[str, Any]], steps: int, seconds: float) -> str:
+    """Return a table of fastsiam's ranges: their time in a step, in all threads together."""
+    ranges: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for event in events:
-        does[event["pid"], event["tid"]].add(event["name"])
-    return [
-        {
-            "ph": "M",
-            "name": "thread_name",
-            "pid": process,
-            "tid": thread,
-            "args": {"name": f"fastsiam: {', '.join(sorted(names))}"},
-        }
-        for (process, thread), names in does.items()
-    ]
-
-
-def _ranges(events: list[dict[str, Any]], steps: int, seconds: float) -> str:
-    """Return a table of our ranges: their time in a step, in all threads together."""
-    durations: dict[str, list[float]] = defaultdict(list)
-    threads: dict[str, set[tuple[int, str]]] = defaultdict(set)
-    for event in events:
-        durations[event["name"]].append(event["dur"] / 1e3)
-        threads[event["name"]].add((event["pid"], event["tid"]))
-    rows = [
-        [
-            name,
-            f"{sum(all_ms) / steps:.1f}",
-            f"{sum(all_ms) / 10 / seconds:.0f}%",
-            str(len(threads[name])),
-            str(len(all_ms)),
-            f"{statistics.median(all_ms):.2f}",
-        ]
-        for name, all_ms in sorted(durations.items(), key=lambda item: -sum(item[1]))
-    ]
+        ranges[event["name"]].append(event)
+    rows = []
+    for name, of in sorted(ranges.items(), key=lambda item: -sum(x["dur"] for x in item[1])):
+        times = [event["dur"] / 1e3 for event in of]
+        threads = len({(event["pid"], event["tid"]) for event in of})
+        row = [f"{sum(times) / steps:.1f}", f"{sum(times) / 10 / seconds:.0f}%", str(threads)]
+        rows.append([name, *row, str(len(of)), f"{statistics.median(times):.2f}"])
     return markdown(["range", "ms a step", "of the time", "threads", "times", "median ms"], rows)
 
 
-def build_profile(*, config: TrainConfig, steps: int, path: Path) -> dict[str, Work]:
-    """Build a model and a loader; the work is to train some steps and write torch's trace."""
+def build_profile(*, config: TrainConfig, steps: int, folder: str) -> dict[str, Task]:
+    """Build a model and a loader; the task is to train some steps and write torch's trace."""
+    os.environ["FASTSIAM_TRACE"] = folder
+    importlib.reload(trace)  # which reads the variable
     own = fed(config)
     take, epochs = step_of(own).take, count()
     facts: dict[str, Any] = {}
@@ -256,11 +215,11 @@ def build_profile(*, config: TrainConfig, steps: int, path: Path) -> dict[str, W
                 take(batch)
             wait_for_gpu()
             facts["seconds"] = time.perf_counter() - began
-        profiler.export_chrome_trace(str(path))
+        profiler.export_chrome_trace(f"{folder}/torch.json")
         facts["operations"] = profiler.key_averages().table(
             sort_by="self_device_time_total" if on_gpu else "self_cpu_time_total",
             row_limit=12,
             max_name_column_width=40,
         )
 
-    return {"profile": Work(run, steps * config.optim.batch, lambda: facts)}
+    return {"profile": Task(run, steps * config.optim.batch, lambda: facts)}

@@ -1,4 +1,4 @@
-"""How well ``--shuffle window:N`` mixes, beside a full shuffle, and what an epoch's order takes."""
+"""How well ``--shuffle window:N`` mixes, and how long its order takes, beside a full shuffle."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ _BATCH = 512
 
 def measure(session: Session) -> list[Record]:
     """Measure each window on the data's labels, or on as many as ImageNet's, sorted by class."""
-    labels, blocks, about = _lying(session)
+    labels, blocks, about = _labels_and_blocks(session)
     batch, seed = session.config.batch or _BATCH, 0
     config = session.settings(batch=batch, data=about)
-    everywhere = Window(len(labels), blocks)  # by way of blocks; the full shuffle goes without
+    whole = Window(len(labels), blocks)
     records, images = [], len(labels)
     full = _timed(session, partial(full_shuffle, images, seed), images)
-    found = quality(everywhere, labels, batch=batch, seed=seed)
-    facts = {"moved": 1.0, "parted": 1.0, "usual": found.usual_full, "largest": found.largest_full}
+    full_quality = quality(whole, labels, batch=batch, seed=seed)
+    facts = {"moved": 1.0, "parted": 1.0, "usual": full_quality.usual_full}
+    facts["largest"] = full_quality.largest_full
     records.append(_record("full", full, facts, config, full))
     for size in map(int, (session.config.values or _WINDOWS).split(",")):
         window = Window(size, blocks)
@@ -42,8 +43,8 @@ def measure(session: Session) -> list[Record]:
     return records
 
 
-def _lying(session: Session) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:
-    """Return labels and blocks of the images, and what they are."""
+def _labels_and_blocks(session: Session) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:
+    """Return labels and blocks of the images, and a description."""
     if not session.config.data:
         labels = np.arange(_IMAGES) * _CLASSES // _IMAGES
         return labels, in_order(_IMAGES), f"{_IMAGES:,} images of {_CLASSES:,} classes, sorted"
@@ -68,7 +69,7 @@ def _record(
         timing,
         baseline=("full", full),
         facts={key: value for key, value in facts.items() if not np.isnan(value)},
-        in_the_clock="the order of an epoch, made once in each process",
+        in_the_clock="computing the order of an epoch, once in each process",
         config=config,
     )
 
@@ -78,14 +79,15 @@ class Quality:
     """How well an epoch is shuffled, compared with a full shuffle of the same images."""
 
     moved: float
-    """Mean distance from where an image lies to where it is shown, relative to a full shuffle's."""
+    """Mean distance between an image's place in the data and in the order, relative to a full
+    shuffle's."""
     parted: float
-    """Mean distance at which images that lie side by side are shown, relative to a full shuffle's;
-    the epoch is taken as a circle."""
+    """Mean distance in the order between neighbours in the data, relative to a full shuffle's; the
+    epoch is taken as a circle."""
     largest: float
-    """Largest share that one class has of a batch; nan where there are no classes."""
+    """Largest share of one class in a batch; nan without classes."""
     usual: float
-    """Mean over the batches of the largest share that one class has of each."""
+    """Mean over the batches of the largest share of one class."""
     largest_full: float
     """``largest`` of a full shuffle."""
     usual_full: float
@@ -96,20 +98,20 @@ def quality(window: Window, labels: NDArray[np.int64], *, batch: int, seed: int)
     """Measure the shuffle of a run's first epoch.
 
     Args:
-        window: of the run.
-        labels: (images,) class of each, or -1.
+        window: the run's.
+        labels: (images,) class of each image, or -1.
         batch: images of a global batch.
         seed: the run's.
     """
-    shown, count = window.epoch(seed, 0), len(labels)
+    order, count = window.epoch(seed, 0), len(labels)
     place = np.empty(count, np.int64)
-    place[shown] = np.arange(count)
-    lying = np.argsort(window.blocks, kind="stable")
-    full = (count**2 - 1) / (3 * count) or 1.0  # mean distance of two places that are drawn
-    moved = np.abs(place[lying] - np.arange(count)).mean()
-    between = np.abs(np.diff(place[lying], append=place[lying[0]]))
+    place[order] = np.arange(count)
+    stored = np.argsort(window.blocks, kind="stable")
+    full = (count**2 - 1) / (3 * count) or 1.0  # mean distance of two random places
+    moved = np.abs(place[stored] - np.arange(count)).mean()
+    between = np.abs(np.diff(place[stored], append=place[stored[0]]))
     parted = np.minimum(between, count - between).mean()
-    largest, usual = _largest_classes(labels[shown], batch)
+    largest, usual = _largest_classes(labels[order], batch)
     largest_full, usual_full = _largest_classes(labels[full_shuffle(count, seed, 0)], batch)
     return Quality(
         moved=float(moved / full),

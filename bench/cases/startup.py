@@ -1,4 +1,4 @@
-"""How long a new process takes to its first batch and for epochs, with files cached and not."""
+"""Time of a new process to its first batch and for epochs, with files cached and not."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastsiam.bench.contest import Contender, ContenderFailed, Work
-from fastsiam.bench.measure import cpu_seconds, forget, wait_for_gpu
+from fastsiam.bench.measure import cpu_seconds, drop_from_cache, wait_for_gpu
 from fastsiam.bench.records import Record, record
+from fastsiam.bench.runner import Runner, RunnerError, Task
 from fastsiam.bench.timing import Sample, Timing
 from fastsiam.config import AugmentConfig, DataConfig, Pipeline
 from fastsiam.pipelines import build_loader
@@ -19,16 +19,16 @@ if TYPE_CHECKING:  # not imported in the processes that are measured
     from fastsiam.bench.session import Session
 
 _STILL_COLD = 0.05
-"""Share of the files that the system may still have in its cache."""
+"""Share of the files that the system may still cache."""
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure each pipeline in turn, warm and cold, in a new process each time."""
+    """Measure each pipeline, warm and cold, in a new process for each repeat."""
     images = session.images(session.loaded_batch)
     failed: set[Pipeline] = set()
-    found: dict[tuple[Pipeline, str], list[tuple[Sample, dict[str, Any]]]] = {}
-    for turn in range(session.config.repeats):
-        session.console.say(f"startup: round {turn + 1} of {session.config.repeats}")
+    runs: dict[tuple[Pipeline, str], list[tuple[Sample, dict[str, Any]]]] = {}
+    for number in range(session.config.repeats):
+        session.console.say(f"startup: round {number + 1} of {session.config.repeats}")
         for pipeline in session.config.pipeline_names:
             data = session.data(images, pipeline)
             for state in ("warm", "cold"):
@@ -36,14 +36,16 @@ def measure(session: Session) -> list[Record]:
                     continue
                 try:
                     one = _start(session, data, cold=state == "cold")
-                except ContenderFailed as failure:
+                except RunnerError as failure:
                     failed.add(pipeline)
                     session.console.say(f"{pipeline}: not measured: {failure}")
-                    continue
-                found.setdefault((pipeline, state), []).append(one)
+                else:
+                    runs.setdefault((pipeline, state), []).append(one)
     records = []
-    for (pipeline, state), runs in found.items():
-        numbers = {key: statistics.median(facts[key] for _, facts in runs) for key in runs[0][1]}
+    for (pipeline, state), started in runs.items():
+        numbers = {
+            key: statistics.median(facts[key] for _, facts in started) for key in started[0][1]
+        }
         if state == "cold" and numbers["cached"] > _STILL_COLD:
             session.console.say(
                 f"{pipeline}, cold: not measured: the system keeps {numbers['cached']:.0%} "
@@ -53,7 +55,7 @@ def measure(session: Session) -> list[Record]:
         one_record = record(
             "startup",
             f"{pipeline}, {state} cache",
-            Timing([sample for sample, _ in runs], images.count),
+            Timing([sample for sample, _ in started], images.count),
             pipeline=pipeline,
             facts=numbers,
             in_the_clock="from the start of python to the end of the first epoch",
@@ -66,9 +68,9 @@ def measure(session: Session) -> list[Record]:
 
 
 def _start(session: Session, data: DataConfig, *, cold: bool) -> tuple[Sample, dict[str, Any]]:
-    """Have a new process load; return its time until the first epoch is over, and its facts."""
+    """Start a process that loads; return its time to the end of the first epoch, and its facts."""
     files = [path for path in Path(data.data).rglob("*") if path.is_file()]
-    kept = forget(files) if cold else 1.0
+    cached = drop_from_cache(files) if cold else 1.0
     settings = {
         "data": data,
         "augment": session.config.augment,
@@ -76,22 +78,22 @@ def _start(session: Session, data: DataConfig, *, cold: bool) -> tuple[Sample, d
         "device": session.device,
         "began": time.monotonic(),
     }
-    contender = Contender(build_startup, settings)
+    runner = Runner(build_startup, settings, fresh=True)
     try:
-        facts = contender.facts("startup") | {"cached": kept}
+        facts = runner.facts("startup") | {"cached": cached}
     finally:
-        contender.close()
+        runner.close()
     wall, cpu = facts["first_epoch_over"], facts.pop("cpu_until_then")
-    return replace(contender.first["startup"], wall=wall, cpu=cpu), facts
+    return replace(runner.first["startup"], wall=wall, cpu=cpu), facts
 
 
 def build_startup(
     *, data: DataConfig, augment: AugmentConfig, batch: int, device: str, began: float
-) -> dict[str, Work]:
-    """Load the first batch and two epochs; ``began`` is when the process was started."""
+) -> dict[str, Task]:
+    """Load two epochs once; ``began`` is when the process was started."""
     facts: dict[str, Any] = {}
 
-    def begin() -> None:
+    def run() -> None:
         facts["imports"] = time.monotonic() - began
         loader = build_loader(data, augment, batch=batch, device=device)
         for number in range(2):
@@ -106,4 +108,4 @@ def build_startup(
             facts.setdefault("cpu_until_then", cpu_seconds())
         loader.close()
 
-    return {"startup": Work(begin, batch, lambda: facts)}
+    return {"startup": Task(run, batch, lambda: facts)}

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from fastsiam import distributed
 from fastsiam.bench.config import AUTHORS, ONLY_ON_GPU, SYNC_BN, VARIANTS
-from fastsiam.bench.contest import Contest, Work
 from fastsiam.bench.measure import wait_for_gpu
 from fastsiam.bench.records import Record, record
+from fastsiam.bench.runner import Comparison, Task
 from fastsiam.config import DataConfig, SimSiamConfig, TrainConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import BackendError
@@ -44,11 +44,11 @@ def measure(session: Session) -> list[Record]:
     side by side, nor can that of a CUDA graph be given back for a while.
     """
     batch = session.trained_batch
-    with session.contest(apart=session.gpu) as contest:
+    with session.comparison(apart=session.gpu) as comparison:
         for name in session.config.variant_names:
-            _enter(contest, session, name)
-        timings = contest.run(session.config.repeats)
-    session.not_measured += [f"{name} ({why})" for name, why in contest.failed.items()]
+            _add_variant(comparison, session, name)
+        timings = comparison.run(session.config.repeats)
+    session.not_measured += [f"{name} ({why})" for name, why in comparison.failed.items()]
     authors = timings.get((AUTHORS, "step"))
     return [
         record(
@@ -63,21 +63,21 @@ def measure(session: Session) -> list[Record]:
     ]
 
 
-def _enter(contest: Contest, session: Session, name: str) -> None:
-    """Have a variant take part, if it can here; one of several ranks in two ways."""
+def _add_variant(comparison: Comparison, session: Session, name: str) -> None:
+    """Add a variant, if it can run here; one of several ranks in two ways."""
     if name in ONLY_ON_GPU and not session.gpu:
         return
     batch, settings = session.trained_batch, {"compile": "on"} | VARIANTS[name]
     if name != SYNC_BN:
         config = session.train_config(batch, **settings)
-        contest.enter(name, build_step, config=config, authors=name == AUTHORS)
+        comparison.add(name, build_step, config=config, authors=name == AUTHORS)
         return
     if (ranks := session.most_ranks) == 1:
         session.console.say(f"{name}: not measured: needs several GPUs")
         return
     for what, more in ((name, {}), ("BN of each", {"sync_bn": False})):
         config = session.train_config(batch, ranks=ranks, **settings | more)
-        contest.enter(f"{ranks} ranks, {what}", build_step, ranks=ranks, config=config)
+        comparison.add(f"{ranks} ranks, {what}", build_step, ranks=ranks, config=config)
 
 
 @dataclass(frozen=True)
@@ -128,12 +128,12 @@ def fed(config: TrainConfig) -> Fed:
     return Fed(config, place, loader)
 
 
-def build_step(*, config: TrainConfig, authors: bool = False) -> dict[str, Work]:
+def build_step(*, config: TrainConfig, authors: bool = False) -> dict[str, Task]:
     """Build a model, an optimizer and a few batches; its work is some steps."""
     return stepping(config, authors_step if authors else step_of)
 
 
-def stepping(config: TrainConfig, begin: Callable[[Fed], Stepper]) -> dict[str, Work]:
+def stepping(config: TrainConfig, begin: Callable[[Fed], Stepper]) -> dict[str, Task]:
     """Return some steps on ready tensors as work.
 
     Args:
@@ -165,7 +165,7 @@ def stepping(config: TrainConfig, begin: Callable[[Fed], Stepper]) -> dict[str, 
         return own.facts | peak | {"seconds_to_build": started, "settings": stepper.settings}
 
     before = partial(stepper.take, batches[0])  # its memory is there before the clock starts
-    return {"step": Work(run, steps * config.optim.batch, facts, before)}
+    return {"step": Task(run, steps * config.optim.batch, facts, before)}
 
 
 def step_of(own: Fed) -> Stepper:

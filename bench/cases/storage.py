@@ -1,9 +1,10 @@
-"""How fast epochs are from the local disk and from object storage, near and far, kept and not."""
+"""How fast epochs are from the local disk and from object storage, near and far, cached and not."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -15,10 +16,10 @@ import torch
 
 from fastsiam.bench import object_storage
 from fastsiam.bench.cases.peers import Twice, Views, torchvision_view
-from fastsiam.bench.contest import Work
-from fastsiam.bench.images import write_tar
+from fastsiam.bench.images import add_to_tar
 from fastsiam.bench.peers import Peer
 from fastsiam.bench.records import Record, record
+from fastsiam.bench.runner import Task
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.pipelines import build_loader
@@ -27,39 +28,93 @@ from fastsiam.views.batch import Loader
 
 _SHARDS = 16
 _WINDOW = 1024
-"""Images that are shuffled among each other, by all."""
-_GIGABYTES = 50.0
+"""Images that are shuffled among each other."""
+LOCAL = "local disk"
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a contender's data are, and in what state its cache is."""
+def measure(session: Session) -> list[Record]:
+    """Measure pipelines and other libraries, one after the other, from each place and cache."""
+    images, batch = session.images(session.loaded_batch), session.loaded_batch
+    folder = session.folder / "storage"
+    files = sorted(path for path in images.folder.rglob("*") if path.is_file())
+    pack(files, folder / "shards" / "tars")
+    pipelines = session.config.pipeline_names if session.config.pipelines else (BASELINE,)
+    readers: dict[str, str] = {name: f"fastsiam --pipeline {name}" for name in pipelines}
+    for name, library in STREAMING.items():
+        if library.missing:
+            session.console.say(f"{name}: not measured: {library.missing}")
+        else:
+            readers[name] = library.title
+    if "litdata" in readers:
+        convert_for_litdata(files, folder / "shards" / "litdata")
+    added: dict[str, str] = {}
+    with ExitStack() as held:
+        port = held.enter_context(object_storage.served(folder / "server"))
+        object_storage.upload(port, folder / "shards", "shards")
+        places: dict[str, tuple[int, bool]] = {LOCAL: (0, False)}  # port, whether the cache is cold
+        for latency in map(int, session.config.latencies.split(",")):
+            proxy = held.enter_context(object_storage.delayed(port, latency / 1000))
+            for state in ("cold", "warm"):
+                places[f"S3, {latency} ms, {state} cache"] = proxy, state == "cold"
+        comparison = held.enter_context(session.comparison(apart=True))
+        for reader, title in readers.items():
+            form = STREAMING[reader].shards if reader in STREAMING else "tars"
+            bucket = f"{object_storage.BUCKET}/shards/{form}"
+            for number, (place, (proxy, cold)) in enumerate(places.items()):
+                remote = f"http://127.0.0.1:{proxy}/" if reader == "webdataset" else "s3://"
+                job = Job(
+                    shards=remote + bucket if proxy else f"{folder}/shards/{form}",
+                    cache=f"{folder}/caches/{reader}-{number}" if proxy else "",
+                    cold=cold,
+                    environment=(object_storage.environment(proxy) if proxy else {})
+                    | {"XDG_CACHE_HOME": f"{folder}/home"},  # indexes that stores keep
+                    augment=session.config.augment,
+                    batch=batch,
+                    workers=session.workers,
+                    images=images.count,
+                )
+                added[f"{title}, {place}"] = reader
+                build = build_streaming if reader in STREAMING else build_reading
+                comparison.add(f"{title}, {place}", build, reader=reader, job=job)
+        timings = comparison.run(session.config.repeats)
+    records = []
+    for (name, task), timing in timings.items():
+        reader = added[name]
+        local = timings.get((f"{readers[reader]}, {LOCAL}", task))
+        one = record(
+            "storage",
+            name,
+            timing,
+            ceiling=("the local disk", local) if local else None,
+            pipeline="" if reader in STREAMING else reader,
+            in_the_clock="one epoch to finished views, of a loader that was opened just before; "
+            "cold: its cache is empty then",
+            config=session.settings(
+                batch=batch, workers=session.workers, window=_WINDOW, data=images.about
+            ),
+        )
+        records.append(one)
+    return records
 
-    title: str = "local disk"
-    port: int = 0
-    """Of the server, or of the proxy before it; 0 is the local disk."""
-    cold: bool = False
-    """Whether the cache is empty when an epoch begins."""
 
-    def address(self, folder: Path, form: str, *, http: bool = False) -> str:
-        """Return where shards of some form are found."""
-        if not self.port:
-            return str(folder / "shards" / form)
-        base = f"http://127.0.0.1:{self.port}" if http else "s3:/"
-        return f"{base}/{object_storage.BUCKET}/shards/{form}"
-
-    def environment(self, folder: Path) -> dict[str, str]:
-        """Return variables of a contender: indexes that loaders keep are each one's own."""
-        own = object_storage.environment(self.port) if self.port else {}
-        return own | {"XDG_CACHE_HOME": str(folder / "home")}
+def pack(files: list[Path], folder: Path) -> None:
+    """Write files as WebDataset shards, in an order that mixes their classes."""
+    folder.mkdir(parents=True)
+    classes = sorted({path.parent.name for path in files})
+    for number in range(_SHARDS):
+        with tarfile.open(folder / f"train-{number:04}.tar", "w") as tar:
+            for place, path in enumerate(files[number::_SHARDS]):
+                label = str(classes.index(path.parent.name)).encode()
+                for ending, data in (("jpg", path.read_bytes()), ("cls", label)):
+                    add_to_tar(tar, f"{number:04}{place:06}.{ending}", data)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Data and access of a contender."""
+    """Data of a runner, and how it reaches them."""
 
     shards: str
-    """Folder or address of the shards, in the form that the contender reads."""
+    """Folder or address of the shards."""
     cache: str
     """Folder in which it keeps what it fetches; "" for none."""
     cold: bool
@@ -75,96 +130,8 @@ class Job:
     """Images that are shuffled among each other."""
 
 
-def measure(session: Session) -> list[Record]:
-    """Measure our pipelines and other libraries, one after the other, at each place."""
-    images = session.images(session.loaded_batch)
-    folder = session.folder / "storage"
-    files = sorted(path for path in images.folder.rglob("*") if path.is_file())
-    _pack(files, folder / "shards" / "tars")
-    peers = []
-    for name, peer in STREAMING.items():
-        if peer.missing:
-            session.console.say(f"{name}: not measured: {peer.missing}")
-        else:
-            peers.append(name)
-    if "litdata" in peers:
-        convert_for_litdata(files, folder / "shards" / "litdata")
-    pipelines = session.config.pipeline_names if session.config.pipelines else (BASELINE,)
-    title: dict[str, str] = {name: f"fastsiam --pipeline {name}" for name in pipelines}
-    title |= {name: STREAMING[name].title for name in peers}
-    with ExitStack() as held:
-        port = held.enter_context(object_storage.served(folder / "server"))
-        object_storage.upload(port, folder / "shards", "shards")
-        places = [_Place(), *_remote(held, session, port)]
-        contest = held.enter_context(session.contest(apart=True))
-        entered: dict[str, tuple[str, _Place]] = {}
-        for name in title:
-            form = STREAMING[name].shards if name in peers else "tars"
-            for number, place in enumerate(places):
-                job = Job(
-                    shards=place.address(folder, form, http=name == "webdataset"),
-                    cache=str(folder / "caches" / f"{name}-{number}") if place.port else "",
-                    cold=place.cold,
-                    environment=place.environment(folder),
-                    augment=session.config.augment,
-                    batch=session.loaded_batch,
-                    workers=session.workers,
-                    images=images.count,
-                )
-                build = build_streaming if name in peers else build_reading
-                entered[f"{title[name]}, {place.title}"] = name, place
-                contest.enter(f"{title[name]}, {place.title}", build, reader=name, job=job)
-        timings = contest.run(session.config.repeats)
-    local = {
-        entered[who][0]: timing for (who, _), timing in timings.items() if not entered[who][1].port
-    }
-    return [
-        record(
-            "storage",
-            who,
-            timing,
-            ceiling=("its own from the local disk", local[name]) if name in local else None,
-            pipeline="" if name in peers else name,
-            in_the_clock="one epoch to finished views, of a loader that was opened just before; "
-            "cold: its cache is empty then",
-            config=session.settings(
-                batch=session.loaded_batch,
-                workers=session.workers,
-                window=_WINDOW,
-                data=images.about,
-            ),
-        )
-        for (who, _), timing in timings.items()
-        for name in [entered[who][0]]
-    ]
-
-
-def _remote(held: ExitStack, session: Session, port: int) -> Iterator[_Place]:
-    for milliseconds in map(int, session.config.latencies.split(",")):
-        own = held.enter_context(object_storage.delayed(port, milliseconds / 1000))
-        for state in ("cold", "warm"):
-            title = f"S3, {milliseconds} ms, {state} cache"
-            yield _Place(title, own, cold=state == "cold")
-
-
-def _pack(files: list[Path], folder: Path) -> None:
-    """Write files as WebDataset shards, in an order that mixes their classes."""
-    folder.mkdir(parents=True)
-    classes = sorted({path.parent.name for path in files})
-    for number in range(_SHARDS):
-        members = [
-            (f"{number:04}{place:06}.{ending}", data)
-            for place, path in enumerate(files[number::_SHARDS])
-            for ending, data in (
-                ("jpg", path.read_bytes()),
-                ("cls", str(classes.index(path.parent.name)).encode()),
-            )
-        ]
-        write_tar(folder / f"train-{number:04}.tar", members)
-
-
-def build_reading(*, reader: Any, job: Job) -> dict[str, Work]:
-    """Build a pipeline, by its name; its work is an epoch of "views"."""
+def build_reading(*, reader: Any, job: Job) -> dict[str, Task]:
+    """Build a pipeline, by its name; its task is an epoch of a loader that was just opened."""
     os.environ.update(job.environment)
     opened: list[Loader] = []
     data = DataConfig(
@@ -173,10 +140,10 @@ def build_reading(*, reader: Any, job: Job) -> dict[str, Work]:
         workers=job.workers,
         shuffle=f"window:{job.window}",
         cache=job.cache,
-        cache_gb=_GIGABYTES,
+        cache_gb=50.0,
     )
 
-    def open_anew() -> None:
+    def reopen() -> None:
         for loader in opened:
             loader.close()
         opened.clear()
@@ -187,21 +154,19 @@ def build_reading(*, reader: Any, job: Job) -> dict[str, Work]:
             raise RuntimeError(f"{opened[0].source} holds {opened[0].images:,} images")
 
     def run() -> None:
-        if not opened:
-            open_anew()
         for _ in opened[0].epoch(0):
             pass
 
-    return {"views": Work(run, job.images, before=open_anew)}
+    return {"views": Task(run, job.images, before=reopen)}
 
 
-def build_streaming(*, reader: str, job: Job) -> dict[str, Work]:
-    """Build another library, by its name in ``STREAMING``; its work is an epoch of "views"."""
+def build_streaming(*, reader: str, job: Job) -> dict[str, Task]:
+    """Build another library, by its name in ``STREAMING``; its task is an epoch."""
     os.environ.update(job.environment)
-    about = STREAMING[reader]
+    library = STREAMING[reader]
     own, turns = job, count()
 
-    def open_anew() -> None:
+    def reopen() -> None:
         nonlocal own
         if job.cold and job.cache:
             shutil.rmtree(job.cache, ignore_errors=True)
@@ -210,13 +175,13 @@ def build_streaming(*, reader: str, job: Job) -> dict[str, Work]:
             Path(own.cache).mkdir(parents=True, exist_ok=True)
 
     def run() -> None:
-        shown = sum(len(batch[0]) for batch in about.epoch(own))
-        if shown < job.images // job.batch * job.batch:
-            raise RuntimeError(f"it showed {shown:,} of {job.images:,} images")
+        images = sum(len(batch[0]) for batch in library.epoch(own))
+        if images < job.images // job.batch * job.batch:
+            raise RuntimeError(f"it yields {images:,} of {job.images:,} images")
 
-    open_anew()
-    facts = {"differs": about.differs, "version": about.version}
-    return {"views": Work(run, job.images, lambda: facts, before=open_anew)}
+    reopen()
+    facts = {"differs": library.differs, "version": library.version}
+    return {"views": Task(run, job.images, lambda: facts, before=reopen)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,14 +220,14 @@ def _by_litdata(job: Job) -> Iterator[Views]:
     from litdata import StreamingDataLoader, StreamingDataset
     from litdata.streaming import downloader
 
-    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # as it is, it would have https alone
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # the default is https alone
     views, remote = _views_of(job.augment), "://" in job.shards
 
     class Images(StreamingDataset):  # type: ignore[misc]
         def __getitem__(self, index: Any) -> Views:
             return views(super().__getitem__(index)["image"])
 
-    options = {  # the server asks nobody's name
+    options = {  # the server needs no credentials
         "endpoint_url": os.environ.get("AWS_ENDPOINT_URL"),
         "region_name": os.environ.get("AWS_REGION"),
         "config": Config(signature_version=UNSIGNED),
@@ -277,7 +242,7 @@ def _by_litdata(job: Job) -> Iterator[Views]:
 
 
 def _by_webdataset(job: Job) -> Iterator[Views]:
-    """Yield the batches of an epoch: shards and images shuffled, as its documentation has it."""
+    """Yield the batches of an epoch: shards and images shuffled, as in its documentation."""
     import webdataset
     from torch.utils.data import DataLoader
 
@@ -313,8 +278,8 @@ STREAMING = {
         title="webdataset",
         packages=("webdataset",),
         install="webdataset",
-        differs="Reads whole shards one after the other, by curl; keeps whole shards; decodes and "
-        "makes views by torchvision's transforms.v2.",
+        differs="Reads whole shards in order, with curl, and caches whole shards. Decodes and "
+        "makes views with torchvision's transforms.v2.",
         shards="tars",
         epoch=_by_webdataset,
     ),
@@ -322,8 +287,8 @@ STREAMING = {
         title="litdata",
         packages=("litdata", "boto3"),
         install="litdata boto3",
-        differs="Reads shards of its own form, of 32 MiB, whole, by boto3, and keeps them on disk "
-        "in any case; decodes and makes views by torchvision's transforms.v2.",
+        differs="Reads whole shards of 32 MiB in its own format, with boto3, and always keeps "
+        "them on disk. Decodes and makes views with torchvision's transforms.v2.",
         shards="litdata",
         epoch=_by_litdata,
     ),

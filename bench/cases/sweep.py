@@ -1,5 +1,5 @@
 """How speed changes with the number of workers or ranks, the batch, the view, the JPEG quality,
-the batches that are made ahead, the share of the GPU's JPEG engine."""
+the prefetched batches, the share of the GPU's JPEG engine."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ def measure(session: Session) -> list[Record]:
     if ranks and session.gpu and max(values) > session.most_ranks:
         raise DeviceError(f"{max(values)} ranks need as many GPUs; there are {session.most_ranks}")
     work, build = ("train", build_fed) if ranks else ("views", build_loading)
-    entered: dict[str, tuple[Pipeline, int]] = {}
-    with session.contest() as contest:
+    added: dict[str, tuple[Pipeline, int]] = {}
+    with session.comparison() as comparison:
         for value in values:
             for pipeline in (CEILING,) if ranks else _pipelines(session, over):
                 name = f"{pipeline}, {over} {value}"
-                entered[name] = pipeline, value
+                added[name] = pipeline, value
                 settings = (
                     _ranks(session, value) if ranks else _settings(session, over, value, pipeline)
                 )
-                contest.enter(name, build, ranks=value if ranks else 1, **settings)
-        timings = contest.run(session.config.repeats)
+                comparison.add(name, build, ranks=value if ranks else 1, **settings)
+        timings = comparison.run(session.config.repeats)
     own = {"batch": session.trained_batch if ranks else session.loaded_batch}
     own |= {"workers": session.workers}
     records = []
     for (name, did), timing in timings.items():
         if did != work:
             continue
-        pipeline, value = entered[name]
+        pipeline, value = added[name]
         first = timings.get((f"{pipeline}, {over} {values[0]}", work))
         one = record(
             "sweep",
@@ -79,7 +79,7 @@ def _ranks(session: Session, value: int) -> dict[str, Any]:
 
 
 def _settings(session: Session, over: Over, value: int, pipeline: Pipeline) -> dict[str, Any]:
-    """Return what a pipeline's contender is built with."""
+    """Return what a pipeline's runner is built with."""
     batch = value if over == "batch" else session.loaded_batch
     images = session.images(max(batch, session.loaded_batch))
     count = images.count // batch * batch

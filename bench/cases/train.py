@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from fastsiam.bench.cases.step import Fed, fed, step_of, steps_in_time
 from fastsiam.bench.config import ORIGINAL
-from fastsiam.bench.contest import Work
 from fastsiam.bench.measure import wait_for_gpu
 from fastsiam.bench.records import Record, record
+from fastsiam.bench.runner import Task
 from fastsiam.config import DataConfig, TrainConfig
 from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, backend_of
 from fastsiam.train.clock import Clock
@@ -35,16 +35,16 @@ def measure(session: Session) -> list[Record]:
     batch = session.trained_batch
     images = session.images(batch, at_least=4)
     config = session.train_config(batch)
-    with session.contest() as contest:
+    with session.comparison() as comparison:
         ready = DataConfig(pipeline=CEILING)
-        contest.enter(CEILING, build_fed, config=replace(config, data=ready))
+        comparison.add(CEILING, build_fed, config=replace(config, data=ready))
         for pipeline in session.config.pipeline_names:
             forms = session.forms(pipeline) if BACKENDS[pipeline].needs_beton else []
             for form in forms or [ORIGINAL]:
                 name = pipeline if form == "original" else f"{pipeline}, {form}"
                 data = session.data(images, pipeline, form)
-                contest.enter(name, build_fed, config=replace(config, data=data))
-        timings = contest.run(session.config.repeats)
+                comparison.add(name, build_fed, config=replace(config, data=data))
+        timings = comparison.run(session.config.repeats)
     baseline, ceiling = (timings.get((name, "train")) for name in (BASELINE, CEILING))
     return [
         record(
@@ -67,11 +67,11 @@ def measure(session: Session) -> list[Record]:
     ]
 
 
-def build_fed(*, config: TrainConfig) -> dict[str, Work]:
+def build_fed(*, config: TrainConfig) -> dict[str, Task]:
     """Build a model and a loader; its work is some steps in the middle of an epoch."""
     training = _Training(fed(config))
     images = training.steps * config.optim.batch
-    return {"train": Work(training.run, images, training.facts, training.before)}
+    return {"train": Task(training.run, images, training.facts, training.before)}
 
 
 class _Training:

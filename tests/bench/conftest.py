@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 
+import tests.processes  # noqa: F401  # sets what the server imports
 from fastsiam.bench.config import BenchConfig
-from tests.bench.contenders import forked
-from tests.conftest import write_images
+from tests.conftest import ROOT, write_images
 
 
-@pytest.fixture
-def forked_contenders() -> Iterator[None]:
-    """Contenders are forked, not spawned."""
-    with forked():
-        yield
+@pytest.fixture(scope="session", autouse=True)
+def server_of_all_tests() -> None:
+    """Runners are forked from the process that all tests fork from; it finds the tests in ROOT."""
+    here = Path.cwd()
+    os.chdir(ROOT)
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.chdir(here)
 
 
 @pytest.fixture

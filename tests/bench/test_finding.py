@@ -1,8 +1,10 @@
-"""The finding says what bounds training."""
+"""The finding says what limits training, and how many threads ``--workers auto`` would choose."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import pytest
 
 from fastsiam.bench.finding import finding
 from fastsiam.bench.records import Record, record
@@ -13,7 +15,7 @@ from tests.bench.made import sample
 def rows(loads: float, takes: float, trained: dict[str, float]) -> list[Record]:
     def one(case: str, name: str, speed: float, **more: Any) -> Record:
         timing = Timing([sample(1.0, 1.0)], round(speed))
-        return record(case, name, timing, config={}, **more)
+        return record(case, name, timing, config={"workers": 8}, **more)
 
     ceiling = Timing([sample(1.0)], round(takes))
     return [
@@ -38,3 +40,12 @@ def test_the_finding_says_what_bounds_training() -> None:
     said = finding(rows(400, 1600, {"torchvision": 400, "ffcv": 300}))
     assert said.endswith("no other pipeline that can run here is faster.")
     assert "No finding" in finding([])
+
+
+@pytest.mark.parametrize(("takes", "threads"), [(10, 1), (1000, 3), (10_000, 8)])
+def test_the_finding_says_what_workers_auto_would_choose(takes: int, threads: int) -> None:
+    """Of the tuner's numbers for 8 threads, the fewest that load what the model takes."""
+    native = Timing([sample(1.0, 1.0)], 400)  # 2.5 ms of a core for an image
+    records = rows(200, takes, {"torchvision": 1})
+    records.append(record("loader", "native views", native, config={"workers": 8}))
+    assert f"--workers auto would choose about {threads} of 8 loader threads" in finding(records)

@@ -24,10 +24,8 @@ from fastsiam.bench.gpu import (
     in_turn,
     perform,
     read_outcomes,
-    records_of,
     results_folder,
     stages,
-    write_page,
 )
 from fastsiam.bench.records import read
 from fastsiam.errors import DataError
@@ -60,94 +58,51 @@ def test_new_stages_come_before_those_that_went_wrong() -> None:
     assert [one.name for one in in_turn(table, outcomes)] == expected[:-1]
 
 
-def test_a_stage_ends_well_or_badly(out: Path) -> None:
-    well = perform(stage("well", "print('first'); print('last')"), out, seconds=60)
-    assert (well.status, well.said) == ("done", "last")
-    assert well.seconds < 60
-    badly = perform(stage("badly", "raise SystemExit('it is missing')"), out, seconds=60)
-    assert (badly.status, badly.said) == ("failed", "it is missing")
-    assert (out / "logs" / "badly.txt").read_text().startswith("$ python -c raise")
-
-
-def over_once(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a stage's time be over when something stands in a file, however long that takes."""
-
-    class Patient(subprocess.Popen[Any]):
-        def wait(self, timeout: float | None = None) -> int:
-            begun = there.exists() and there.read_text()
-            while not begun and self.poll() is None:
-                time.sleep(0.05)
-                if there.exists() and there.read_text():
-                    raise subprocess.TimeoutExpired(self.args, timeout or 0)
-            return super().wait(timeout)
-
-    monkeypatch.setattr(subprocess, "Popen", Patient)
+def test_what_was_skipped_is_not_done(out: Path) -> None:
+    """What a test lacks may be there in the next call."""
+    tests = out / "test_some.py"
+    tests.write_text("import pytest\ndef test_a(): pass\ndef test_b(): pytest.skip('no DALI')\n")
+    asked = ("-m", "pytest", str(tests), "-p", "no:cacheprovider", "-c", "/dev/null")
+    some = Stage(name="some", arguments=asked, seconds=1, most=60)
+    assert perform(some, out, seconds=100).status == "partly"
 
 
 def test_a_stage_that_takes_too_long_is_ended_with_all_that_it_started(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """pytest has logged its results until then."""
     monkeypatch.setattr(campaign, "_GRACE", (1.0, 1.0, 1.0))
-    over_once(out / "child", monkeypatch)
-    child = (
-        "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        f"open({str(out / 'child')!r}, 'w').write(str(os.getpid()))\n"
-        "time.sleep(600)"
+    child, tests = out / "child", out / "test_slow.py"
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    tests.write_text(
+        "import pathlib, subprocess, sys, time\n"
+        "def test_a(): pass\n"
+        "def test_b():\n"
+        f"    process = subprocess.Popen([sys.executable, '-c', {deaf!r}])\n"
+        f"    pathlib.Path({str(child)!r}).write_text(str(process.pid))\n"
+        "    time.sleep(600)\n"
     )
-    code = (
-        "import subprocess, sys, time\n"
-        f"subprocess.Popen([sys.executable, '-c', {child!r}])\n"
-        "time.sleep(600)"
-    )
-    assert perform(stage("long", code), out, seconds=8).status == "stopped"
-    process = Path(f"/proc/{(out / 'child').read_text()}")
+
+    class Patient(subprocess.Popen[Any]):
+        """A process whose time is over when the file is there, however long that takes."""
+
+        def wait(self, timeout: float | None = None) -> int:
+            if not child.exists():
+                while not child.exists() and self.poll() is None:
+                    time.sleep(0.05)
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Patient)
+    asked = ("-m", "pytest", str(tests), "-v", "-p", "no:cacheprovider", "-c", "/dev/null")
+    slow = Stage(name="slow", arguments=asked, seconds=1, most=8)
+    assert perform(slow, out, seconds=100).status == "cut"
+    assert "::test_a PASSED" in (out / "logs" / "slow.txt").read_text()
+    process = Path(f"/proc/{child.read_text()}")
     deadline = time.monotonic() + 30
     while (process / "exe").exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)
-
-
-def test_what_a_stage_found_until_it_was_ended_is_kept(
-    out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """pytest logs its results, in a script's background too; what lacks something is not done."""
-    tests, begun = out / "test_slow.py", out / "begun"
-    tests.write_text(
-        "import pathlib, time\n"
-        "def test_a(): pass\n"
-        f"def test_b(): pathlib.Path({str(begun)!r}).write_text('yes'); time.sleep(600)\n"
-    )
-    asked = ("-m", "pytest", str(tests), "-v", "-p", "no:cacheprovider", "-c", "/dev/null")
-    slow = Stage(name="slow", arguments=asked, seconds=1, most=8)
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the background of a script
-    try:
-        with monkeypatch.context() as patch:
-            over_once(begun, patch)
-            assert perform(slow, out, seconds=100).status == "cut"
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert "::test_a PASSED" in (out / "logs" / "slow.txt").read_text()
-    lacks = perform(stage("lacks", "print('dali: not measured: no memory')"), out, seconds=60)
-    assert (lacks.status, lacks.said) == ("partly", "dali: not measured: no memory")
-
-
-@pytest.mark.parametrize(("body", "status"), [("pytest.skip('no DALI')", "partly"), ("", "done")])
-def test_what_was_skipped_is_not_done(body: str, status: str, out: Path) -> None:
-    """What a test lacks may be there in the next call."""
-    tests = out / "test_some.py"
-    tests.write_text(f"import pytest\ndef test_a(): pass\ndef test_b(): {body or 'pass'}\n")
-    asked = ("-m", "pytest", str(tests), "-p", "no:cacheprovider", "-c", "/dev/null")
-    some = Stage(name="some", arguments=asked, seconds=1, most=60)
-    assert perform(some, out, seconds=100).status == status
-
-
-def test_a_test_that_hangs_costs_its_own_result_alone(tmp_path: Path) -> None:
-    """Where pytest-timeout ends its process, that is a worker's; without workers it is asked."""
-    for workers, expected in ((0, ["signal"]), (4, ["thread", "-n", "1"])):
-        setup = Setup(out=tmp_path, gpu=True, pipelines=(), test_workers=workers, test_timeout=150)
-        (knn,) = (one for one in stages(setup) if one.name == "tests-knn")
-        at = knn.arguments.index("--timeout-method") + 1
-        assert list(knn.arguments[at:]) == expected
 
 
 def test_tests_of_the_step_have_a_stage_each(tmp_path: Path) -> None:
@@ -163,30 +118,12 @@ def test_tests_of_the_step_have_a_stage_each(tmp_path: Path) -> None:
     assert not any(file.startswith("tests/gpu/") for file in files)
 
 
-def test_steps_in_float32_fit_the_card(tmp_path: Path) -> None:
-    for memory, batch in ((79e9, "256"), (140e9, "512")):
-        setup = Setup(out=tmp_path, gpu=True, pipelines=(), gpu_bytes=memory)
-        for one in stages(setup):
-            if one.name in ("step-authors", "step-fp32"):
-                assert one.arguments[one.arguments.index("--batch") + 1] == batch
-
-
 def test_results_land_where_out_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OUT", str(tmp_path))
     assert results_folder(GpuConfig()) == tmp_path / "gpu"
     assert results_folder(GpuConfig(out="there")) == Path("there").absolute()
     monkeypatch.delenv("OUT")
     assert results_folder(GpuConfig()) == Path("runs/gpu").absolute()
-
-
-def test_a_page_is_made_of_what_can_be_read(out: Path) -> None:
-    """After a call that was killed, files may be missing or cut."""
-    (out / "records").mkdir()
-    setup = Setup(out=out, gpu=True, gpu_name="NVIDIA H200", pipelines=("dali",), cifar10="c")
-    records_of(out, "loader").write_text("[{")
-    outcomes = {"tests-knn": outcome("failed"), "loader": outcome("cut")}
-    page = write_page(setup, stages(setup), outcomes).read_text()
-    assert "| tests-knn | failed" in " ".join(page.split()) and "not measured" in page
 
 
 def test_a_campaign_continues_where_it_stopped(
@@ -196,43 +133,40 @@ def test_a_campaign_continues_where_it_stopped(
     table = [
         stage("first", f"open({str(out / 'first')!r}, 'a').write('1')"),
         stage("broken", f"import os; assert os.path.exists({str(mended)!r}), 'broken'"),
+        stage("lacks", "print('dali: not measured: no memory')"),
         stage("last", "print('fine')", endless=True),
     ]
     monkeypatch.setattr(campaign, "stages", lambda _: table)
     config = GpuConfig(out=str(out), device="cpu", minutes=2)
     process = SimpleNamespace(create_time=time.time)  # this process may be old
     monkeypatch.setattr("psutil.Process", lambda: process)
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         page = campaign.run(config).read_text()
         assert {n: o.status for n, o in read_outcomes(out).items()} == {
-            "first": "done", "broken": "failed", "last": "done",
+            "first": "done", "broken": "failed", "lacks": "partly", "last": "done",
         }  # fmt: skip
         assert "AssertionError: broken" in page and "| broken | failed" in page
         mended.touch()
         page = campaign.run(config).read_text()
         assert "AssertionError" not in page
-        assert {one.status for one in read_outcomes(out).values()} == {"done"}
+        assert {n for n, one in read_outcomes(out).items() if one.status != "done"} == {"lacks"}
         assert (out / "first").read_text() == "1"
+        (out / "records" / "broken.json").write_text("[{")  # cut by a kill
         campaign.run(GpuConfig(out=str(out), device="cpu", minutes=2, again="first"))
         assert (out / "first").read_text() == "11"
         monkeypatch.setattr(campaign, "_MARGIN", 300.0)  # no time is left
         campaign.run(GpuConfig(out=str(out), device="cpu", minutes=2, again="first"))
         assert (out / "first").read_text() == "11"
         assert "first: left for another call" in capsys.readouterr().err
+        with pytest.raises(DataError, match="--again stop: there is no such stage, only first, "):
+            campaign.run(GpuConfig(out=str(out), device="cpu", again="stop"))
+        (out / "state.json").write_text("[1]")
+        with pytest.raises(DataError, match="not written by fastsiam bench gpu: delete it"):
+            read_outcomes(out)
     finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def test_a_stage_that_is_not_there_is_named(out: Path) -> None:
-    with pytest.raises(DataError, match="--again stop: there is no such stage, only machine, "):
-        campaign.run(GpuConfig(out=str(out), device="cpu", again="stop"))
-
-
-def test_a_folder_of_something_else_is_refused(out: Path) -> None:
-    (out / "state.json").write_text("[1]")
-    with pytest.raises(DataError, match="not written by fastsiam bench gpu: delete it"):
-        read_outcomes(out)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_a_signal_ends_the_stage_too(out: Path) -> None:

@@ -9,24 +9,20 @@ from pathlib import Path
 import pytest
 
 from fastsiam.bench.config import HeadlineConfig
-from fastsiam.bench.headline import PICTURE, RECORD, Training, draw, run
+from fastsiam.bench.headline import PICTURE, RECORD, Training, run
 from fastsiam.run import checkpoint as checkpoints
 from tests.conftest import write_images
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> HeadlineConfig:
+@pytest.mark.slow
+def test_a_call_stops_in_time_and_the_next_resumes(tmp_path: Path) -> None:
+    """Then the record has the curves of both methods, over the time of all calls."""
     for split, each in (("train", 300), ("val", 20)):
         write_images(tmp_path / "data" / split, classes=2, each=each, side=32)
-    return HeadlineConfig(
+    config = HeadlineConfig(
         data=str(tmp_path / "data"), out=str(tmp_path / "out"), device="cpu", width=4,
         knn_every=1, epochs=3, minutes=0.001,
     )  # fmt: skip
-
-
-@pytest.mark.slow
-def test_a_call_stops_in_time_and_the_next_resumes(config: HeadlineConfig) -> None:
-    """Then the record has the curves of both methods, over the time of all calls."""
     first = replace(config, only="fastsiam", goal=100)
     run(first)
     stopped = checkpoints.load(Training("fastsiam", first).folder)
@@ -42,9 +38,3 @@ def test_a_call_stops_in_time_and_the_next_resumes(config: HeadlineConfig) -> No
     seconds = [point["seconds"] for point in curve]
     assert seconds == sorted(seconds) and seconds[0] == 0 < seconds[1]
     assert (Path(config.out) / PICTURE).read_bytes().startswith(b"\x89PNG")
-    assert draw(whole).axes
-
-
-def test_unknown_methods_are_refused() -> None:
-    with pytest.raises(ValueError, match="only are some of fastsiam, simsiam, not 'byol'"):
-        HeadlineConfig(only="byol")

@@ -1,16 +1,12 @@
-"""What is timed is what was done: in turns, child processes included."""
+"""What is timed is what was done, child processes included."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import pytest
-
-from fastsiam.bench.measure import GpuWatch, cpu_seconds, forget
+from fastsiam.bench.measure import _cached_pages, cpu_seconds, drop_from_cache
 from fastsiam.bench.timing import Timing
 from tests.bench.made import sample
 
@@ -35,41 +31,10 @@ def test_processor_time_of_living_children_counts() -> None:
         child.stdin.close()
 
 
-def test_forgetting_files_is_checked(tmp_path: Path) -> None:
+def test_dropping_files_from_the_cache_is_checked(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(2**20))
-    with path.open("rb") as file:
-        file.read()
-    share = forget([path])
-    assert 0 <= share <= 1
+    assert 0 <= drop_from_cache([path]) <= 1
     path.read_bytes()
-    from fastsiam.bench.measure import _cached
-
     with path.open("rb") as file:
-        assert _cached(file.fileno()) == (256, 256)  # what was read is there again
-
-
-def test_a_gpu_is_watched_while_something_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A driver that reports the JPEG engine, one that does not, and a machine without one."""
-    program = tmp_path / "nvidia-smi"
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    for engine, expected in (("40", {"jpeg_engine_busy": 0.4}), ("[N/A]", {})):
-        now = '"$(date +"%Y/%m/%d %H:%M:%S.%3N")'
-        line = f'echo {now}, 80, {engine}"; echo {now}, 60, {engine}"; echo {now}"; echo 20'
-        program.write_text(f"#!/bin/sh\n{line}; touch {tmp_path}/said; exec sleep 60\n")
-        program.chmod(0o755)
-        began = time.time() - 0.001  # milliseconds are cut
-        with GpuWatch() as watch:
-            while not (tmp_path / "said").exists():
-                assert time.time() - began < 60
-                time.sleep(0.01)
-        ended = time.time()
-        assert watch.shares([(began, ended)]) == {"gpu_busy": 0.7, **expected}
-        assert watch.shares([(ended, ended + 1)]) == {}
-        (tmp_path / "said").unlink()
-    monkeypatch.setenv("PATH", "")
-    with GpuWatch() as watch:
-        pass
-    assert watch.shares([(began, time.time())]) == {}
+        assert _cached_pages(file.fileno(), 2**20) == [1] * 256

@@ -1,4 +1,4 @@
-"""Records say what they depend on, and come back from files as they were."""
+"""Records and their tables: what they depend on, in files and in columns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam.bench.records import read, write
+from fastsiam.bench.records import read, record, write
+from fastsiam.bench.tables import caption, table
 from fastsiam.bench.timing import Timing
 from fastsiam.errors import DataError
 from tests.bench.made import made, sample
@@ -30,11 +31,21 @@ def test_records_say_what_they_depend_on(tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "new" / "records.json").read_text())) == 2
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '[{"case": "loader"}]'])
+@pytest.mark.parametrize("text", ["", "[1]", '[{"case": "loader"}]'])
 def test_other_files_are_no_records(text: str, tmp_path: Path) -> None:
     (tmp_path / "file.json").write_text(text)
-    if text == "{}":
-        assert read(tmp_path / "file.json") == []
-        return
     with pytest.raises(DataError, match="holds no records"):
         read(tmp_path / "file.json")
+
+
+def test_tables_leave_out_empty_columns_and_mark_wide_spreads() -> None:
+    slow = Timing([sample(4.0)], 8)
+    rows = table([made("a", torchvision=slow), made("b|c", torchvision=slow)]).splitlines()
+    heads = [cell.strip() for cell in rows[0].split(" | ")]
+    assert "times torchvision" in heads and "GPU MB" not in heads and len(rows) == 4
+    assert len({len(row) for row in rows}) == 1 and "b\\|c" in rows[3]
+    mixed = table([made("a", torchvision=slow), made("d", "step", baseline=("authors", slow))])
+    assert "2 x torchvision" in mixed and "2 x authors" in mixed and "step" in mixed
+    assert "8 images per repeat" in caption([made()])
+    wide = record("loader", "wide", Timing([sample(1.0), sample(2.0)], 4), config={})
+    assert ["(unsteady)" in line for line in table([made(), wide]).splitlines()[2:]] == [0, 1]

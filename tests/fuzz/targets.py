@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import tarfile
 import tempfile
 import tomllib
@@ -21,7 +20,6 @@ from PIL import Image
 
 from fastsiam.bad_image_list import BadImage, format_list, read_bad_images
 from fastsiam.bench.images import Silent
-from fastsiam.bench.records import read as read_bench_records
 from fastsiam.config import ConvertConfig, TrainConfig
 from fastsiam.config.files import read_settings, to_toml
 from fastsiam.interchange import export_weights, load_pretrained
@@ -33,12 +31,8 @@ from fastsiam.pipelines.store.index import ROW, keep, pack_texts
 from fastsiam.pipelines.store.index import load as load_index
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.checkpoint import Checkpoint
-from fastsiam.run.log import read_metrics
-from fastsiam.run.records import read_records
-from fastsiam.study.record import read_record as read_study_record
-from fastsiam.train.image_list import DataFile, ImageList
 from tests import sources, tables
-from tests.conftest import ROOT, write_images
+from tests.conftest import write_images
 from tests.fuzz import encoded_images
 from tests.interchange.networks import TINY, untrained
 from tests.kernels.decoders import Decoder
@@ -145,51 +139,14 @@ def _around(archive: bytes, pickled: bytes) -> bytes:
     return out.getvalue()
 
 
-def _toml(folder: Path) -> list[bytes]:
-    return [
-        to_toml(TrainConfig(), recipe="imagenet").encode(),
-        b'recipe = "cifar10"\n[optim]\nlr = 0.1\nepochs = 3\n',
-    ]
-
-
 def _yaml(folder: Path) -> list[bytes]:
     sections = tomllib.loads(to_toml(TrainConfig(), recipe="imagenet"))
     return [yaml.safe_dump(sections).encode(), b"recipe: cifar10\noptim:\n  lr: 0.1\n  epochs: 3\n"]
 
 
-def _config(folder: Path) -> list[bytes]:
-    whole = {"recipe": "imagenet", "config": TrainConfig().to_dict(), "environment": {}}
-    return [json.dumps(whole).encode()]
-
-
-def _metrics(folder: Path) -> list[bytes]:
-    line = {
-        "kind": "train", "step": 3, "epoch": 0.5, "loss": -0.5, "z_std": 0.9, "rank": 4.0,
-        "lr": 0.1, "images_per_second": 100.0, "data_wait": 0.1, "seconds": 3.0, "since": 0,
-        "seen": "0" * 16,
-    }  # fmt: skip
-    knn = {"kind": "knn", "epoch": 1.0, "top1": 30.0, "k": 5, "temperature": 0.2, "bank": 24}
-    return ["".join(json.dumps(one) + "\n" for one in (line, knn, line)).encode()]
-
-
-def _image_list(folder: Path) -> list[bytes]:
-    names = tuple(f"c{i % 2}/{i}.jpg" for i in range(10))
-    return [ImageList(names, (DataFile("a.tar", 10, 20),)).to_bytes()]
-
-
 def _bad(folder: Path) -> list[bytes]:
     known = [BadImage(3, 1, "c0/1.jpg", "cut", 0), BadImage(9, 2, "x", "y", 1)]
     return [format_list(known).encode()]
-
-
-def _committed(pattern: str) -> Callable[[Path], list[bytes]]:
-    """Return records of this repository, cut to what is quick to read."""
-
-    def make(folder: Path) -> list[bytes]:
-        found = sorted((ROOT / "bench" / "results").glob(pattern), key=lambda x: x.stat().st_size)
-        return [path.read_bytes() for path in found[:3]]
-
-    return make
 
 
 def _tar_index(folder: Path) -> list[bytes]:
@@ -231,16 +188,8 @@ def _arrow_beside(folder: Path) -> Files:
     return {str(x.relative_to(whole)): x.read_bytes() for x in whole.rglob("*") if x.is_file()}
 
 
-def _beton_files(folder: Path) -> Files:
-    return {path.name: path.read_bytes() for path in _converted(folder).iterdir()}
-
-
 def _verified(folder: Path) -> None:
     verify(folder, workers=0, begin=lambda *_: None, progress=lambda *_: None)
-
-
-def _run_settings(folder: Path) -> object:
-    return read_settings(folder / "config.json")
 
 
 def _load_checkpoint(folder: Path) -> object:
@@ -253,19 +202,16 @@ def _load_weights(folder: Path) -> object:
 
 TARGETS: dict[str, Target] = {
     "beton": Target(
-        lambda folder: _bytes_of(_converted(folder) / "train.beton"), "train.beton", _train
-    ),
-    "beton with its manifest": Target(
         lambda folder: _bytes_of(_converted(folder) / "train.beton"),
         "train.beton",
         _train,
-        lambda folder: {"manifest.json": _beton_files(folder)["manifest.json"]},
+        lambda folder: {"manifest.json": (_converted(folder) / "manifest.json").read_bytes()},
     ),
     "manifest": Target(
         lambda folder: _bytes_of(_converted(folder) / "manifest.json"),
         "manifest.json",
         _verified,
-        lambda folder: {"train.beton": _beton_files(folder)["train.beton"]},
+        lambda folder: {"train.beton": (_converted(folder) / "train.beton").read_bytes()},
     ),
     "tar": Target(
         _tars, "train.tar", lambda folder: all_of(open_store(folder / "train.tar", "train"))
@@ -295,18 +241,7 @@ TARGETS: dict[str, Target] = {
         wrap=lambda content: _around(_weights(".pt"), content),
     ),
     "safetensors": Target(lambda _: [_weights(".safetensors")], "x.safetensors", _load_weights),
-    "settings in TOML": Target(_toml, "x.toml", lambda folder: read_settings(folder / "x.toml")),
     "settings in YAML": Target(_yaml, "x.yaml", lambda folder: read_settings(folder / "x.yaml")),
-    "settings of a run": Target(_config, "config.json", _run_settings),
-    "metrics": Target(_metrics, "metrics.jsonl", read_metrics),
-    "images of a run": Target(_image_list, "images.npz", ImageList.load),
     "bad images of a run": Target(_bad, "bad_images.jsonl", read_bad_images),
-    "evaluations": Target(_committed("*/eval/*.json"), "eval/x.json", read_records),
-    "record of a study": Target(
-        _committed("study/**/*.json"), "x.json", lambda folder: read_study_record(folder / "x.json")
-    ),
-    "record of bench": Target(
-        _committed("*.json"), "x.json", lambda folder: read_bench_records(folder / "x.json")
-    ),
 }
-"""By what the record calls them."""
+"""By name."""

@@ -1,8 +1,7 @@
-"""Every reader bears damaged files; and what does not is noticed."""
+"""Every reader survives damaged files; and what does not is noticed."""
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import signal
@@ -13,9 +12,7 @@ from pathlib import Path
 import pytest
 
 from fastsiam.errors import FastSiamError
-from tests.conftest import ROOT
-from tests.fuzz.__main__ import RECORD, note, table
-from tests.fuzz.run import case, fuzz
+from tests.fuzz.run import fuzz
 from tests.fuzz.targets import TARGETS, Target
 from tests.tiers import slow
 
@@ -23,7 +20,7 @@ from tests.tiers import slow
 @pytest.mark.parametrize("cases", [40, slow(1000)])
 @pytest.mark.parametrize("name", TARGETS)
 def test_readers_bear_damaged_files(name: str, cases: int) -> None:
-    _, found = fuzz(TARGETS[name], seed=1, first=0, count=cases)
+    found = fuzz(name, seed=1, first=0, count=cases)
     assert not found, "\n".join(map(str, found))
 
 
@@ -41,9 +38,10 @@ FOUND = {
 """Cases of seed 0 that went wrong once."""
 
 
-@pytest.mark.parametrize(("name", "number"), [(x, y) for x, found in FOUND.items() for y in found])
-def test_what_was_found_is_mended(name: str, number: int) -> None:
-    assert fuzz(TARGETS[name], seed=0, first=number, count=1) == (1, [])
+@pytest.mark.parametrize("name", FOUND)
+def test_what_was_found_is_mended(name: str) -> None:
+    for number in FOUND[name]:
+        assert fuzz(name, seed=0, first=number, count=1) == []
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -87,14 +85,6 @@ def say_two_lines(folder: Path) -> None:
     raise FastSiamError("one\ntwo")
 
 
-def say_one_line(folder: Path) -> None:
-    raise FastSiamError("one")
-
-
-def blunder(folder: Path) -> None:
-    raise KeyError("x")
-
-
 def refuse(folder: Path) -> None:
     raise ValueError("of nobody's contract")
 
@@ -102,49 +92,20 @@ def refuse(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("reader", "said"),
     [
-        (crash, "ended the process (SIGSEGV)"),
+        (crash, "ended by SIGSEGV"),
         (hang, "took longer than 20 s"),
         (gorge, "takes more than 768 MB"),
         (write_elsewhere, "Forbidden at"),
         (start_a_program, "Forbidden at"),
         (say_two_lines, "is not one line"),
-        (blunder, "KeyError at"),
         (refuse, "ValueError at"),
         (write_here, ""),
-        (say_one_line, ""),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_what_a_reader_may_not_do_is_noticed(reader: Callable[[Path], object], said: str) -> None:
-    """In each of three cases, also where a case ends its process."""
+    """In each of two cases, also where a case ends its process."""
     target = Target(lambda folder: [b"whole"], "x", reader)
-    _, found = fuzz(target, seed=0, first=7, count=3)
-    assert [one.number for one in found] == ([7, 8, 9] if said else [])
+    found = fuzz(target, seed=0, first=7, count=2)
+    assert [one.number for one in found] == ([7, 8] if said else [])
     assert all(said in one.what for one in found), found
-
-
-def test_it_ends_when_time_is_over() -> None:
-    target = Target(lambda folder: [b"whole"], "x", blunder)
-    done, found = fuzz(target, seed=0, first=7, count=10**9, seconds=0.01)
-    assert 0 < done < 10**6 and [one.number for one in found] == list(range(7, 7 + done))
-
-
-def test_a_case_is_a_function_of_seed_and_number() -> None:
-    target = Target(lambda folder: [], "x", len)  # type: ignore[arg-type]
-    corpus = [b"some content" * 9, b"another" * 7]
-    cases = [case(corpus, target, seed, number) for seed in (0, 1) for number in range(50)]
-    again = [case(corpus, target, seed, number) for seed in (0, 1) for number in range(50)]
-    assert cases == again and len(set(cases)) > 90
-
-
-def test_a_record_counts_stretches_once(tmp_path: Path) -> None:
-    path = tmp_path / "record.json"
-    for first, cases in ((0, 100), (100, 50), (0, 100)):
-        note(path, "tar", seed=0, first=first, cases=cases, found=0)
-    assert "| tar    | 150   | 0        | " in table(json.loads(path.read_text()))
-
-
-def test_the_page_has_the_records_table() -> None:
-    record = json.loads(RECORD.read_text())
-    assert set(record) == set(TARGETS)
-    assert table(record) in (ROOT / "docs" / "security.md").read_text()

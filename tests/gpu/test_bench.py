@@ -33,7 +33,7 @@ def test_loaders_training_and_the_machine(little: BenchConfig) -> None:
         loaded = {one.name: one for one in CASES["loader"].measure(own)}
         fed = {one.name: one for one in CASES["train"].measure(own)}
         most = {one.name for one in CASES["machine"].measure(own)}
-    assert {"nvJPEG", "DALI on the GPU"} <= set(loaded) and "copy from host to device" in most
+    assert "DALI on the GPU" in loaded and "copy from host to device" in most
     assert all(one.gpu_bytes > 0 for one in loaded.values() if one.case == "loader")
     assert set(fed) == {"synthetic", "torchvision", "ffcv", "dali", "memory"}
     assert fed["synthetic"].environment["driver"]

@@ -77,11 +77,6 @@ class Gpu(TorchDispatchMode):
         self._watches = False
         self._pinned: list[torch.UntypedStorage] = []
 
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        """Tell dynamo that it may compile all the same."""
-        return True
-
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Refuse what makes the host wait inside, and note what is made."""

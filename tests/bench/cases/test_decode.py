@@ -1,73 +1,104 @@
-"""Decoders take part if they are there, and those that are not are named."""
+"""Decoders are measured if they are installed; libjpeg-turbo's crop and skip decodes a part."""
 
 from __future__ import annotations
 
-import sys
+import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from numpy.typing import NDArray
+from PIL import Image
 
 from fastsiam.bench.cases import decode
-from fastsiam.bench.config import BenchConfig
-from fastsiam.bench.session import session
 from fastsiam.bench.timing import Timing
+from fastsiam.kernels import library
 from tests.bench.made import sample
+from tests.conftest import skip, write_images
+
+HEIGHT, WIDTH = 130, 201
 
 
-def test_every_decoder_goes_through_all_images(images: Path) -> None:
-    works = decode.build_decoding(path=str(images / "train"), workers=2, batch=8, device="cpu")
-    expected = {"PIL", "torchvision.io", decode.OURS, decode.OUR_PART, decode.TURBO_PART}
-    assert expected <= set(works)
-    for work in works.values():
-        work.run()
-        assert work.images == 24
-
-
-def test_what_refuses_an_image_takes_no_part(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that PIL alone can open; and a library that is not there."""
-    from fastsiam.kernels import library
-
-    monkeypatch.setattr(decode, "find_library", lambda _: None)
-    monkeypatch.setattr(library, "jpeg", lambda: None)
-    monkeypatch.setenv("PATH", "")  # no g++
-    monkeypatch.setitem(sys.modules, "spdl", None)
-    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
-    works = decode.build_decoding(path=str(images / "train"), workers=1, batch=8, device="cpu")
-    assert set(works) == {"PIL", "torchvision.io"}
-
-
-def test_torchvision_decodes_on_the_gpu_after_all_other_work(
-    monkeypatch: pytest.MonkeyPatch,
+def test_every_decoder_that_can_decodes_all_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It writes into memory that queued work may still read (pytorch/vision pull request 9606)."""
-    calls: list[str] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("synchronize"))
-    monkeypatch.setattr("torchvision.io.decode_jpeg", lambda *_, **__: calls.append("decode"))
-    decode._by_nvjpeg([torch.zeros(1)] * 3, 2)()
-    assert calls == ["synchronize", "decode"] * 2
-
-
-def test_those_that_are_missing_are_named_with_how_to_get_them(
-    little: BenchConfig, capsys: pytest.CaptureFixture[str]
-) -> None:
-    timing = Timing([sample(1.0)], 8)
-    timings = {("decode, original", name): timing for name in ("PIL", "DALI", decode.OURS)}
-    with session(little) as own:
-        decode.decode_records(own, own.images(8), timings)
-    said = capsys.readouterr().err
-    assert "SPDL: left out" in said and "pip install spdl-io" in said
-    assert "libjpeg-turbo: left out" in said and "DALI:" not in said
-    assert f"{decode.TURBO_PART}: left out" in said and "g++" in said
+    folder = write_images(tmp_path / "images", classes=1, each=2)
+    names = {"PIL", "torchvision.io", decode.TURBO, decode.TURBO_PART, decode.OURS, decode.OUR_PART}
+    for missing in (set(), names - {"PIL", "torchvision.io"}):
+        if missing:
+            monkeypatch.setattr(decode, "find_library", lambda _: None)
+            monkeypatch.setattr(library, "jpeg", lambda: None)
+            monkeypatch.setenv("PATH", "")  # no g++
+        tasks = decode.build_decoding(path=str(folder), workers=2, batch=8, device="cpu")
+        assert set(tasks) - {"DALI"} == names - missing
+        assert {task.images for task in tasks.values()} == {2}
 
 
 def test_bare_decoding_is_of_whole_images_by_others() -> None:
-    names = {"PIL": 4.0, "libjpeg-turbo": 2.0, decode.OURS: 1.0, decode.OUR_PART: 0.5}
-    names |= {decode.TURBO_PART: 0.25}
-    timings = {
-        ("decode, original", name): Timing([sample(wall)], 8) for name, wall in names.items()
-    }
+    walls = {"PIL": 4.0, decode.TURBO: 2.0, decode.OURS: 1.0, decode.OUR_PART: 0.5}
+    walls |= {decode.TURBO_PART: 0.25}
+    timings = {("decode, original", name): Timing([sample(x)], 8) for name, x in walls.items()}
     found = decode.fastest(timings, "original", on_gpu=False)
     assert found is not None and found.wall == [2.0]
-    assert np.isclose(found.rate, 4.0)
+
+
+@pytest.fixture(scope="module")
+def crop_and_skip() -> Any:
+    try:
+        return decode.compiled_crop_and_skip()
+    except RuntimeError as error:
+        skip(str(error))
+
+
+def encoded(subsampling: int, *, progressive: bool = False) -> bytes:
+    """Return a JPEG of noise over waves, which no two pixels share."""
+    row, column = np.mgrid[:HEIGHT, :WIDTH]
+    waves = np.stack([np.sin(column / 5), np.cos(row / 4), np.sin(row * column / 99)], -1)
+    noise = np.random.default_rng(0).normal(0, 20, waves.shape)
+    file = io.BytesIO()
+    image = Image.fromarray((128 + 80 * waves + noise).clip(0, 255).astype(np.uint8))
+    image.save(file, "JPEG", quality=90, subsampling=subsampling, progressive=progressive)
+    return file.getvalue()
+
+
+def decoded(
+    function: Any, data: bytes, box: tuple[int, int, int, int]
+) -> tuple[int, NDArray[np.uint8]] | None:
+    """Return the first column and the pixels that come out, or None where it refuses."""
+    place, columns = np.array(box, np.int32), np.zeros(2, np.uint32)
+    out = np.zeros(3 * HEIGHT * WIDTH, np.uint8)
+    if function(data, len(data), place.ctypes.data, out.ctypes.data, columns.ctypes.data):
+        return None
+    left, width = map(int, columns)
+    rows = box[2] - box[0]
+    return left, out[: 3 * rows * width].reshape(rows, width, 3)
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("subsampling", [0, 1, 2], ids=["4:4:4", "4:2:2", "4:2:0"])
+def test_the_pixels_inside_are_pillows(
+    crop_and_skip: Any, subsampling: int, *, progressive: bool
+) -> None:
+    """All but the first and the last column, whose chroma is upsampled without its neighbour."""
+    data = encoded(subsampling, progressive=progressive)
+    expected = np.asarray(Image.open(io.BytesIO(data)))
+    generator = np.random.default_rng(1)
+    for _ in range(100):
+        top, bottom = np.sort(generator.choice(HEIGHT + 1, 2, replace=False)).tolist()
+        first, right = np.sort(generator.choice(WIDTH + 1, 2, replace=False)).tolist()
+        done = decoded(crop_and_skip, data, (top, first, bottom, right))
+        assert done is not None
+        left, pixels = done
+        assert left + pixels.shape[1] == right and 0 <= first - left < 16 and left % 8 == 0
+        edge = 0 if subsampling == 0 else 1
+        same = expected[top:bottom, left + edge : right - edge]
+        np.testing.assert_array_equal(pixels[:, edge : pixels.shape[1] - edge], same)
+
+
+def test_what_it_refuses_leaves_the_process_alive(crop_and_skip: Any) -> None:
+    data, whole = encoded(0), (0, 0, HEIGHT, WIDTH)
+    for bad in (b"", b"no JPEG", data[:100], data[: len(data) // 2]):
+        assert decoded(crop_and_skip, bad, whole) is None
+    assert decoded(crop_and_skip, data, (0, 0, 10, WIDTH + 1)) is None
+    assert decoded(crop_and_skip, data, whole) is not None

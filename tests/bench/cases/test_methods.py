@@ -1,4 +1,4 @@
-"""The methods' steps beside lightly's: who takes part, as what, and what is recorded."""
+"""The methods' steps beside lightly's: what is measured and recorded."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ import pytest
 import torch
 from torch import nn
 
-from fastsiam.bench.cases import CASES
 from fastsiam.bench.cases.methods import lightly_step
 from fastsiam.bench.cases.step import fed, step_of
-from fastsiam.bench.config import METHODS, VARIANTS, BenchConfig
+from fastsiam.bench.config import VARIANTS, BenchConfig
 from fastsiam.bench.records import read
-from fastsiam.bench.session import Session, session
+from fastsiam.bench.session import session
 from fastsiam.config import METHOD_CONFIGS, DataConfig
-from tests.bench.cases.test_train import Announced
-from tests.bench.contenders import bench
+from tests.bench.made import bench
+
+pytest.importorskip("lightly", reason="needs lightly: pip install lightly")
 
 
 def test_ours_and_lightlys_are_measured_in_one_run(tmp_path: Path) -> None:
-    pytest.importorskip("lightly", reason="needs lightly: pip install lightly")
     file = tmp_path / "out.json"
     done = bench(
-        "methods", "--methods", "simclr", "--variants", "eager", "--recipe", "demo", "--batch", "4",
-        "--repeats", "1", "--device", "cpu", "--json", str(file),
+        "methods", "--methods", "simclr", "--variants", "eager,authors", "--recipe", "demo",
+        "--batch", "4", "--repeats", "1", "--device", "cpu", "--json", str(file),
     )  # fmt: skip
-    assert "simclr, lightly" in done.stdout
+    assert "simclr, authors: not measured" in done.stderr
     found = {one.name: one for one in read(file)}
     ours, theirs = found["simclr, eager"], found["simclr, lightly"]
     assert {*found} == {ours.name, theirs.name} and {one.case for one in read(file)} == {"methods"}
@@ -38,34 +37,9 @@ def test_ours_and_lightlys_are_measured_in_one_run(tmp_path: Path) -> None:
     assert theirs.config["precision"] == "fp32" and not theirs.config["channels_last"]
 
 
-def test_every_method_has_its_settings(
-    little: BenchConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The recipe's where they are of the method, else the defaults."""
-    contest = Announced()
-    monkeypatch.setattr(Session, "contest", lambda *_, **__: contest)
-    with session(replace(little, variants="plain,authors,syncbn")) as own:
-        assert CASES["methods"].measure(own) == []
-        recipe = own.config.train.model.method
-    assert list(contest.entered) == [
-        f"{name}, {who}" for name in METHODS for who in ("lightly", "plain")
-    ]
-    for name, config in contest.entered.items():
-        method = name.partition(",")[0]
-        expected = recipe if method == recipe.name else METHOD_CONFIGS[method]()
-        assert config.model.method == expected
-    assert "simclr, authors: not measured" in capsys.readouterr().err
-
-
-def test_only_known_methods() -> None:
-    with pytest.raises(ValueError, match="methods are some of simsiam"):
-        BenchConfig(methods="dino")
-
-
 @pytest.mark.parametrize("name", ["simsiam", "simclr"])
 def test_lightlys_step_is_the_same_training(name: str, little: BenchConfig) -> None:
     """From the same weights, on the same batches, both come to the same weights."""
-    pytest.importorskip("lightly", reason="needs lightly: pip install lightly")
     with session(little) as own:
         config = own.train_config(8, **VARIANTS["plain"])
         config = replace(config, data=DataConfig(data=little.data, pipeline="memory", workers=0))

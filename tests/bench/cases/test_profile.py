@@ -11,7 +11,7 @@ import pytest
 from fastsiam.bench.cases.profile import gpu_use
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.records import read
-from tests.bench.contenders import bench
+from tests.bench.made import bench
 
 
 @pytest.mark.ffcv
@@ -57,13 +57,7 @@ def test_gaps_are_those_of_the_gpu() -> None:
     )
     assert use and use.longest_gap == pytest.approx(2e-4)
     assert gpu_use(events[1:2], 4) is None
-
-
-def test_the_longest_gap_is_not_one_of_the_first_step() -> None:
-    """The profiler starts in that step."""
-    starts = (0, 700, 1000, 1110, 1300, 1400)
+    starts = (0, 700, 1000, 1110, 1300, 1400)  # the profiler starts in the first step
     use = gpu_use([{"ts": ts, "dur": 100, "cat": "kernel"} for ts in starts], 3)
     assert use and use.longest_gap == pytest.approx(9e-5)
     assert use.gpu_busy == pytest.approx(600 / 1500)
-    alone = gpu_use([{"ts": ts, "dur": 100, "cat": "kernel"} for ts in starts[:2]], 1)
-    assert alone and alone.longest_gap == pytest.approx(6e-4)

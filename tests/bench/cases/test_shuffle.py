@@ -20,7 +20,7 @@ def test_windows_are_measured_beside_a_full_shuffle(little: BenchConfig) -> None
     images = len(open_store(little.root, "train"))
     assert all(one.images == images and "moved" in one.facts for one in records)
     assert records[0].facts["moved"] == records[0].facts["parted"] == records[0].ratio == 1
-    assert "largest class of a batch, mean" in table(records)
+    assert "largest class per batch, mean" in table(records)
 
 
 def test_without_data_it_is_as_many_images_as_imagenets(

@@ -10,15 +10,11 @@ from importlib import import_module
 
 import pytest
 
-from fastsiam.bench.cases import CASES, title_of
-from fastsiam.bench.cases.peers import STARTERS
+from fastsiam.bench.cases import CASES
 from fastsiam.bench.config import VARIANTS, BenchConfig
-from fastsiam.bench.peers import PEERS
 from fastsiam.bench.records import Record
 from fastsiam.bench.session import session
-from fastsiam.pipelines.backends import BACKENDS
 from tests.conftest import ROOT
-from tests.tiers import slow
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -32,11 +28,6 @@ def test_every_file_of_a_case_is_in_the_table() -> None:
     assert files - {"__init__", "profile"} == set(CASES)  # profile makes no records
 
 
-def test_a_case_without_a_title_goes_by_its_name() -> None:
-    assert title_of("step") == "A training step"
-    assert title_of("knn") == "knn" and title_of("of a later version") == "of a later version"
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_is_made_of_settings(name: str, little: BenchConfig) -> None:
     settings = VARIANTS[name]
@@ -46,24 +37,12 @@ def test_every_variant_is_made_of_settings(name: str, little: BenchConfig) -> No
     assert {k: used[k] for k in settings} == settings
 
 
-def test_every_peer_can_be_started() -> None:
-    assert set(STARTERS) == set(PEERS)
-
-
-def test_ceilings_and_colours_are_there_for_every_pipeline() -> None:
-    from fastsiam.bench.cases.decode import ON_GPU
-    from fastsiam.bench.charts import COLOURS
-
-    assert set(COLOURS) == set(BACKENDS)
-    assert not {backend.decoder for backend in BACKENDS.values()} & set(ON_GPU)
-
-
 @pytest.mark.parametrize(
     ("module", "banned"),
     [
         ("config", {"torch", "numpy"}),
         ("cases", {"torch", "numpy"}),
-        ("report", {"torch", "fastsiam.bench.measure", "fastsiam.bench.contest"}),
+        ("report", {"torch", "fastsiam.bench.measure", "fastsiam.bench.runner"}),
     ],
 )
 def test_what_measures_nothing_imports_nothing_that_measures(module: str, banned: set[str]) -> None:
@@ -99,8 +78,7 @@ def limited(found: dict[str, Record]) -> bool:
 
 
 MEASURED: dict[str, tuple[str, Callable[[dict[str, Record]], bool]]] = {
-    # FFCV's writer reads no tar.
-    "convert": ("cp, files; fastsiam, files; ffcv, files; cp, a tar; fastsiam, a tar", converted),
+    "convert": ("cp, files; fastsiam, files; ffcv, files", converted),
     "geometric": ("fastsiam; torchvision, image by image; one pass over the crops", cropped),
     "machine": (
         "copy within memory; matrix product, bfloat16; matrix product, float32", limited,
@@ -110,8 +88,7 @@ MEASURED: dict[str, tuple[str, Callable[[dict[str, Record]], bool]]] = {
 
 
 @pytest.mark.ffcv
-@pytest.mark.usefixtures("forked_contenders")
-@pytest.mark.parametrize("case", [slow(name) if name == "digest" else name for name in MEASURED])
+@pytest.mark.parametrize("case", MEASURED)
 def test_what_a_case_measures(case: str, little: BenchConfig) -> None:
     with session(little) as own:
         records = {one.name: one for one in CASES[case].measure(own)}
