@@ -236,7 +236,7 @@ def _beton_files(folder: Path) -> Files:
 
 
 def _verified(folder: Path) -> None:
-    verify(folder, workers=0, begin=lambda *_: None, progress=lambda *_: None)
+    verify(folder, workers=0, watcher=Silent())
 
 
 def _run_settings(folder: Path) -> object:
