@@ -8,8 +8,9 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from multiprocessing.context import BaseContext
@@ -23,10 +24,6 @@ _HELP = (
     "memory or /dev/shm may be full: lower --workers, or give a container more of it (docker run "
     "--shm-size=8g); start the same command again to resume"
 )
-
-
-class AbandonedError(Exception):
-    """A task was given up because another failed, whose error is raised instead."""
 
 
 def server_context(preload: str) -> BaseContext:
@@ -79,10 +76,10 @@ def dead_worker(error: BaseException) -> WorkerError:
 def forked(
     workers: int, work: Callable[[Any], Any], *, forks: bool = True
 ) -> Iterator[Callable[[Iterable[Any]], Iterator[Any]]]:
-    """Yield run(tasks), which yields the results of a function as they are ready, in any order.
+    """Yield run(tasks), which yields the results of a function in the order of the tasks.
 
     Args:
-        workers: processes; -1 is one for each core. They take the tasks in order.
+        workers: processes; -1 is one for each core.
         work: the function, which forked processes inherit, so it may be a closure. Tasks and
             results are pickled.
         forks: whether this process may be forked; if not, ``work`` is pickled too, see
@@ -100,17 +97,14 @@ def forked(
     )
 
     def run(tasks: Iterable[Any]) -> Iterator[Any]:
-        waiting: set[Future[Any]] = set()
+        waiting: deque[Future[Any]] = deque()
         rest = iter(tasks)
         while True:
             missing = 2 * workers + 2 - len(waiting)
-            waiting |= {pool.submit(_run, task) for task in islice(rest, missing)}
+            waiting.extend(pool.submit(_run, task) for task in islice(rest, missing))
             if not waiting:
                 return
-            ready, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in ready:
-                if not isinstance(future.exception(), AbandonedError):
-                    yield future.result()
+            yield waiting.popleft().result()
 
     try:
         yield run

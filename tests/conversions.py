@@ -53,9 +53,7 @@ def go_on(source: Path, out: Path, **options: object) -> list[str]:
 def checked(path: Path, *, decode: bool = True) -> list[str]:
     """Return what verify finds bad."""
     try:
-        reports = verify(
-            path, decoding=decode, workers=1, begin=lambda *_: None, progress=lambda *_: None
-        )
+        reports = verify(path, decoding=decode, workers=1, watcher=Quiet())
     except DataError as error:
         return [str(error)]
     return [line for report in reports for line in report.bad]

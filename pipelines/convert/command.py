@@ -13,13 +13,7 @@ from fastsiam.config import ConvertConfig
 from fastsiam.console import Console, FileProgress, duration
 from fastsiam.errors import Interrupted
 from fastsiam.files import quoted
-from fastsiam.pipelines.convert import (
-    BadImagesError,
-    Kind,
-    Written,
-    convert,
-    verify,
-)
+from fastsiam.pipelines.convert import BadImagesError, Kind, Written, convert, verify
 from fastsiam.signals import leave_at_once, stops_handled
 
 
@@ -69,13 +63,7 @@ def verify_data(path: Path, *, decode: bool, workers: int) -> bool:
     watcher = FileProgress(Console())
     try:
         with stoppable("nothing was changed"):
-            reports = verify(
-                path,
-                decoding=decode,
-                workers=workers,
-                begin=watcher.begin,
-                progress=watcher.progress,
-            )
+            reports = verify(path, decoding=decode, workers=workers, watcher=watcher)
     finally:
         watcher.end()
     for report in reports:

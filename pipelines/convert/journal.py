@@ -15,9 +15,8 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,33 +38,30 @@ ROW = np.dtype(
 """A written image: its index in the source, offset, bytes, checksum, size in pixels, and mode."""
 
 
-@dataclass
-class Block:
+class Block(NamedTuple):
     """Images that were written, or found bad, together."""
 
-    number: int
-    start: int = -1
-    end: int = -1
-    """Its offsets in the file; -1 until it has its turn."""
-    rows: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, ROW))
+    start: int
+    end: int
+    """Its offsets in the file."""
+    rows: NDArray[np.void]
     """(images,) of type ROW."""
-    how: dict[str, int] = field(default_factory=dict)
+    how: dict[str, int]
     """The number of images by what was done to them (``Record.how``)."""
-    bad: list[tuple[int, str]] = field(default_factory=list)
+    bad: list[tuple[int, str]]
     """Index in the source and reason of each bad image."""
 
     def line(self) -> bytes:
         """Return the block as a line of the journal."""
         rows = base64.b64encode(self.rows.tobytes()).decode()
-        values = [self.number, self.start, self.end, rows, self.how, self.bad]
-        return json.dumps(values).encode() + b"\n"
+        return json.dumps(self._replace(rows=rows)).encode() + b"\n"  # type: ignore[arg-type]
 
     @staticmethod
     def parse(line: bytes) -> Block:
         """Read a line of the journal; ValueError if it is incomplete or corrupt."""
-        number, start, end, rows, how, bad = parsed_json(line)
+        start, end, rows, how, bad = parsed_json(line)
         images = np.frombuffer(base64.b64decode(rows), ROW)
-        return Block(number, start, end, images, how, [tuple(item) for item in bad])
+        return Block(start, end, images, how, [tuple(item) for item in bad])
 
     def is_intact(self, file: int) -> bool:
         """Tell whether an open file holds the images as they were written."""
@@ -86,7 +82,6 @@ def locked(path: Path) -> Iterator[IO[bytes]]:
     """
     with path.open("a+b") as journal:
         try:
-            # Forked workers hold the lock too: nobody resumes while those of a killed process live.
             fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise DataError(
@@ -133,10 +128,7 @@ def _intact_blocks(lines: list[bytes], partial: Path) -> list[Block]:
     blocks: list[Block] = []
     with contextlib.suppress(ValueError, TypeError):
         for line in lines:
-            block = Block.parse(line)
-            if block.number != len(blocks):
-                break
-            blocks.append(block)
+            blocks.append(Block.parse(line))
     with partial.open("rb") as file, ThreadPoolExecutor() as threads:
         checks = list(threads.map(functools.partial(Block.is_intact, file=file.fileno()), blocks))
     return blocks[: [*checks, False].index(False)]

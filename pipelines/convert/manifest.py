@@ -107,13 +107,13 @@ def describe(
         "set": hashlib.sha256(json.dumps(set_of).encode()).hexdigest(),
         "blocks": [
             {
-                "first": first[block.number],
+                "first": first[number],
                 "images": len(block.rows),
                 "start": block.start,
                 "bytes": block.end - block.start,
                 "crc32": zlib.crc32(block.rows["crc"].tobytes()),
             }
-            for block in blocks
+            for number, block in enumerate(blocks)
         ],
         "tables_crc32": tables_crc32,
     }

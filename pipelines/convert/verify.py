@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from fastsiam.files import explained
 from ..processes import forked
 from ..store import BetonStore, beton_files
 from .manifest import read_manifests
+from .writer import Watcher
 
 _AT_ONCE = 512
 """Images of one task."""
@@ -35,8 +35,7 @@ def verify(
     *,
     decoding: bool = False,
     workers: int = -1,
-    begin: Callable[[str, int, int], None],
-    progress: Callable[[int, int], None],
+    watcher: Watcher,
 ) -> list[Report]:
     """Check a .beton file, or all of a folder with its manifest.
 
@@ -44,8 +43,7 @@ def verify(
         path: the file or the folder.
         decoding: also decode every image and compare its size with the recorded one.
         workers: processes; -1 is one for each core.
-        begin: called with name, images and bytes of each file.
-        progress: called with the images and bytes that are done.
+        watcher: shows the progress.
 
     Raises:
         DataError: no file to check.
@@ -76,8 +74,8 @@ def verify(
             "decoded": decoding,
         }
         report.checked = ", ".join(name for name, used in checks.items() if used) or "structure"
-        begin(file.name, report.images, report.bytes)
-        report.bad += _bad_images(store, decoding, workers, progress)
+        watcher.begin(file.name, report.images, report.bytes)
+        report.bad += _bad_images(store, decoding, workers, watcher)
     for name in (known or {}).keys() - {file.name for file in files}:
         reports.append(Report(path / name, bad=[f"{path / name} is in the manifest and not there"]))
     return reports
@@ -90,9 +88,7 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.beton") if path.stem.startswith(("train", "val")))
 
 
-def _bad_images(
-    store: BetonStore, decoding: bool, workers: int, progress: Callable[[int, int], None]
-) -> list[str]:
+def _bad_images(store: BetonStore, decoding: bool, workers: int, watcher: Watcher) -> list[str]:
     """Compare every image with its checksum, in several processes; say what is wrong."""
 
     def check(task: range) -> tuple[range, list[tuple[int, str]]]:
@@ -106,8 +102,8 @@ def _bad_images(
             found += bad
             images += len(task)
             size += int(store.size[task.start : task.stop].sum())
-            progress(images, size)
-    return [f"{store.where(index)}: {reason}" for index, reason in sorted(found)]
+            watcher.progress(images, size)
+    return [f"{store.where(index)}: {reason}" for index, reason in found]
 
 
 def _trouble(store: BetonStore, index: int, decoding: bool) -> str:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import errno
 import os
 import zlib
+from collections import Counter
+from concurrent.futures import CancelledError
 from functools import cached_property
 from multiprocessing import get_context
 from pathlib import Path
@@ -23,15 +25,16 @@ from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError, ImageError
 from fastsiam.files import reason, write_at
 
-from ..processes import AbandonedError, forked
+from ..processes import forked
 from ..store import Store
 from ..store.beton import METADATA, RECORD
+from ..store.probe import Bytes
 from . import journal, layout
 from .journal import ROW, Block
-from .layout import image_offset
 from .manifest import check_existing, describe, plan_of
-from .prepare import Record, read_image
+from .prepare import read_image
 
+_NO_BLOCK = 2**62
 _AHEAD = 64
 """How many images of a remote source are requested at a time, while as many are prepared."""
 
@@ -110,7 +113,7 @@ def _write_blocks(
     log: IO[bytes],
     watcher: Watcher,
 ) -> None:
-    """Write the missing blocks, and append each to ``done`` and the journal, in order."""
+    """Write the missing blocks, and append each to ``done`` and the journal."""
     sizes = store.sizes()[indices]
     edges = layout.block_edges(sizes, None if store.groups is None else store.groups[indices])
     images, size = edges.tolist(), np.append(0, np.cumsum(sizes))[edges].tolist()
@@ -118,13 +121,10 @@ def _write_blocks(
     start = done[-1].end if done else layout.first_image(len(indices))
     job = Job(store, config, partial, len(done), start)
     tasks = list(enumerate(np.split(indices, edges[1:-1])))[len(done) :]
-    pending: dict[int, Block] = {}
     with forked(config.workers, job.write_block, forks=not store.is_remote) as run:
         for block in run(tasks):
-            pending[block.number] = block
-            while len(done) in pending:
-                done.append(pending.pop(len(done)))
-                log.write(done[-1].line())
+            done.append(block)
+            log.write(block.line())
             log.flush()
             watcher.progress(images[len(done)], size[len(done)])
 
@@ -148,11 +148,11 @@ class Job:
         self._store, self._config, self._partial = store, config, partial
         context = get_context("forkserver" if store.is_remote else "fork")
         self._advanced = context.Condition()
-        self._turn: Any = context.Array("q", [number, start], lock=False)
-        """The block that may take its place, -1 after a failure; and where it starts."""
+        self._turn: Any = context.Array("q", [number, start, _NO_BLOCK], lock=False)
+        """The block that may take its place, where it starts, and the first block that failed."""
 
     def write_block(self, task: tuple[int, NDArray[np.int64]]) -> Block:
-        """Prepare and write a block; on an error, the other workers abandon theirs.
+        """Prepare a block, wait until the one before it has its place in the file, and write it.
 
         Args:
             task: number of the block, and its images in the source.
@@ -160,61 +160,60 @@ class Job:
         Raises:
             DataError: the source cannot be read.
             OSError: the file cannot be written.
-            AbandonedError: another block failed.
+            CancelledError: an earlier block failed.
         """
+        number, turn = task[0], self._turn
         try:
-            return self._write_images(Block(task[0]), task[1].tolist())
+            block, records = self._prepare(task[1].tolist())
+            with self._advanced:
+                self._advanced.wait_for(lambda: turn[0] == number or turn[2] < number)
+                if turn[2] < number:
+                    raise CancelledError
+                block = _placed(block, turn[1])
+                turn[:2] = number + 1, block.end
+                self._advanced.notify_all()
+            for row, data in zip(block.rows.tolist(), records, strict=True):
+                write_at(self._file, data, row[1])  # pwritev took four times as long on ext4
         except BaseException:
-            self.pass_turn(-1, 0)
+            with self._advanced:
+                turn[2] = min(turn[2], number)
+                self._advanced.notify_all()
             raise
-
-    def take_turn(self, number: int) -> int:
-        """Wait until the block before has its place; return the offset of this one."""
-        with self._advanced:
-            self._advanced.wait_for(lambda: self._turn[0] in (number, -1))
-            if self._turn[0] < 0:
-                raise AbandonedError
-            return int(self._turn[1])
-
-    def pass_turn(self, number: int, offset: int) -> None:
-        """Let a block start at an offset; -1 makes the workers abandon the blocks that wait."""
-        with self._advanced:
-            if self._turn[0] >= 0:
-                self._turn[:] = number, offset
-            self._advanced.notify_all()
+        return block
 
     @cached_property
     def _file(self) -> int:
         """The file, as this worker has it open."""
         return os.open(self._partial, os.O_WRONLY)
 
-    def _write_images(self, block: Block, images: list[int]) -> Block:
-        records: list[tuple[int, Record]] = []
+    def _prepare(self, images: list[int]) -> tuple[Block, list[Bytes]]:
+        """Read and prepare images; return their block, without offsets, and their records."""
+        rows, records, how, bad = [], [], Counter[str](), []
         for at, index in enumerate(images):
             if at % _AHEAD == 0:
                 self._store.ahead(images[at : at + 2 * _AHEAD])
             try:
                 record = read_image(self._store, index, self._config)
             except ImageError as error:
-                block.bad.append((index, error.reason))
+                bad.append((index, error.reason))
             except ValueError as error:
-                block.bad.append((index, str(error)))
+                bad.append((index, str(error)))
             else:
-                block.how[record.how] = block.how.get(record.how, 0) + 1
-                records.append((index, record))
-        crcs = [zlib.crc32(record.data) for _, record in records]
-        block.start = block.end = self.take_turn(block.number)
-        rows = []
-        for (index, record), crc in zip(records, crcs, strict=True):
-            size = len(record.data)
-            offset = image_offset(block.end, size)
-            rows.append((index, offset, size, crc, record.width, record.height, record.mode))
-            block.end = offset + size
-        block.rows = np.array(rows, ROW)
-        self.pass_turn(block.number + 1, block.end)
-        for row, (_, record) in zip(rows, records, strict=True):
-            write_at(self._file, record.data, row[1])  # pwritev took four times as long on ext4
-        return block
+                how[record.how] += 1
+                records.append(record.data)
+                facts = len(record.data), zlib.crc32(record.data), record.width, record.height
+                rows.append((index, 0, *facts, record.mode))
+        return Block(0, 0, np.array(rows, ROW), dict(how), bad), records
+
+
+def _placed(block: Block, start: int) -> Block:
+    """Return a block with its offsets and those of its images in the file, from ``start`` on."""
+    end, starts = start, []
+    for size in block.rows["size"].tolist():
+        starts.append(layout.image_offset(end, size))
+        end = starts[-1] + size
+    block.rows["start"] = starts
+    return block._replace(start=start, end=end)
 
 
 def _check_bad(store: Store, done: list[Block], config: ConvertConfig) -> None:

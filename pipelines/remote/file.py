@@ -22,8 +22,6 @@ MOST_AHEAD = 2**29
 """Bytes that a process fetches ahead at most; beyond it, the oldest are dropped."""
 _BLOCK = 2**23
 """Most bytes that are fetched by one request, of a range that is not fetched ahead."""
-_FIRST_STRETCH, _STRETCH = 2**15, 4 * _BLOCK
-"""Bytes that ``Onward`` fetches at once: at first, and at most, by several requests."""
 
 
 class RemoteFile:
@@ -47,10 +45,6 @@ class RemoteFile:
         self.facts, self._cache = found, cache or current_cache()
         version = f"{path}\n{found.etag} {found.modified}\n{found.size}".encode()
         self._version = hashlib.blake2b(version, digest_size=16).hexdigest()
-
-    def fetch(self, ranges: Sequence[Range]) -> list[memoryview]:
-        """Fetch ranges from the server, all at once."""
-        return storage.fetch(self.path, self.facts, ranges)
 
     def read(self, start: int, stop: int) -> memoryview:
         """Return the bytes of a range; wait for them if they are being fetched.
@@ -104,7 +98,7 @@ class RemoteFile:
         if (request := _ahead.take(self.path, (start, stop))) is not None:
             return request.result()
         cuts = [*range(start, stop, _BLOCK), stop]
-        parts = self.fetch(list(itertools.pairwise(cuts)))
+        parts = storage.fetch(self.path, self.facts, list(itertools.pairwise(cuts)))
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
     def _begin(self, cache: Cache, wanted: Sequence[Chunk]) -> None:
@@ -165,25 +159,3 @@ _fetching_lock = threading.Lock()
 
 def _end(name: str, _: Future[None]) -> None:
     _fetching.pop(name, None)
-
-
-class Onward:
-    """Reads a file by small ranges, one after the other, out of ever longer stretches.
-
-    Args:
-        file: the file.
-    """
-
-    def __init__(self, file: RemoteFile) -> None:
-        self._file, self._stretch = file, _FIRST_STRETCH
-        self._start, self._data = 0, memoryview(b"")
-
-    def read(self, start: int, stop: int) -> memoryview:
-        """Return the bytes of a range."""
-        stop, end = min(stop, len(self._file)), self._start + len(self._data)
-        if start < self._start or stop > end:
-            has_jumped = start > end  # over a tar within the tar
-            self._stretch = _FIRST_STRETCH if has_jumped else min(2 * self._stretch, _STRETCH)
-            self._start = start
-            self._data = self._file.read(start, max(stop, start + self._stretch))
-        return self._data[start - self._start : max(start, stop) - self._start]

@@ -5,16 +5,15 @@ archive, folders of Hugging Face's ``datasets``, a folder or a list of images.
 """
 
 from .archive import ArchiveStore
-from .arrow import ArrowStore
 from .base import Split, Store, picked
 from .beton import BetonStore
 from .cifar import CifarStore
-from .folder import FolderStore
-from .listed import ListedStore
+from .folder import FolderStore, ListedStore
 from .mixed import MixedStore
 from .parquet import ParquetStore, open_parquet
 from .probe import Bytes
 from .recognise import beton_files, open_store
+from .table import ArrowStore
 
 __all__ = [
     "ArchiveStore",

@@ -8,16 +8,18 @@ a time: a walk from header to header would wait for an answer at every step.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
-import struct
+import tarfile
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cached_property
+from itertools import chain
 from pathlib import PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,24 +27,24 @@ from numpy.typing import NDArray
 from fastsiam.console import tally
 from fastsiam.errors import DataError
 
-from ..processes import AbandonedError, forked
+from ..processes import forked
 from ..remote import RemoteFile
-from ..remote.file import Onward
 from ..remote.path import Place
-from .base import is_image_name
-from .files import File, open_file
+from .base import PlacedStore, is_image_name
+from .files import File, FileReader, open_file
 from .index import ROW, Index, are_small, file_facts, open_index, pack_texts, unpack_texts
 from .labels import number_classes
-from .placed import PlacedStore
 from .probe import Bytes, Flags, probe
-from .tar import is_tar_name, members, safe_name
 
 _WNID = re.compile(r"n\d{8}")
-_PACKED = struct.Struct("<QIiHHHH")
-"""A row of the index, of type ROW."""
 _LARGEST_CLASS_FILE = 1024
+_LARGEST_READ = 2**20
+"""No header of a tar is longer, whatever it says of itself."""
+_BLOCK = tarfile.BLOCKSIZE
 _REMOTE_TARS = 8
 """Tars on another machine that are read at a time."""
+_HEADERS, _STRETCH = 2**15, 2**25
+"""Bytes of them that are fetched at once: to find tars within tars, and to read from end to end."""
 
 
 class ArchiveStore(PlacedStore):
@@ -118,9 +120,10 @@ class _Part(NamedTuple):
 class _Found(NamedTuple):
     """The images of a part, in the order of its members."""
 
-    rows: bytes
-    """Rows of the index, without labels."""
+    rows: NDArray[np.void]
+    """(images,) of type ROW, without labels."""
     names: list[str]
+    """Path of each image within its tar."""
     texts: list[str]
     """Content of the WebDataset .cls file beside each image, "" without one."""
 
@@ -138,47 +141,52 @@ def build_index(files: Sequence[File], source: str) -> Index:
     Raises:
         DataError: a tar is damaged or compressed, or what they hold is no data set.
     """
-    parts: list[_Part] = []
-    found: dict[int, _Found] = {}
     stopped = threading.Event()
 
-    def reader(file: File) -> Callable[[int, int], Bytes]:
+    def reader(file: File, end: int, at_once: int) -> Callable[[int, int], Bytes]:
+        """Return what reads a file; a remote one is fetched by so many bytes at once."""
         if not isinstance(file, RemoteFile):
             return file.read
-        onward = Onward(file)
 
-        def read(start: int, stop: int) -> Bytes:
-            if stopped.is_set():
-                raise AbandonedError
-            return onward.read(start, stop)
+        def fetch(start: int, stop: int) -> Bytes:
+            if stopped.is_set():  # another tar failed
+                raise CancelledError
+            return file.read(start, stop)
+
+        stream = io.BufferedReader(FileReader(fetch, 0, end), at_once)
+
+        def read(start: int, stop: int) -> bytes:
+            stream.seek(start)
+            return stream.read(stop - start)
 
         return read
 
     def find(number: int) -> list[_Part]:
-        return _parts(number, files[number], reader(files[number]))
+        file = files[number]
+        return _parts(number, file, reader(file, len(file), _HEADERS))
 
-    def scan(number: int) -> tuple[int, _Found]:
-        file = files[parts[number].file]
-        return number, _scan(file, parts[number], reader(file))
+    def scan(part: _Part) -> _Found:
+        file = files[part.file]
+        return _scan(file, part, reader(file, part.end, _STRETCH))
 
     with ExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor(_REMOTE_TARS))
         stack.callback(stopped.set)
-        in_place = threads.map if isinstance(files[0], RemoteFile) else map
-        parts += [part for own in in_place(find, range(len(files))) for part in own]
+        run: Callable[..., Iterable[Any]] = map
+        if isinstance(files[0], RemoteFile):
+            run = threads.map
+        parts = list(chain(*run(find, range(len(files)))))
         done = stack.enter_context(tally(f"indexing {source}, tars", len(parts)))
-        results: Iterable[tuple[int, _Found]]
-        if isinstance(files[0], RemoteFile) or are_small(files):
-            results = in_place(scan, range(len(parts)))
+        if run is map and not are_small(files):
+            results: Iterable[_Found] = stack.enter_context(forked(-1, scan))(parts)
         else:
-            results = stack.enter_context(forked(-1, scan))(range(len(parts)))
-        for number, own in results:
-            found[number] = own
+            results = run(scan, parts)
+        found = []
+        for own in results:
+            found.append(own)
             done.add()
-    ordered = [found[number] for number in range(len(parts))]
-    rows = np.frombuffer(bytearray().join(part.rows for part in ordered), ROW)
-    names = [name for part in ordered for name in part.names]
-    return _arrange(rows, names, [text for part in ordered for text in part.texts], source)
+    rows, names, texts = zip(*found, strict=True)
+    return _arrange(np.concatenate(rows), [*chain(*names)], [*chain(*texts)], source)
 
 
 def _parts(number: int, file: File, read: Callable[[int, int], Bytes]) -> list[_Part]:
@@ -189,8 +197,8 @@ def _parts(number: int, file: File, read: Callable[[int, int], Bytes]) -> list[_
             "gunzip it and name the .tar"
         )
     inner = []
-    for member, start in members(read, 0, len(file), file.path):
-        if is_tar_name(member.name):
+    for member, start in _members(read, 0, len(file), file.path):
+        if _is_tar_name(member.name):
             group = PurePosixPath(member.name).stem
             inner.append(_Part(number, start, start + member.size, group))
         elif is_image_name(PurePosixPath(member.name).name):
@@ -203,10 +211,10 @@ def _scan(file: File, part: _Part, read: Callable[[int, int], Bytes]) -> _Found:
     """Find the images of a part."""
     names: list[str] = []
     keys: list[str] = []
-    rows = bytearray()
+    rows: list[tuple[int, ...]] = []
     texts: dict[str, str] = {}
-    for member, start in members(read, part.start, part.end, file.path):
-        path = safe_name(member.name)
+    for member, start in _members(read, part.start, part.end, file.path):
+        path = _safe_name(member.name)
         folder, _, name = path.rpartition("/")
         if path.startswith(".") or "/." in path:
             continue  # hidden, as in a folder
@@ -220,10 +228,10 @@ def _scan(file: File, part: _Part, read: Callable[[int, int], Bytes]) -> _Found:
                 size = min(head.width, 0xFFFF), min(head.height, 0xFFFF), head.flags
             except ValueError:
                 size = 0, 0, int(Flags.BAD)
-            rows += _PACKED.pack(start, member.size, -1, part.file, *size)
+            rows.append((start, member.size, -1, part.file, *size))
             names.append(f"{part.group}/{name}" if part.group else path)
             keys.append(key)
-    return _Found(bytes(rows), names, [texts.get(key, "") for key in keys])
+    return _Found(np.array(rows, ROW), names, [texts.get(key, "") for key in keys])
 
 
 def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source: str) -> Index:
@@ -290,3 +298,61 @@ def _files_first(name: str) -> str:
     """Return a key that sorts as a folder is listed: its files, and then what lies deeper."""
     folder, _, own = name.rpartition("/")
     return "\1" + folder.replace("/", "\1") + "\0" + own
+
+
+def _members(
+    read: Callable[[int, int], Bytes], start: int, end: int, path: Place
+) -> Iterator[tuple[tarfile.TarInfo, int]]:
+    """Walk a tar: yield its regular files, each with the place where its bytes begin.
+
+    Damage that Python's tarfile accepts is refused: a damaged header, which it takes for the end,
+    links to images, and sizes beyond the file.
+
+    Args:
+        read: returns the bytes of a file between two places.
+        start: where the tar begins within it.
+        end: where it ends.
+        path: the file, for messages.
+
+    Raises:
+        DataError: the tar is damaged or cut, or holds what cannot be read in place.
+    """
+
+    def read_little(first: int, last: int) -> Bytes:
+        return read(first, min(last, first + _LARGEST_READ))
+
+    try:
+        with tarfile.open(fileobj=FileReader(read_little, start, end), mode="r:") as tar:
+            while (member := tar.next()) is not None:
+                tar.members.clear()  # type: ignore[attr-defined]  # or a million of them stay
+                at = start + member.offset_data
+                if member.islnk() and is_image_name(PurePosixPath(member.name).name):
+                    raise tarfile.ReadError(
+                        f"{member.name} is a link to {member.linkname}; "
+                        "create the tar with tar --hard-dereference"
+                    )
+                if not member.isreg():
+                    continue
+                if member.sparse is not None:
+                    raise tarfile.ReadError(f"{member.name} is stored sparsely")
+                if not 0 <= member.size < 2**32 or at + member.size > end:
+                    raise tarfile.ReadError("unexpected end of data")
+                yield member, at
+            # The module takes a damaged header for the end; a whole tar ends with a block of zeros.
+            last = read(start + tar.offset, min(start + tar.offset + _BLOCK, end))
+            if len(last) < _BLOCK or any(last):
+                raise tarfile.ReadError(f"damaged or cut after {start + tar.offset:,} bytes")
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+        raise DataError(
+            f"{path} is no whole tar file ({error}); fetch it again, or check it with tar -tf"
+        ) from error
+
+
+def _is_tar_name(name: str) -> bool:
+    """Tell whether a member's name is that of a tar within the tar, and is not hidden."""
+    return name.endswith(".tar") and not PurePosixPath(name).name.startswith(".")
+
+
+def _safe_name(name: str) -> str:
+    """Drop from a member's name the parts that lead upwards or to a root: "../a" becomes "a"."""
+    return "/".join(part for part in name.split("/") if part not in ("", ".", ".."))

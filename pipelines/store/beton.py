@@ -24,11 +24,10 @@ from fastsiam.errors import DataError
 from fastsiam.files import explained, parsed_json
 
 from ..remote.path import Place
-from .base import blocks
+from .base import PlacedStore, blocks
 from .decode import ImageRules
 from .files import open_file
-from .labels import name_classes
-from .placed import PlacedStore
+from .labels import number_classes
 from .probe import Bytes
 
 log = logging.getLogger(__name__)
@@ -225,15 +224,13 @@ class _Part:
     def read_tables(self) -> dict[str, NDArray[Any]]:
         """Read what the file says of each image, and check it; see ``BetonStore``."""
         rows, image_column, label_column = self._read_metadata()
-        image, labels = rows[image_column], np.full(len(rows), -1)
-        if label_column:
-            labels = np.maximum(rows[label_column], -1)
+        image = rows[image_column]
+        labels = rows[label_column] if label_column else np.full(len(rows), -1)
         modes, width, height = image["mode"].copy(), image["width"], image["height"]
         size = self._read_sizes(image["data_ptr"], zlib.crc32(rows.data))
+        labels, self.classes = number_classes(labels, self.path, self.classes)
         crc = np.zeros(0, np.uint32)
-        if self.annex is None:
-            self.classes = name_classes(labels, self.path)
-        else:
+        if self.annex is not None:
             crc = self._annex_array("crc")
             if len(crc) != len(labels):
                 raise self._damaged("its annex is of another file")
@@ -241,8 +238,6 @@ class _Part:
         pixels = 3 * width[raw].astype(np.int64) * height[raw]
         if (pixels != size[raw]).any() or (modes > RAW).any():
             raise self._damaged("sizes and lengths of its images do not agree")
-        if self.classes and labels.max(initial=-1) >= len(self.classes):
-            raise self._damaged("it has labels without a class name")
         return {
             "labels": labels,
             "modes": modes,

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +26,7 @@ _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 3
 """Names of Arrow's types."""
 
 
-@dataclass(frozen=True)
-class Columns:
+class Columns(NamedTuple):
     """The columns of a table that count."""
 
     image: str
@@ -58,7 +56,8 @@ def columns_of(path: object, schema: Any, names: ColumnNames = AUTOMATIC) -> Col
     """Find the image column and, if there is one, the label column in an Arrow schema.
 
     The image column is found by its type: what ``datasets`` say is an image, else a struct with
-    bytes in it, else bytes.
+    bytes in it, else bytes. The label column holds integers or text, and is found by its name, or
+    as the only ClassLabel. A column of labels of another type, such as lists, counts as none.
 
     Args:
         path: of the table, for messages.
@@ -71,47 +70,38 @@ def columns_of(path: object, schema: Any, names: ColumnNames = AUTOMATIC) -> Col
     """
     features = _features(schema)
     able = [field.name for field in schema if _can_hold_images(field.type)]
-    images = [name for name in able if _type(features.get(name)) == "Image"] or able
+    images = [name for name in able if features.get(name) == "Image"] or able
     found = images if len(images) == 1 else [name for name in _IMAGES if name in images][:1]
     if names.image:
         _check_named(path, schema, names.image, "image", _can_hold_images)
-    elif not found:
-        raise _no_image_column(path, schema, images)
+    elif images and not found:
+        raise DataError(
+            f"{path} has {len(images)} columns that can hold images ({', '.join(images)}): name "
+            f"one with --image-column, such as --image-column {images[0]}"
+        )
+    elif not images:
+        raise DataError(
+            f"{path} has no column that can hold images (a struct of bytes and path, or bytes), "
+            f"only {', '.join(schema.names)}; a list of image files is a .csv"
+        )
     image = names.image or found[0]
     bare = schema.field(image).type.num_fields == 0
-    label, classes = label_of(path, schema, names.label)
-    return Columns(image, bare, label, classes, "" if [image] == found else image)
-
-
-def label_of(path: object, schema: Any, name: str = "") -> tuple[str | None, tuple[str, ...]]:
-    """Find the label column of an Arrow schema, which holds integers or text.
-
-    It is found by its name, or as the only ClassLabel. Columns of other types, such as lists, name
-    no class, and count as none.
-
-    Args:
-        path: of the table, for messages.
-        schema: of the table.
-        name: of the column to take instead.
-
-    Returns:
-        The column, or None; and the names of its numbers, if the schema has them.
-
-    Raises:
-        DataError: the named column is not there or is of another type.
-    """
-    features = _features(schema)
-    label: str | None
-    if name:
-        _check_named(path, schema, name, "label", _can_hold_labels)
-        label = name
+    label: str | None = names.label or None
+    if label:
+        _check_named(path, schema, label, "label", _can_hold_labels)
     else:
         able = [field.name for field in schema if _can_hold_labels(field.type)]
-        named = [own for own in LABELS if own in able]
-        listed = [own for own in able if _type(features.get(own)) == "ClassLabel"]
-        label = named[0] if named else listed[0] if len(listed) == 1 else None
-    classes = (features.get(label) or {}).get("names") if label is not None else None
-    return label, tuple(map(str, classes)) if isinstance(classes, list) else ()
+        declared = [name for name in able if isinstance(features.get(name), list)]
+        known = [name for name in LABELS if name in able]
+        label = next(iter(known or (declared if len(declared) == 1 else [])), None)
+    classes = features.get(label) if label else None
+    return Columns(
+        image,
+        bare,
+        label,
+        tuple(map(str, classes)) if isinstance(classes, list) else (),
+        "" if [image] == found else image,
+    )
 
 
 def read_labels(parts: Sequence[Any], source: object) -> NDArray[np.int64] | list[str | None]:
@@ -178,19 +168,6 @@ def _check_named(
     )
 
 
-def _no_image_column(path: object, schema: Any, several: list[str]) -> DataError:
-    """Return the error for a table in which no image column is found, or several are."""
-    if several:
-        return DataError(
-            f"{path} has {len(several)} columns that can hold images ({', '.join(several)}): name "
-            f"one with --image-column, such as --image-column {several[0]}"
-        )
-    return DataError(
-        f"{path} has no column that can hold images (a struct of bytes and path, or bytes), only "
-        f"{', '.join(schema.names)}; a list of image files is a .csv"
-    )
-
-
 def _can_hold_images(kind: Any) -> bool:
     if str(kind).startswith("struct<"):
         at = kind.get_field_index("bytes")
@@ -213,12 +190,17 @@ def _plain(kind: Any) -> str:
 
 
 def _features(schema: Any) -> dict[str, Any]:
-    """Return what ``datasets`` leave in the schema about its columns; empty if nothing."""
+    """Return what ``datasets`` leave in the schema about its columns; empty if nothing.
+
+    Of a ClassLabel it is the list of its names, of another column the name of its type.
+    """
     try:
-        return dict(parsed_json((schema.metadata or {})[b"huggingface"])["info"]["features"])
+        found = dict(parsed_json((schema.metadata or {})[b"huggingface"])["info"]["features"])
     except (KeyError, TypeError, ValueError):
         return {}
-
-
-def _type(feature: Any) -> str:
-    return str(feature.get("_type")) if isinstance(feature, dict) else ""
+    own = {name: feature for name, feature in found.items() if isinstance(feature, dict)}
+    return {
+        name: feature.get("names", []) if kind == "ClassLabel" else kind
+        for name, feature in own.items()
+        for kind in [feature.get("_type")]
+    }

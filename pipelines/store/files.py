@@ -89,19 +89,15 @@ class Mapped:
 
 def _mapped(path: Path) -> mmap.mmap:
     """Map a file, which holds it open: raise the limit on open files if it is reached."""
-
-    def mapping() -> mmap.mmap:
+    try:
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-    try:
-        return mapping()
     except OSError as error:
-        if error.errno != errno.EMFILE:
+        limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if error.errno != errno.EMFILE or limit == most:
             raise
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return mapping()
+    return _mapped(path)
 
 
 File = Mapped | RemoteFile

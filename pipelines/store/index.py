@@ -41,6 +41,7 @@ ROW = np.dtype(
 """An image of an index: where its bytes are, its class, its size in pixels, ``Flags``."""
 _SMALL_BYTES = 2**28
 _FORMAT = 3
+"""Noted with the facts, and with null, where version 0.2 had more."""
 _MOST_FILES = 0xFFFF
 """A row has two bytes for the number of its file."""
 
@@ -135,7 +136,7 @@ def load(homes: Sequence[Path], facts: Facts) -> Index | None:
             with np.load(home) as file:
                 index = {name: file[name] for name in file.files}
             about = json.loads(index.pop("about").tobytes())
-            if about == _about(facts) and index["rows"].dtype == ROW:
+            if about == [_FORMAT, facts, None] and index["rows"].dtype == ROW:
                 return index
     return None
 
@@ -144,7 +145,7 @@ def keep(index: Index, homes: Sequence[Path], facts: Facts) -> Path | None:
     """Write the index to the first place that takes it, and return that; None if none does."""
     for home in homes:
         try:
-            about = np.frombuffer(json.dumps(_about(facts)).encode(), np.uint8)
+            about = np.frombuffer(json.dumps([_FORMAT, facts, None]).encode(), np.uint8)
             with (
                 written_whole(home, by_many=True) as temporary,  # all ranks of a run at once
                 temporary.open("wb") as file,
@@ -154,11 +155,6 @@ def keep(index: Index, homes: Sequence[Path], facts: Facts) -> Path | None:
             continue
         return home
     return None
-
-
-def _about(facts: Facts) -> list[Any]:
-    """Return what an index notes: its format, its files, and null, where version 0.2 had more."""
-    return [_FORMAT, facts, None]
 
 
 def pack_texts(texts: Sequence[str]) -> NDArray[np.uint8]:

@@ -1,15 +1,26 @@
-"""Labels of images as numbers of classes."""
+"""Labels of images as numbers of classes; those of ImageNet's validation images from their list."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import re
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastsiam.errors import DataError
+from fastsiam.errors import DataError, NoLabelsError
+from fastsiam.files import explained
+
+from ..remote.path import Place
+from .base import Store
 
 _MOST_CLASSES = 10**6
+_VALIDATION_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG")
+_DEVKIT = "ILSVRC2012_devkit_t12"
+_KAGGLE_LIST = "LOC_val_solution.csv"
 
 
 def number_classes(
@@ -18,10 +29,10 @@ def number_classes(
     """Turn labels into numbers of classes.
 
     Args:
-        labels: (images,) numbers of classes, negative for none; or names of classes, None for none,
-            which are numbered by the names' order.
+        labels: (images,) numbers of classes, negative for none; or names of classes, None for none.
         source: of the labels, for messages.
-        classes: names of the numbers, if they are known.
+        classes: names of the classes by their numbers, if they are known. Unknown names are
+            numbered by their order; unknown numbers are names themselves: "0", "1", ...
 
     Returns:
         (images,) the number of each image's class, -1 where it has none; the classes' names.
@@ -29,24 +40,97 @@ def number_classes(
     Raises:
         DataError: a label is no class number.
     """
-    if isinstance(labels, np.ndarray):
-        numbers = np.maximum(labels, -1)
-        classes = classes or name_classes(numbers, source)
-        if numbers.max(initial=-1) >= len(classes):
-            raise DataError(f"{source} has labels without a class name")
-        return numbers, classes
-    classes = tuple(sorted({name for name in labels if name is not None}))
-    number: dict[str | None, int] = {name: number for number, name in enumerate(classes)}
-    return np.array([number.get(name, -1) for name in labels], np.int64), classes
-
-
-def name_classes(labels: NDArray[np.int64], source: object) -> tuple[str, ...]:
-    """Name the classes of bare labels by their numbers: "0", "1", ...; none if all are negative.
-
-    Raises:
-        DataError: a label is no class number.
-    """
-    most = int(labels.max(initial=-1))
+    if not isinstance(labels, np.ndarray):
+        names = {name for name in labels if name is not None}
+        if not names <= {*classes}:
+            classes = tuple(sorted(names))
+        number: dict[str | None, int] = {name: number for number, name in enumerate(classes)}
+        return np.array([number.get(name, -1) for name in labels], np.int64), classes
+    numbers = np.maximum(labels, -1)
+    most = int(numbers.max(initial=-1))
     if most >= _MOST_CLASSES:
         raise DataError(f"{source} has the label {most}, which is no number of a class")
-    return tuple(str(i) for i in range(most + 1))
+    classes = classes or tuple(str(i) for i in range(most + 1))
+    if most >= len(classes):
+        raise DataError(f"{source} has labels without a class name")
+    return numbers, classes
+
+
+def label_validation(store: Store, train_classes: Callable[[], tuple[str, ...]]) -> None:
+    """Label ImageNet's validation images by the list that its authors ship apart.
+
+    Args:
+        store: images without labels; those of other data sets stay as they are. The list lies
+            beside them, or in a folder above.
+        train_classes: returns the classes of the training images; may be empty.
+
+    Raises:
+        NoLabelsError: there is no list.
+        DataError: the list cannot be read, or lacks an image.
+    """
+    named = [_VALIDATION_NAME.search(store.name(i)) for i in range(len(store))]
+    if not all(named):
+        return
+    # on another machine, where each folder costs requests, the nearest
+    above = (
+        store.root.resolve().parents[:4] if isinstance(store.root, Path) else [store.root.parent]
+    )
+    known = _find_labels([store.root, *above])
+    if known is None:
+        raise NoLabelsError(
+            f"{store.root} has ImageNet's validation images without their labels: put "
+            f"{_DEVKIT}.tar.gz or {_KAGGLE_LIST} beside them"
+        )
+    try:
+        labels = [known[int(match[1])] for match in named if match]
+    except KeyError as error:
+        raise DataError(f"the list of labels lacks validation image {error}") from error
+    store.labels, store.classes = number_classes(labels, store.root, train_classes())
+
+
+def _find_labels(folders: Sequence[Place]) -> dict[int, str] | None:
+    """Find the labels of the validation images.
+
+    Args:
+        folders: where to look for the devkit or Kaggle's list, the nearest first.
+
+    Returns:
+        From an image's number (1 to 50,000) to its WordNet id; None if no list lies there.
+    """
+    for folder in folders:
+        for name, read in ((f"{_DEVKIT}.tar.gz", _from_devkit), (_KAGGLE_LIST, _from_kaggle)):
+            if (folder / name).is_file():
+                return read(folder / name)
+    return None
+
+
+def _from_devkit(path: Place) -> dict[int, str]:
+    """Combine the devkit's list of class numbers with its table of classes."""
+    try:
+        from scipy.io import loadmat
+    except ModuleNotFoundError as error:
+        raise DataError(
+            f"reading {path} takes scipy: pip install 'fastsiam[convert]'; or put {_KAGGLE_LIST} "
+            "beside the images"
+        ) from error
+    try:
+        with tarfile.open(fileobj=io.BytesIO(path.read_bytes()), mode="r:gz") as tar:
+
+            def read(name: str) -> bytes:
+                file = tar.extractfile(f"{_DEVKIT}/data/{name}")
+                return file.read() if file else b""
+
+            table = loadmat(io.BytesIO(read("meta.mat")), squeeze_me=True)["synsets"]
+            wnids = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in table}
+            numbers = read("ILSVRC2012_validation_ground_truth.txt").split()
+            return {i: wnids[int(number)] for i, number in enumerate(numbers, 1)}
+    except (OSError, EOFError, tarfile.TarError, LookupError, ValueError, TypeError) as error:
+        raise DataError(f"{path} cannot be read ({error}); fetch it again") from error
+
+
+def _from_kaggle(path: Place) -> dict[int, str]:
+    """Read Kaggle's list: an image's name, a comma, its WordNet id and boxes."""
+    with explained(DataError, f"cannot read the list of labels {path}"):
+        lines = path.read_bytes().decode(errors="replace").splitlines()
+    found = (re.match(r"ILSVRC2012_val_(\d{8}),(n\d{8})\b", line) for line in lines)
+    return {int(match[1]): match[2] for match in found if match}

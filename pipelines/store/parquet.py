@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -249,8 +248,7 @@ def _open_table(path: Place, metadata: Any = None) -> Any:
         return parquet.ParquetFile(path, metadata=metadata, memory_map=True)
 
 
-@dataclass(frozen=True)
-class _RowGroup:
+class _RowGroup(NamedTuple):
     """The images of one row group."""
 
     file: int

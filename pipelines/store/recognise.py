@@ -17,17 +17,15 @@ from fastsiam.files import explained
 
 from ..remote.path import Place, RemotePath, opened
 from .archive import ArchiveStore
-from .arrow import ArrowStore, is_saved_dataset
 from .base import SPLIT_NAMES, Split, Store, is_image_name
 from .beton import BetonStore
 from .cifar import ARCHIVES as CIFAR_ARCHIVES
 from .cifar import CifarStore
 from .files import on_disk
-from .folder import FolderStore
-from .imagenet import label_validation
-from .listed import CSV, ListedStore
+from .folder import CSV, FolderStore, ListedStore
+from .labels import label_validation
 from .parquet import PARQUET, ParquetStore, open_parquet
-from .table import TableStore
+from .table import ArrowStore, TableStore, is_saved_dataset
 
 _KAGGLE = "ILSVRC/Data/CLS-LOC"
 _PART = re.compile(r"(\w+)-(\d{5})-of-(\d{5})\.beton")

@@ -1,4 +1,9 @@
-"""The base of Arrow and parquet data sets: labels, names and the stamp."""
+"""Data sets of Hugging Face's ``datasets``: the base of tables, and ``save_to_disk``'s folders.
+
+Such a folder holds Arrow's streaming format: batches of a thousand rows, which hold the bytes of
+images unchanged. The files are mapped, and pyarrow tells once where each image begins. After that
+only the mapping is needed, in loader processes too.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +12,21 @@ import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastsiam.config import ColumnNames
-from fastsiam.errors import DataError, ImageError
-from fastsiam.files import explained
+from fastsiam.config import AUTOMATIC, ColumnNames
+from fastsiam.errors import DataError
+from fastsiam.files import explained, parsed_json
 
 from ..remote.path import Place
-from .base import blocks
-from .columns import columns_of, errors, read_labels, reading
+from .base import PlacedStore, blocks
+from .columns import Columns, columns_of, errors, read_labels, reading, require_pyarrow
+from .files import Mapped
 from .labels import number_classes
-from .placed import PlacedStore
 from .probe import Bytes
 
 
@@ -111,12 +117,8 @@ class TableStore(PlacedStore):
         if len(data := self._read(index)):
             return data
         named = self._own_name(index)
-        problem = "the row has no bytes" + (f", but the path {named} alone" if named else "")
-        raise ImageError(
-            f"{self.where(index)}: {problem}; {self.ways_out()}",
-            index=index,
-            name=self.name(index),
-            reason=problem,
+        raise self.cannot_decode(
+            index, "the row has no bytes" + (f", but the path {named} alone" if named else "")
         )
 
     def _own_name(self, index: int) -> str | None:
@@ -146,3 +148,88 @@ class TableStore(PlacedStore):
                 "--data at the folder of those files, or write the data set with save_to_disk of "
                 "datasets, which takes the bytes in"
             )
+
+
+_STATE = "state.json"
+
+
+class ArrowStore(TableStore):
+    """Images of a folder that ``datasets``' ``Dataset.save_to_disk`` wrote.
+
+    Args:
+        root: the folder.
+        names: columns that the user named.
+
+    Raises:
+        DataError: pyarrow is missing, a file cannot be read or is damaged, no column, or more
+            than one, holds images, or a named column is not there.
+    """
+
+    kind = "datasets' Arrow files, in place"
+
+    def __init__(self, root: Path, names: ColumnNames = AUTOMATIC) -> None:
+        require_pyarrow(root)
+        paths = _data_files(root)
+        self._mapped = files = [Mapped(path) for path in paths]
+        tables = [_read(file) for file in files]
+        schemas, rows = [table.schema for table in tables], list(map(len, tables))
+        super().__init__(root, paths, schemas, rows, names)
+        columns = zip(files, self._columns, tables, strict=True)
+        start, size = np.hstack([_places(*own) for own in columns])
+        self._set_places(files, np.repeat(np.arange(len(files)), rows), start, size)
+        self._refuse_paths_alone()
+
+    def _read_column(self, file: int, column: str, part: str = "") -> Any:
+        return _read(self._mapped[file]).column(column)
+
+
+def is_saved_dataset(folder: Path) -> bool:
+    """Tell whether ``Dataset.save_to_disk`` wrote a folder."""
+    return (folder / _STATE).is_file() and (folder / "dataset_info.json").is_file()
+
+
+def _data_files(root: Path) -> list[Path]:
+    """Return the folder's Arrow files in the order of their rows."""
+    with reading(f"{root / _STATE} cannot be read", "; save the data set again, with save_to_disk"):
+        state = parsed_json((root / _STATE).read_text())
+        return [root / str(file["filename"]) for file in state["_data_files"]]
+
+
+def _read(file: Mapped) -> Any:
+    """Return an Arrow file's table, which looks into the mapping."""
+    import pyarrow
+
+    with reading(f"{file.path} is no whole Arrow stream", "; save the data set again"):
+        stream = pyarrow.ipc.open_stream(pyarrow.BufferReader(pyarrow.py_buffer(file.view)))
+        table = stream.read_all()
+        table.validate(full=True)  # pyarrow itself trusts what a file says of offsets
+        return table
+
+
+def _places(file: Mapped, columns: Columns, table: Any) -> NDArray[np.int64]:
+    """Return where the images of a table begin in the file, and their sizes: (2, images)."""
+    images = table.column(columns.image)
+    places = [np.zeros((2, 0), np.int64)]
+    for chunk in images.chunks:
+        data = chunk if columns.bare else chunk.field("bytes")
+        there = np.asarray(data.is_valid()) & np.asarray(chunk.is_valid())
+        start, size = _places_of_chunk(file, data)
+        places.append(np.stack([start, size * there]))
+    return np.hstack(places)
+
+
+def _places_of_chunk(file: Mapped, data: Any) -> NDArray[np.int64]:
+    """Return where the values of an Arrow array of bytes begin in the file, and their sizes."""
+    import pyarrow
+
+    wide = pyarrow.types.is_large_binary(data.type)
+    _, offsets, content = data.buffers()
+    if not len(data) or content is None or not content.size:
+        return np.zeros((2, len(data)), np.int64)
+    end = data.offset + len(data) + 1  # the buffer may be longer, by any number of bytes
+    edges = np.frombuffer(offsets, np.int64 if wide else np.int32, end)[data.offset :]
+    edges = edges.astype(np.int64)
+    begin = content.address - file.address
+    if not 0 <= begin <= len(file) - content.size:
+        raise DataError(f"{file.path} is compressed: save the data set again without compression")
+    return np.stack([begin + edges[:-1], np.diff(edges)])

@@ -189,7 +189,7 @@ def _arrow_beside(folder: Path) -> Files:
 
 
 def _verified(folder: Path) -> None:
-    verify(folder, workers=0, begin=lambda *_: None, progress=lambda *_: None)
+    verify(folder, workers=0, watcher=Silent())
 
 
 def _load_checkpoint(folder: Path) -> object:

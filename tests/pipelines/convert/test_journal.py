@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,14 +35,14 @@ def start_slowly(source: Path, out: Path, *extra: str) -> Forked:
 def convert_slowly(arguments: tuple[str, ...]) -> None:
     """Be the command whose blocks are small and take a while."""
     layout.BLOCK_BYTES = 20_000
-    write = writer.Job._write_images
+    write = writer.Job.write_block
 
-    def slow(job: writer.Job, block: Block, images: list[int]) -> Block:
-        block = write(job, block, images)
+    def slow(job: writer.Job, task: Any) -> Block:
+        block = write(job, task)
         time.sleep(0.15)
         return block
 
-    writer.Job._write_images = slow  # type: ignore[assignment, method-assign]
+    writer.Job.write_block = slow  # type: ignore[assignment, method-assign]
     sys.argv = ["fastsiam", *arguments]
     cli.main()
 

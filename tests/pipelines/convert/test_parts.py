@@ -10,7 +10,6 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -127,19 +126,6 @@ def test_workers_are_told_where_the_data_are(
     with pytest.raises(FastSiamError, match="part 1 of 2: not made; 1 of 2 parts are missing"):
         parts.convert_parts(ConvertConfig(parts=2), ["convert", "folder"])
     assert asked == ["convert", "folder", "--source", str(images), "--out", f"{images}-beton"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"scheduler": "tcp://x:1"}, "--scheduler converts parts: say how many by --parts"),
-        ({"parts": 3, "part": "1/3"}, "--part is one of --parts"),
-        ({"parts": -1}, "parts must be from 0 to 99999, not -1"),
-    ],
-)
-def test_settings_that_make_no_sense(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)):
-        ConvertConfig(**settings)
 
 
 def test_dask_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,20 +85,6 @@ def test_shrinking(options: dict[str, int], size: tuple[int, int]) -> None:
     assert np.abs(np.asarray(image).astype(int) - np.asarray(wanted)).mean() < 6
 
 
-def test_pixels_are_the_decoded_ones() -> None:
-    done, image = how(jpeg(0), raw=True)
-    assert done == "decoded to pixels"
-    np.testing.assert_array_equal(np.asarray(image), np.asarray(Image.open(io.BytesIO(jpeg(0)))))
-
-
-def test_a_declared_bomb_is_refused_before_it_is_decoded() -> None:
-    data = bytearray(jpeg(0))
-    place = data.index(b"\xff\xc0") + 5
-    data[place : place + 4] = b"\xff\x00\xff\x00"
-    with pytest.raises(ValueError, match="it declares 65,280 x 65,280 pixels"):
-        prepare(bytes(data), None, ConvertConfig())
-
-
 def test_a_jpeg_that_ends_in_zeros_is_bad() -> None:
     """As a power cut leaves it: Pillow decodes it without a word."""
     data = jpeg(0)

@@ -6,16 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam.errors import DataError
 from fastsiam.pipelines.store import BetonStore, open_store
-from tests.conversions import run
 from tests.processes import fastsiam
-from tests.sources import (
-    VAL_WNIDS,
-    WNIDS,
-    cifar,
-    imagenet,
-)
+from tests.sources import VAL_WNIDS, WNIDS, imagenet
 
 
 def test_the_official_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,13 +34,6 @@ def test_the_official_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert f"there already: {out}/train" in partly and f"\n{out}/val.beton: 4 images" in partly
     assert "nothing done" not in partly
     assert "whole" in fastsiam("convert", "verify", str(out), "--decode").stdout
-
-
-def test_a_pickle_of_others_is_not_read(tmp_path: Path) -> None:
-    path = cifar(tmp_path / "cifar-10-python.tar.gz")
-    path.write_bytes(path.read_bytes() + b"x")
-    with pytest.raises(DataError, match=r"is not the archive .*fetch it again from https"):
-        run("cifar10", tmp_path, tmp_path / "out")
 
 
 def test_the_demos_images(tmp_path: Path) -> None:

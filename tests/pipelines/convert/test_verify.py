@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import write_images
-from tests.conversions import checked, run
+from tests.conversions import checked, failing, run
 from tests.processes import fastsiam
 
 
@@ -38,3 +41,18 @@ def test_verify_holds_files_against_the_manifest(images: Path, tmp_path: Path) -
     (out / "manifest.json").write_text("{")
     assert "cannot be read" in checked(out)[0]
     assert "no .beton files" in checked(images)[0]
+
+
+def test_nothing_to_verify(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (line,) = checked(tmp_path / "nowhere")
+    assert "does not exist: name a .beton file or a folder" in line
+    (line,) = checked(tmp_path / ("x" * 300))
+    assert line.endswith(": File name too long; choose a shorter path")
+    run("folder", images, tmp_path / "out")
+    (tmp_path / "out" / "manifest.json").unlink()
+    (tmp_path / "out" / "manifest.json").mkdir()
+    (line,) = checked(tmp_path / "out")
+    assert "manifest.json cannot be read" in line and "convert again" in line
+    monkeypatch.setattr(Path, "glob", failing(errno.EACCES))
+    (line,) = checked(tmp_path / "out")
+    assert "Permission denied; check the permissions" in line

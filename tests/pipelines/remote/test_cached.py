@@ -80,19 +80,6 @@ def test_another_process_fetches_nothing_anew(web: Path, tmp_path: Path) -> None
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_an_object_that_was_replaced_is_fetched_anew(web: Path, tmp_path: Path) -> None:
-    with web_server(web) as address:
-        settings = DataConfig(
-            data=f"{address}/train.tar", cache=str(tmp_path / "cache"), cache_gb=0.1
-        )
-        before = read_all(open_split(settings, "train"))
-        tar(web / "train.tar", folder_members(write_images(tmp_path / "other", seed=9)))
-        os.utime(web / "train.tar", (1e9, 1e9))
-        after = read_all(open_split(settings, "train"))
-        here = read_all(open_split(DataConfig(data=str(web / "train.tar")), "train"))
-    assert after == here != before
-
-
 def test_a_full_shuffle_of_more_than_fits_keeps_nothing(
     web: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -67,12 +67,6 @@ def test_every_form_is_what_it_is_on_a_disk(
         assert all(there.is_intact(i, there.read(i)) for i in range(len(there)))
 
 
-def test_braces_name_several_files(data: str, shards: Path) -> None:
-    assert_same(opened(f"{data}/train-{{0000..0002}}.tar"), opened(str(shards)))
-    both = f"{data}/{{train-0000,train-0001,train-0002,val-0000}}.tar"
-    assert_same(opened(both, "val"), opened(str(shards), "val"))
-
-
 @pytest.mark.parametrize(("name", "workers"), BY)
 def test_views_are_those_of_a_disk(name: str, workers: int, data: str, shards: Path) -> None:
     """Two epochs, the second from its second step on, and central crops."""

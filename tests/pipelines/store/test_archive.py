@@ -30,13 +30,6 @@ def count_with_few_files(folder: Path) -> None:
     print(len(open_store(folder, "train")))
 
 
-def test_names_are_those_of_a_folder(tmp_path: Path) -> None:
-    """Hidden members are skipped, and parts that lead upwards or to a root are left out."""
-    names = ["a/0.jpg", ".checkpoints/0.jpg", "a/._0.jpg", "b/.x/1.jpg", "/../b/./../2.jpg"]
-    store = ArchiveStore([tar(tmp_path / "t.tar", [(name, jpeg(0)) for name in names])])
-    assert [store.name(i) for i in range(len(store))] == ["a/0.jpg", "b/2.jpg"]
-
-
 def test_the_index_is_built_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,16 +44,6 @@ def test_class_folders_are_sorted_and_may_be_deep(tmp_path: Path) -> None:
     assert store.read(2) == (tmp_path / "zebra" / "a.jpg").read_bytes()
 
 
-def test_splits(tmp_path: Path) -> None:
-    write_images(tmp_path / "train", each=2)
-    write_images(tmp_path / "test", each=1)
-    assert len(open_store(tmp_path, "train")) == 6
-    assert open_store(tmp_path, "val").root == tmp_path / "test"
-    assert len(open_store(tmp_path / "train", "train")) == 6
-    with pytest.raises(DataError, match="no val/ or test/ folder"):
-        open_store(tmp_path / "train", "val")
-
-
 def test_the_way_out_of_a_broken_image_is_one(tmp_path: Path) -> None:
     """The command that its message names is typed as it stands."""
     data = tmp_path / "it's mine"
