@@ -14,7 +14,6 @@ from fastsiam.views.batch import Batch
 from tests.methods import formulas, related_formulas
 from tests.methods.formulas import Array, Weights
 from tests.methods.linear import (
-    BATCH,
     EPOCHS,
     STEPS,
     arrays,
@@ -135,19 +134,6 @@ def test_keys_are_normalised_in_other_groups_than_queries(group: int) -> None:
     check_gradients(method, batch, loss)
     same = formula_of(method, batch, queue=queue)
     assert abs(loss(arrays(method)) - same(arrays(method))) > 1e-3
-
-
-@pytest.mark.parametrize(("images", "size"), [(8, 4), (64, 8), (256, 32), (24, 4)])
-def test_each_group_of_keys_has_as_many_of_each_group_of_queries(images: int, size: int) -> None:
-    """So BN's statistics of a query's group say nothing of its own key's, more than of any other's.
-
-    ``test_keys_are_normalised_in_other_groups_than_queries`` shows that these are the groups.
-    """
-    queries = related_formulas.query_groups(images, size)
-    keys = related_formulas.key_groups(images, size)
-    assert sorted(np.concatenate(keys)) == list(range(images))
-    shares = [[len(set(key) & set(query)) for query in queries] for key in keys]
-    assert np.ptp(shares) <= 1 and np.max(shares) == -(-size // len(queries))
 
 
 class Taken(NamedTuple):
@@ -311,29 +297,3 @@ def test_what_moves_in_a_step(case: Case) -> None:
     trained = {name for name, p in method.named_parameters() if id(p) in of_groups}
     assert trained == set(arrays(method))
     assert all(p.requires_grad == (name in trained) for name, p in method.named_parameters())
-
-
-def test_sinkhorn_gives_all_prototypes_as_much() -> None:
-    """A test of the formula: of many rounds the rows sum to 1 / K and the columns to 1 / B."""
-    scores = np.random.default_rng(0).uniform(-1, 1, (12, 5))
-    codes = related_formulas.sinkhorn(scores, epsilon=0.3, rounds=200)
-    np.testing.assert_allclose(codes.sum(1), 1)
-    np.testing.assert_allclose(codes.sum(0), 12 / 5)
-    few = related_formulas.sinkhorn(scores, epsilon=0.3, rounds=1)
-    np.testing.assert_allclose(few.sum(1), 1)
-    assert np.ptp(few.sum(0)) > 1e-2
-
-
-def test_codes_are_of_no_image_beside_the_batch_until_the_queue_is_full() -> None:
-    """Rows that do not count, of a queue that is still empty, have no share in the assignments."""
-    case = RELATED["swav, queue"]
-    with_queue, without = of(case), of(RELATED["swav"])
-    without.load_state_dict(
-        {k: v for k, v in with_queue.state_dict().items() if "queue" not in k}, strict=False
-    )
-    batch = images_of(case)
-    losses = [method(batch.views, batch.index).loss.item() for method in (with_queue, without)]
-    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
-    filled(with_queue)
-    assert abs(with_queue(batch.views, batch.index).loss.item() - losses[1]) > 1e-3
-    assert len(batch.index) == BATCH
