@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fastsiam.config import FastSiamConfig, SimSiamConfig
-from fastsiam.methods import FastSiam, Output
+from fastsiam.config import SimSiamConfig
+from fastsiam.methods import Output
 from fastsiam.methods.simsiam_variants import SimSiamVariant
 from fastsiam.views.batch import Batch
 from tests.methods import formulas
@@ -29,7 +28,6 @@ from tests.methods.linear import (
 from tests.methods.variants import VARIANTS, Variant
 
 EVERY = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
-ONE_STEP = {name: v for name, v in VARIANTS.items() if v.config().alternate_every == 1}
 KEEPS = {
     name: v
     for name, v in VARIANTS.items()
@@ -153,20 +151,6 @@ def test_what_is_kept_over_steps(variant: Variant, accumulate: int) -> None:
             averages = after
             np.testing.assert_allclose(rows, averages, atol=1e-6, err_msg=str(at))
             assert (np.abs(rows).sum(1) > 0).sum() == min(IMAGES, (at + 1) * BATCH)
-
-
-@pytest.mark.parametrize("name", [k for k, v in ONE_STEP.items() if v.views == 2])
-def test_fastsiam_of_two_views_is_simsiam(name: str) -> None:
-    """To the bit, with every setting."""
-    variant = VARIANTS[name]
-    found = []
-    for kind in (SimSiamConfig, FastSiamConfig):
-        method = of(replace(variant, method=kind))
-        losses = [loss for _, _, loss, _ in run(method, 2)]
-        found.append((losses, method.state_dict()))
-    assert type(method) is FastSiam
-    assert found[0][0] == found[1][0]
-    torch.testing.assert_close(found[0][1], found[1][1], atol=0, rtol=0)
 
 
 @EVERY

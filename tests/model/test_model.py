@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -57,22 +55,14 @@ def test_predictor_is_the_papers() -> None:
     assert [m.bias is not None for m in head if isinstance(m, nn.Linear)] == [False, True]
 
 
-def test_loss_equals_float64_numpy() -> None:
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
+def test_loss_is_the_cosine_whatever_the_scale(scale: float) -> None:
     p, z = torch.randn(64, 32), torch.randn(64, 32)
     a, b = p.double().numpy(), z.double().numpy()
     cosine = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
-    assert negative_cosine(p, z).item() == pytest.approx(-cosine.mean(), abs=1e-6)
-
-
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
-def test_loss_is_bounded_and_blind_to_scale(scale: float) -> None:
-    p, z = torch.randn(64, 32), torch.randn(64, 32)
-    loss = negative_cosine(p, z)
-    assert -1 <= loss <= 1
-    torch.testing.assert_close(negative_cosine(p, z * scale), loss)
-    torch.testing.assert_close(negative_cosine(p * scale, z), loss)
+    assert negative_cosine(p, z * scale).item() == pytest.approx(-cosine.mean(), abs=1e-6)
+    assert negative_cosine(p * scale, z).item() == pytest.approx(-cosine.mean(), abs=1e-6)
     assert negative_cosine(z, z * scale).item() == pytest.approx(-1, abs=1e-6)
-    assert negative_cosine(z, -z).item() == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -99,42 +89,6 @@ def simsiam(config: ModelConfig) -> SimSiam:
 def taken(method: Method, *views: Tensor) -> Output:
     output: Output = method(views, torch.arange(len(views[0])))
     return output
-
-
-def gradients(method: SimSiam, loss: Tensor) -> list[Tensor]:
-    return list(torch.autograd.grad(loss, list(method.parameters()), allow_unused=True))
-
-
-def test_stop_gradient_treats_the_other_view_as_a_constant() -> None:
-    """Gradients equal those of the loss with z put in as numbers, and differ without the stop."""
-    torch.manual_seed(0)
-    method = simsiam(TINY)
-    view1, view2 = torch.randn(2, 8, 3, 16, 16)
-    stopped = gradients(method, taken(method, view1, view2).loss)
-    z1, z2 = (method.projector(method.backbone(view)) for view in (view1, view2))
-    numbers1, numbers2 = torch.tensor(z1.tolist()), torch.tensor(z2.tolist())
-    p1, p2 = method.predictor(z1), method.predictor(z2)
-    by_hand = (negative_cosine(p1, numbers2) + negative_cosine(p2, numbers1)) / 2
-    for got, expected in zip(stopped, gradients(method, by_hand), strict=True):
-        torch.testing.assert_close(got, expected, atol=1e-7, rtol=1e-5)
-    free_config = replace(method.config, stop_gradient=False)
-    other = simsiam(replace(TINY, method=free_config))
-    other.load_state_dict(method.state_dict())
-    free = gradients(other, taken(other, view1, view2).loss)
-    assert max((a - b).abs().max().item() for a, b in zip(stopped, free, strict=True)) > 1e-4
-
-
-def test_loss_is_symmetrised_half_and_half() -> None:
-    torch.manual_seed(0)
-    method = simsiam(TINY)
-    view1, view2 = torch.randn(2, 8, 3, 16, 16)
-    loss, z, _ = taken(method, view1, view2)
-    swapped, *_ = taken(method, view2, view1)
-    torch.testing.assert_close(loss, swapped)
-    z1, z2 = (method.projector(method.backbone(view)) for view in (view1, view2))
-    parts = negative_cosine(method.predictor(z1), z2), negative_cosine(method.predictor(z2), z1)
-    torch.testing.assert_close(loss, (parts[0] + parts[1]) / 2)
-    assert not z.requires_grad and torch.equal(z, z1.detach())
 
 
 def test_each_view_has_its_own_bn_statistics() -> None:
