@@ -20,7 +20,7 @@ from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig, Pipeline
 from fastsiam.pipelines import build_loader
 from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.views.batch import Batch
-from tests.pipelines.cases import NEEDS
+from tests.pipelines.cases import NEEDS, levels
 from tests.sources import gray_jpeg, picture, rotated_jpeg
 from tests.views.cases import UNEQUAL
 
@@ -107,10 +107,6 @@ def batches(name: str, root: Path, augment: AugmentConfig, epoch: int, **rules: 
         loader.close()
 
 
-def levels(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-    return (ours - theirs).abs() * 255 * torch.tensor(VIEWS.std).view(3, 1, 1)
-
-
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
 def test_same_images_and_pixels(name: str, kind: str, all_kinds: Path) -> None:
     root = source(kind, all_kinds)
@@ -122,7 +118,7 @@ def test_same_images_and_pixels(name: str, kind: str, all_kinds: Path) -> None:
             assert torch.equal(ours.index, theirs.index)
             assert torch.equal(ours.label, theirs.label) and ours.seen == theirs.seen
             for one, other in zip(ours.views, theirs.views, strict=True):
-                assert levels(one, other).max() <= EXACT
+                assert levels(one, other, VIEWS).max() <= EXACT
 
 
 @pytest.mark.parametrize(
@@ -144,4 +140,4 @@ def test_exif_and_alpha_are_applied_alike(name: str, all_kinds: Path) -> None:
     assert any(not torch.equal(a.view1, b.view1) for a, b in zip(expected, plain, strict=True))
     for ours, theirs in zip(batches(name, source, VIEWS, 1, **rules), expected, strict=True):
         for one, other in zip(ours.views, theirs.views, strict=True):
-            assert levels(one, other).max() <= EXACT
+            assert levels(one, other, VIEWS).max() <= EXACT

@@ -40,12 +40,3 @@ def test_a_run_says_once_what_its_options_affect(
 def test_ordinary_images_are_not_worth_a_line(images: Path) -> None:
     store = open_split(DataConfig(data=str(images)), "train")
     assert survey.survey(store, store.rules) == []
-
-
-def test_a_large_data_set_is_sampled(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey, "_SAMPLE", 5)
-    (images / "train" / "class0" / "000.jpg").write_bytes(b"no image")
-    store = open_split(DataConfig(data=str(images)), "train")
-    sample = survey.sample_of(store, np.arange(24))
-    assert sample.tolist() == [0, 5, 11, 17, 23]
-    assert len(survey._headers(store, sample)) == 4
