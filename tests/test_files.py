@@ -31,10 +31,11 @@ def test_a_file_is_replaced_when_all_went_well(tmp_path: Path) -> None:
 def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")
-    with pytest.raises(KeyboardInterrupt), written_whole(path) as temporary:
-        temporary.write_text("half")
-        raise KeyboardInterrupt
-    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+    for error in (KeyboardInterrupt("mine"), RuntimeError("mine")):
+        with pytest.raises(type(error), match=r"^mine$"), written_whole(path) as temporary:
+            temporary.write_text("half")
+            raise error
+        assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
 def test_two_writers_at_once_do_not_meet(tmp_path: Path) -> None:
@@ -67,20 +68,15 @@ def test_an_error_of_the_system_says_what_to_do(number: int, advice: str) -> Non
     assert isinstance(caught.value.__cause__, OSError)
 
 
-def test_advice_of_ones_own_comes_first() -> None:
+def test_what_is_said_of_other_errors() -> None:
+    """Advice of one's own comes first, what is not the system's passes, and some say little."""
     with (
         pytest.raises(CheckpointError, match=r"^x: No space left on device; delete old runs$"),
         explained(CheckpointError, "x", advice="delete old runs"),
     ):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_other_errors_pass() -> None:
     with pytest.raises(ValueError, match=r"^mine$"), explained(DataError, "x"):
         raise ValueError("mine")
-
-
-def test_errors_that_say_little() -> None:
     assert why(RuntimeError("first line\nsecond")) == "first line"
     assert why(OSError()) == reason(OSError()) == "OSError"
 
@@ -111,13 +107,6 @@ def write_too_much(path: Path) -> None:
 def test_a_file_that_may_not_be_that_large(tmp_path: Path) -> None:
     done = Forked(write_too_much, tmp_path / "file").wait()
     assert f"cannot write {tmp_path / 'file'}: File too large; allow larger files" in done.stderr
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_error_that_is_not_the_disks_stays_what_it_is(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"^mine$"), written_whole(tmp_path / "x") as temporary:
-        temporary.write_text("half")
-        raise RuntimeError("mine")
     assert not list(tmp_path.iterdir())
 
 
