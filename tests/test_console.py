@@ -130,10 +130,11 @@ def test_work_within_a_run_is_told_beside_its_bar(monkeypatch: pytest.MonkeyPatc
         assert "kNN" not in screen.shown().rpartition("50/100")[2]
 
 
-@pytest.mark.parametrize("left", [False, True], ids=["a full disk", "a reader that left"])
-def test_lines_that_cannot_be_written_end_nothing(left: bool) -> None:
-    done = Forked(_say_and_stop, left).wait(60)
-    assert (done.returncode, done.stdout) == (0, "2")
+def test_lines_that_cannot_be_written_end_nothing() -> None:
+    """On a full disk, and where the reader has left."""
+    for left in (False, True):
+        done = Forked(_say_and_stop, left).wait(60)
+        assert (done.returncode, done.stdout) == (0, "2")
 
 
 def _say_and_stop(left: bool) -> None:

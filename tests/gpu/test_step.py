@@ -145,7 +145,8 @@ def test_compiled_steps_are_the_eager_ones(name: str, gpu: TrainConfig) -> None:
     doubles a rounding every few steps.
     """
     place, curves = Place(0, 1, torch.device("cuda", 0)), []
-    simsiam, modes = name == "default", [{"compile": "off"}, {"compile": "on"}]
+    simsiam = name == "default"
+    modes: list[dict[str, Any]] = [{"compile": "off"}, {"compile": "on"}]
     modes += [{"compile": "on", "cuda_graphs": True}] if simsiam else []
     for mode in modes:
         settings: dict[str, Any] = {"precision": "fp32", "tf32": False, "lr": 0.05, **mode}

@@ -53,14 +53,15 @@ def test_resnets_are_torchvisions() -> None:
 
 def test_stems_and_widths() -> None:
     """solo-learn pads by 2: 32 pixels become 34. lightly's Sequential has no ReLU there."""
-    x, found = torch.randn(2, 3, 32, 32), {}
-    for stem, side in (("cifar", 32), ("cifar-pad2", 34), ("cifar-no-relu", 32), ("imagenet", 16)):
-        backbone = found[stem] = build_backbone(ModelConfig(backbone="resnet18", stem=stem))
+    x = torch.randn(2, 3, 32, 32)
+    for stem, side in {"imagenet": 16, "cifar": 32, "cifar-pad2": 34, "cifar-no-relu": 32}.items():
+        backbone = build_backbone(ModelConfig(backbone="resnet18", stem=stem))  # type: ignore[arg-type]
         assert isinstance(backbone, ResNet) and backbone.conv1(x).shape == (2, 64, side, side)
         assert (backbone.relu(x.clone()).min() < 0) == (stem == "cifar-no-relu")
-    assert found["cifar"].conv1.kernel_size == (3, 3)
-    assert found["cifar"].maxpool(found["cifar"].conv1(x)).shape == (2, 64, 32, 32)
-    assert sum(p.numel() for p in found["cifar"].parameters()) == 11_168_832
+        assert backbone.conv1.kernel_size == ((7, 7) if stem == "imagenet" else (3, 3))
+        if stem == "cifar":
+            assert backbone.maxpool(backbone.conv1(x)).shape == (2, 64, 32, 32)
+            assert sum(p.numel() for p in backbone.parameters()) == 11_168_832
     narrow = build_backbone(ModelConfig(backbone="resnet10", width=16))
     assert narrow.features == 128
     assert sum(isinstance(module, BasicBlock) for module in narrow.modules()) == 4
@@ -149,26 +150,22 @@ def test_plain_weights_can_be_loaded_again() -> None:
         backbone.load_state_dict(dict(backbone.state_dict()), assign=True)
 
 
-@pytest.mark.parametrize("name", ["vit_b_32", "efficientnet_b0", "convnext_tiny", "alexnet"])
-def test_nothing_in_a_network_is_random(name: str) -> None:
-    """These have dropout or stochastic depth; training twice gives the same, whatever the seed."""
-    torch.manual_seed(0)
-    backbone = build_backbone(ModelConfig(backbone=name)).train()
-    side = 224 if name.startswith("vit") else 64
-    x = torch.randn(2, 3, side, side)
-    first = backbone(x)
-    torch.manual_seed(1)
-    assert torch.equal(backbone(x), first)
-
-
-def test_timms_functional_dropout_is_off() -> None:
+def test_nothing_in_a_network_is_random() -> None:
+    """Dropout and stochastic depth are off; training twice gives the same, whatever the seed."""
     timm = pytest.importorskip("timm")
-    network = timm.create_model("test_efficientnet", num_classes=0, drop_rate=0.5).train()
-    x = torch.randn(4, 3, 32, 32)
-    assert not torch.equal(network(x), network(x))
-    for module in network.modules():
+    functional = timm.create_model("test_efficientnet", num_classes=0, drop_rate=0.5).train()
+    x = torch.randn(2, 3, 64, 64)
+    assert not torch.equal(functional(x), functional(x))
+    for module in functional.modules():
         _without_randomness(module)
-    assert torch.equal(network(x), network(x))
+    names = ("vit_b_32", "efficientnet_b0", "convnext_tiny", "alexnet")
+    networks = [build_backbone(ModelConfig(backbone=name)).train() for name in names]
+    for network in (functional, *networks):
+        own = torch.randn(2, 3, 224, 224) if network is networks[0] else x
+        torch.manual_seed(0)
+        first = network(own)
+        torch.manual_seed(1)
+        assert torch.equal(network(own), first)
 
 
 @pytest.mark.parametrize("name", FOREIGN)
@@ -242,12 +239,9 @@ def test_what_is_no_backbone_is_refused_in_a_line(name: str, crop: int, message:
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_a_backbone_passes() -> None:
+def test_what_is_a_backbone_passes_and_timm_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("resnet18", "convnext_tiny", "regnet_x_400mf", "swin_t"):
         check_backbone(ModelConfig(backbone=name), crop=64)
-
-
-def test_timm_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(BackendError, match=r"pip install 'fastsiam\[timm\]'"):
         check_backbone(ModelConfig(backbone="timm/resnet18"), crop=224)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fastsiam.config import ModelConfig
-from fastsiam.methods import Method, Output, SimSiam, build_method
+from fastsiam.methods import Method, Output, build_method
 from fastsiam.model.backbones import (
     ResNet,
 )
@@ -35,7 +35,7 @@ def test_initialisers() -> None:
             assert module.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.02)
 
 
-def test_projector_is_the_papers() -> None:
+def test_heads_are_the_papers() -> None:
     head = projector(512, 2048, layers=3)
     kinds = [type(m).__name__ for m in head]
     assert kinds == ["Linear", "BatchNorm1d", "ReLU"] * 2 + ["Linear", "BatchNorm1d"]
@@ -43,16 +43,13 @@ def test_projector_is_the_papers() -> None:
     assert [m.affine for m in head if isinstance(m, nn.BatchNorm1d)] == [True, True, False]
     assert head(torch.randn(4, 512)).shape == (4, 2048)
     assert [type(m).__name__ for m in projector(512, 64, layers=2)] == kinds[:3] + kinds[-2:]
-
-
-def test_predictor_is_the_papers() -> None:
+    wide = projector(512, 8, layers=3, hidden=24)
+    assert [m.out_features for m in wide if isinstance(m, nn.Linear)] == [24, 24, 8]
     head = predictor(2048, 512)
     assert [type(m).__name__ for m in head] == ["Linear", "BatchNorm1d", "ReLU", "Linear"]
-    assert [tuple(m.weight.shape) for m in head if isinstance(m, nn.Linear)] == [
-        (512, 2048),
-        (2048, 512),
-    ]
-    assert [m.bias is not None for m in head if isinstance(m, nn.Linear)] == [False, True]
+    linear = [m for m in head if isinstance(m, nn.Linear)]
+    assert [tuple(m.weight.shape) for m in linear] == [(512, 2048), (2048, 512)]
+    assert [m.bias is not None for m in linear] == [False, True]
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
@@ -80,12 +77,6 @@ def test_loss_is_float32_and_finite_for_large_half_inputs(dtype: torch.dtype) ->
     assert negative_cosine(torch.zeros(2, 4), torch.zeros(2, 4)) == 0
 
 
-def simsiam(config: ModelConfig) -> SimSiam:
-    method = build_method(config)
-    assert isinstance(method, SimSiam)
-    return method
-
-
 def taken(method: Method, *views: Tensor) -> Output:
     output: Output = method(views, torch.arange(len(views[0])))
     return output
@@ -104,9 +95,3 @@ def test_each_view_has_its_own_bn_statistics() -> None:
     assert all(
         m.num_batches_tracked == 2 for m in method.modules() if isinstance(m, nn.BatchNorm1d)
     )
-
-
-def test_a_projector_may_be_wider_within() -> None:
-    method = simsiam(model_of(backbone="resnet10", dim=8, projector_dim=24))
-    widths = [m.out_features for m in method.projector if isinstance(m, nn.Linear)]
-    assert widths == [24, 24, 8]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import functional as TF
 
-from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig
+from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig, Pipeline
 from fastsiam.errors import DataError
 from fastsiam.pipelines import Store, backends, build_eval_loader, central, open_store
 from fastsiam.pipelines.convert.command import convert_data
@@ -24,7 +24,7 @@ from fastsiam.pipelines.job import Images, Job, cut_centres, run_in_threads
 from fastsiam.views.batch import EvalBatch, EvalLoader
 from fastsiam.views.photometric.reference import normalize
 from tests.forms import FORMS
-from tests.pipelines.cases import NEEDS, PIPELINES, levels, readable
+from tests.pipelines.cases import NEEDS, levels, readable
 from tests.pipelines.readers import change_image
 from tests.sources import encoded, picture, rotated_jpeg
 
@@ -164,23 +164,19 @@ def test_what_dali_resizes_is_near_pils(resize: int, side: int, photographs: Pat
     assert gap.max() == 1 if resize > side else (gap > 2).mean() < 0.005
 
 
-@pytest.mark.parametrize(
-    ("name", "device", "resize", "maker"),
-    [
-        *(pytest.param(*name.values, "cpu", 96, "native", marks=name.marks) for name in PIPELINES),
-        pytest.param("dali", "cuda", 96, "dali", marks=NEEDS["dali"]),
-        pytest.param("dali", "cuda", 95, "native", marks=NEEDS["dali"]),  # a border
-    ],
-)
-def test_the_engine_makes_the_crops_except_for_dali_on_a_gpu(
-    name: Any, device: str, resize: int, maker: str, images: Path
-) -> None:
-    """So the other tests here take one pipeline."""
+@pytest.mark.dali
+@pytest.mark.ffcv
+def test_the_engine_makes_the_crops_except_for_dali_on_a_gpu(images: Path) -> None:
+    """So the other tests here take one pipeline. At resize 95 crops have a border."""
     store = open_store(images / "train", "train")
-    made = backends.BACKENDS[name].central_crops(
-        DataConfig(pipeline=name), store, resize=resize, side=96, device=torch.device(device)
-    )
-    assert isinstance(made, partial) and made.func.__module__.endswith(f"{maker}_backend")
+    for name in get_args(Pipeline):
+        for device, resize in (("cpu", 96), ("cuda", 96), ("cuda", 95)):
+            made = backends.BACKENDS[name].central_crops(
+                DataConfig(pipeline=name), store, resize=resize, side=96,
+                device=torch.device(device),
+            )  # fmt: skip
+            maker = "dali" if (name, device, resize) == ("dali", "cuda", 96) else "native"
+            assert isinstance(made, partial) and made.func.__module__.endswith(f"{maker}_backend")
 
 
 @pytest.mark.parametrize("keep", [0, 2**30])
