@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -25,8 +24,9 @@ from fastsiam.views.batch import EvalBatch, EvalLoader
 from fastsiam.views.photometric.reference import normalize
 from tests.forms import FORMS
 from tests.pipelines.cases import NEEDS, levels, readable
+from tests.pipelines.dali_cases import KINDS
 from tests.pipelines.readers import change_image
-from tests.sources import encoded, picture, rotated_jpeg
+from tests.sources import picture
 
 
 def build(
@@ -96,29 +96,15 @@ def test_batches_have_the_promised_form(dtype: torch.dtype | None, images: Path)
     assert loader.names()[9] == "class1/001.jpg" and len(loader.names()) == 24
 
 
-KINDS: dict[str, Callable[[], bytes]] = {
-    "landscape.jpg": lambda: encoded(picture(1, width=190, height=97)),
-    "portrait.jpg": lambda: encoded(picture(2, width=83, height=201)),
-    "cmyk.jpg": lambda: encoded(picture(3, width=60, height=50).convert("CMYK")),
-    "gray.jpg": lambda: encoded(picture(4, width=61, height=50).convert("L")),
-    "progressive.jpg": lambda: encoded(picture(5, width=60, height=51), progressive=True),
-    "coded-as-rgb.jpg": lambda: encoded(picture(6, width=60, height=50), keep_rgb=True),
-    "rotated.jpg": lambda: rotated_jpeg(7),
-    "picture.png": lambda: encoded(picture(8, width=60, height=50), "PNG"),
-    "alpha.png": lambda: encoded(picture(9, width=60, height=50).convert("RGBA"), "PNG"),
-    "pixel.jpg": lambda: encoded(picture(10, width=1, height=1)),
-    "wide.jpg": lambda: encoded(picture(11, width=500, height=3)),
-    "tall.jpg": lambda: encoded(picture(12, width=3, height=500)),
-    "as-it-is.jpg": lambda: encoded(picture(13, width=16, height=16)),
-}
-
-
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of every kind, and some that are much longer than the crop or just as large."""
     folder = tmp_path_factory.mktemp("odd") / "images"
     folder.mkdir()
-    for name, make in KINDS.items():
-        (folder / name).write_bytes(make())
+    for number, make in enumerate(KINDS.values()):
+        (folder / f"{number:02}.jpg").write_bytes(make(number))
+    for width, height in ((500, 3), (3, 500), (16, 16)):
+        picture(width, width=width, height=height).save(folder / f"{width}-{height}.jpg")
     return folder
 
 
