@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 from fastsiam.pipelines import Store
 from fastsiam.pipelines.remote import storage
-from tests.processes import Forked
+from tests.processes import Forked, free_port
 
 BUCKET = "bucket"
 KEY, SECRET = "KEYTHATNOBODYSEES", "SECRETTHATNOBODYSEES"
@@ -33,13 +33,6 @@ def reconnect() -> None:
     if storage._own is not None:
         storage._own.close()
     storage._own = None
-
-
-def free_port() -> int:
-    """Return a port of loopback that nobody listens at."""
-    with socket.socket() as own:
-        own.bind(("127.0.0.1", 0))
-        return int(own.getsockname()[1])
 
 
 def wait_for(port: int, *, seconds: float = 120) -> None:

@@ -20,14 +20,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fastsiam.config import (
-    METHOD_CONFIGS,
     AugmentConfig,
     ModelConfig,
     NumericsConfig,
     OptimConfig,
     StepConfig,
     TrainConfig,
-    ViewConfig,
 )
 from fastsiam.config.evaluate import LinearConfig
 from fastsiam.distributed import (
@@ -55,8 +53,6 @@ from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch
 from tests.configs import Said, model_of, resolved_as, with_settings
 from tests.conftest import write_images
-from tests.methods.barlow_twins import BarlowTwinsConfig
-from tests.methods.everything import EverythingConfig, registered
 from tests.methods.variants import EVERY
 from tests.networks import short_resnet10
 
@@ -117,42 +113,6 @@ def steps(rank: int, world: int, **settings: Any) -> dict[str, Any]:
     losses = [step(share, at=0)[0] for _ in range(3)]
     state = {name: value.cpu() for name, value in method.state_dict().items()}
     return {"loss": torch.stack(losses).cpu(), "gradient": gradients, "state": state}
-
-
-def everything(rank: int, world: int, **settings: Any) -> dict[str, Any]:
-    """Take three steps of the test's method on this rank's share; return losses and state."""
-    with registered():
-        views = (ViewConfig(crop=16), ViewConfig(crop=16), ViewConfig(crop=8))
-        model = ModelConfig(backbone="resnet10", stem="cifar", width=4, method=EverythingConfig())
-        config = replace(CONFIG, augment=AugmentConfig(views=views), model=model)
-        config = with_settings(config, lr=0.1, **settings)
-        torch.manual_seed(0)
-        method = build_method(config.model, images=24)
-        place = Place(rank, world, torch.device("cpu"))
-        step = TrainingStep(config, method, place, steps_per_epoch=10)
-        assert "cannot" not in step.prepare() and step.config == config
-        batch = global_batch()
-        small = batch.view1[..., ::2, ::2]
-        batch = replace(batch, views=(*batch.views, small), index=batch.index + 5)
-        share = batch.chunks(world)[rank]
-        losses = [mean_across_ranks(step(share, at=at)[0]) for at in (0, 50, 500)]
-        return {"loss": torch.stack(losses), "state": method.state_dict()}
-
-
-def barlow_twins(rank: int, world: int) -> dict[str, Any]:
-    """Take three steps of a method that lies in one file; return losses and state."""
-    METHOD_CONFIGS[BarlowTwinsConfig.name] = BarlowTwinsConfig
-    method = BarlowTwinsConfig(dim=16)
-    model = ModelConfig(backbone="resnet10", stem="cifar", width=4, method=method)
-    config = with_settings(replace(CONFIG, model=model), lr=0.1)
-    torch.manual_seed(0)
-    built = build_method(config.model)
-    place = Place(rank, world, torch.device("cpu"))
-    step = TrainingStep(config, built, place, steps_per_epoch=10)
-    step.prepare()
-    share = global_batch().chunks(world)[rank]
-    losses = [mean_across_ranks(step(share, at=at)[0]) for at in range(3)]
-    return {"loss": torch.stack(losses), "state": built.state_dict()}
 
 
 def variant(name: str, rank: int, world: int, **settings: Any) -> dict[str, Any]:
@@ -249,11 +209,6 @@ def rows_apart(rank: int, world: int) -> dict[str, Any]:
     for at in range(2):
         step(global_batch().chunks(world)[rank], at=at)
     return {"left": method.get_buffer("averages")[16:].clone()}
-
-
-def compiled_everything(rank: int, world: int) -> dict[str, Any]:
-    """Do the same with a compiled model."""
-    return everything(rank, world, compile="on")
 
 
 def compiled_steps(rank: int, world: int) -> dict[str, Any]:

@@ -6,9 +6,8 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[1]
 HOME = {"pipelines": "fastsiam.pipelines", "bench": "fastsiam.bench"}
@@ -47,10 +46,14 @@ def modules() -> Iterator[tuple[str, Path]]:
                 yield (parts[0] if parts[0] in HOME else parts[1]), path
 
 
+@lru_cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports(path: Path, *, top_level: bool = False) -> Iterator[str]:
     """Yield the names that a file imports from elsewhere than its own folder."""
-    tree = ast.parse(path.read_text())
-    for node in tree.body if top_level else ast.walk(tree):
+    for node in parsed(path).body if top_level else ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module == "fastsiam":
@@ -66,58 +69,37 @@ def floors_of(path: Path) -> set[str]:
     return {name if name in FLOORS else "__init__" for name in own}  # fastsiam.__version__
 
 
-def test_every_folder_has_a_floor() -> None:
-    assert {floor for floor, _ in modules()} == set(FLOORS)
-
-
 def test_imports_run_downwards() -> None:
+    """Only the top floors know the pipelines, only the command line bench."""
+    assert {floor for floor, _ in modules()} == set(FLOORS)
     for floor, path in modules():
-        for imported in floors_of(path):
-            assert FLOORS.index(floor) <= FLOORS.index(imported), f"{path} imports {imported}"
-
-
-def test_only_the_top_floors_know_the_pipelines() -> None:
-    for floor, path in modules():
+        imported = floors_of(path)
+        for one in imported:
+            assert FLOORS.index(floor) <= FLOORS.index(one), f"{path} imports {one}"
         if floor not in WITH_PIPELINES and path.stem not in TOP_MODULES.get(floor, ()):
-            assert "pipelines" not in floors_of(path), path
-
-
-def test_pipelines_need_little_of_the_core() -> None:
-    for floor, path in modules():
-        if floor == "pipelines":
-            assert floors_of(path) <= OF_PIPELINES, path
-
-
-def test_only_the_command_line_knows_bench() -> None:
-    for floor, path in modules():
-        assert floor in {"cli", "bench"} or "bench" not in floors_of(path), path
+            assert "pipelines" not in imported, path
+        assert floor != "pipelines" or imported <= OF_PIPELINES, path
+        assert floor in {"cli", "bench"} or "bench" not in imported, path
 
 
 def test_a_relative_import_stays_in_its_folder() -> None:
     for _, path in modules():
         inner = len(path.relative_to(ROOT).parts) - (2 if ROOT / "fastsiam" in path.parents else 1)
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ImportFrom):
                 assert node.level <= inner, f"{path}:{node.lineno}"
 
 
-def test_back_ends_are_imported_in_their_own_modules() -> None:
-    """``ffcv`` and ``nvidia.dali`` at the top of a module only where a back-end is implemented."""
+def test_back_ends_and_torch_are_imported_in_their_own_modules() -> None:
+    """At the top of a module: ``ffcv`` and ``nvidia.dali`` only where a back-end is implemented."""
     for floor, path in modules():
         named = {name.split(".")[0] for name in imports(path, top_level=True)}
         if named & {"nvidia", "ffcv"}:
             own = path.relative_to(ROOT / "pipelines").parts[0] if floor == "pipelines" else ""
             assert own.startswith(("dali", "ffcv")), path
+        assert floor not in TORCH_FREE or not named & {"torch", "torchvision", "matplotlib"}, path
 
 
-def test_the_command_lines_modules_import_no_torch() -> None:
-    for floor, path in modules():
-        if floor in TORCH_FREE:
-            for imported in imports(path, top_level=True):
-                assert imported.split(".")[0] not in {"torch", "torchvision", "matplotlib"}, path
-
-
-@pytest.mark.parametrize("module", ["fastsiam.cli", "fastsiam.config", "fastsiam.config.flags"])
-def test_the_command_line_loads_no_torch(module: str) -> None:
-    script = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+def test_the_command_line_loads_no_torch() -> None:
+    script = "import sys, fastsiam.cli, fastsiam.config.flags; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0

@@ -26,23 +26,28 @@ def cache(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_is_ones_own_is_fine(cache: Path, tmp_path: Path) -> None:
+def test_who_can_write_to_a_cache(cache: Path, tmp_path: Path) -> None:
+    """What is one's own is fine, in a folder like /tmp too, where files of others are not."""
+    link = tmp_path / "link"
+    link.symlink_to(cache)
     for mode in (0o700, 0o755, 0o750):
         cache.chmod(mode)
-        assert not others_can_write(cache)
+        assert not others_can_write(cache) and not others_can_write(link)
     assert not others_can_write(cache / "not" / "there" / "yet")
     assert not others_can_write(Path("~/.cache"))
-    cache.parent.chmod(0o1777)  # as /tmp
-    assert not others_can_write(cache)
-
-
-@pytest.mark.parametrize("level", ["cache", "parent"])
-def test_a_folder_that_everybody_can_write_is_not(cache: Path, level: str) -> None:
-    folder = cache if level == "cache" else cache.parent
-    folder.chmod(0o777)
-    assert others_can_write(cache) == f"everybody can write to {folder} (`chmod o-w {folder}`)"
-    folder.chmod(0o1777)
-    assert bool(others_can_write(cache)) == (level == "cache")  # whose files would be executed
+    for folder in (cache.parent, cache):
+        folder.chmod(0o777)
+        assert others_can_write(cache) == f"everybody can write to {folder} (`chmod o-w {folder}`)"
+        folder.chmod(0o1777)
+        assert bool(others_can_write(cache)) == (folder == cache)  # whose files would be executed
+    assert others_can_write(link)
+    with pytest.raises(BackendError) as caught:
+        require_own(cache, what="compiled code", instead="name another by VARIABLE")
+    assert re.fullmatch(
+        r"compiled code in \S+ would be executed, but everybody can write to \S+ "
+        r"\(`chmod o-w \S+`\); change its owner or permissions, or name another by VARIABLE",
+        str(caught.value),
+    )
 
 
 @needs_root
@@ -56,21 +61,6 @@ def test_another_users_and_another_groups_are_not(cache: Path) -> None:
     assert others_can_write(cache) == said
     os.chown(cache.parent, 0, 0)
     assert not others_can_write(cache)
-
-
-def test_the_message_is_one_line_with_a_way_out(cache: Path) -> None:
-    cache.chmod(0o777)
-    link = cache.parent / "link"
-    link.symlink_to(cache)
-    assert others_can_write(link)
-    with pytest.raises(BackendError) as caught:
-        require_own(cache, what="compiled code", instead="name another by VARIABLE")
-    said = str(caught.value)
-    assert re.fullmatch(
-        r"compiled code in \S+ would be executed, but everybody can write to \S+ "
-        r"\(`chmod o-w \S+`\); change its owner or permissions, or name another by VARIABLE",
-        said,
-    )
 
 
 def test_the_compilers_cache_is_looked_at(

@@ -111,10 +111,11 @@ def test_work_within_a_run_is_told_beside_its_bar(monkeypatch: pytest.MonkeyPatc
         assert "kNN" not in screen.shown().rpartition("50/100")[2]
 
 
-@pytest.mark.parametrize("left", [False, True], ids=["a full disk", "a reader that left"])
-def test_lines_that_cannot_be_written_end_nothing(left: bool) -> None:
-    done = Forked(_say_and_stop, left).wait(60)
-    assert (done.returncode, done.stdout) == (0, "2")
+def test_lines_that_cannot_be_written_end_nothing() -> None:
+    """On a full disk, and where the reader has left."""
+    for left in (False, True):
+        done = Forked(_say_and_stop, left).wait(60)
+        assert (done.returncode, done.stdout) == (0, "2")
 
 
 def _say_and_stop(left: bool) -> None:
@@ -151,7 +152,10 @@ def test_lines_where_nothing_can_be_drawn(
     assert "step 1/4 loss 0.5" in shown()
 
 
-def test_a_status_is_a_line_in_a_log(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_status_is_a_line_in_a_log_and_a_spinner_in_a_terminal(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """It turns while this process is busy, and goes away with what was waited for."""
     with Console().status("compiling, about a minute"):
         assert capfd.readouterr().err == "compiling, about a minute\n"
     assert capfd.readouterr().err == ""

@@ -66,14 +66,11 @@ def test_plain_loop_learns(pipeline: str, data: Path) -> None:
     losses_of_the_plain_loop(data, pipeline)
 
 
-def test_lightning(data: Path) -> None:
-    loss, _ = example("lightning_module.py", data, "native", epochs=2)
-    assert -1 <= loss < -0.05  # it learns: 0 is where it begins
-
-
-def test_lightly(data: Path) -> None:
-    loss, _ = example("with_lightly.py", data, "native", epochs=24)
-    assert -1 <= loss < -0.1
+def test_lightning_and_lightly(data: Path) -> None:
+    """They learn: 0 is where they begin."""
+    for name, epochs in (("lightning_module.py", 2), ("with_lightly.py", 16)):
+        loss, _ = example(name, data, "native", epochs=epochs)
+        assert -1 <= loss < -0.05, name
 
 
 def test_supervised(data: Path) -> None:
@@ -157,16 +154,13 @@ def test_other_sets_are_taken_from_wheels(tmp_path: Path) -> None:
     assert digit.reshape(-1)[:17].tolist() == [round(i * 255 / 16) for i in range(17)]
 
 
-def test_many_images_are_a_data_set(tmp_path: Path) -> None:
-    runpy.run_path(str(ROOT / "docs" / "examples" / "many_images.py"))["main"](12, str(tmp_path))
-    store = open_store(tmp_path, "train")
-    assert store.labels.tolist() == list(range(12))
-    assert store.decode(11).size == (64, 64)
-
-
-def test_landscapes_are_a_data_set_of_different_images(tmp_path: Path) -> None:
-    runpy.run_path(str(ROOT / "docs" / "examples" / "landscapes.py"))["main"](str(tmp_path))
-    store = open_store(tmp_path, "train")
+def test_made_images_are_data_sets(tmp_path: Path) -> None:
+    examples = ROOT / "docs" / "examples"
+    runpy.run_path(str(examples / "many_images.py"))["main"](12, str(tmp_path / "many"))
+    store = open_store(tmp_path / "many", "train")
+    assert store.labels.tolist() == list(range(12)) and store.decode(11).size == (64, 64)
+    runpy.run_path(str(examples / "landscapes.py"))["main"](str(tmp_path / "landscapes"))
+    store = open_store(tmp_path / "landscapes", "train")
     images = [store.decode(index) for index in range(len(store))]
     assert {image.size for image in images} == {(400, 300)}
     assert len({image.tobytes() for image in images}) == len(images) == 6

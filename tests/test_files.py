@@ -29,10 +29,11 @@ def test_a_file_is_replaced_when_all_went_well(tmp_path: Path) -> None:
 def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")
-    with pytest.raises(KeyboardInterrupt), written_whole(path) as temporary:
-        temporary.write_text("half")
-        raise KeyboardInterrupt
-    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+    for error in (KeyboardInterrupt("mine"), RuntimeError("mine")):
+        with pytest.raises(type(error), match=r"^mine$"), written_whole(path) as temporary:
+            temporary.write_text("half")
+            raise error
+        assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
 def test_two_writers_at_once_do_not_meet(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +14,6 @@ from fastsiam.views.batch import Batch
 from tests.methods import formulas, related_formulas
 from tests.methods.formulas import Array, Weights
 from tests.methods.linear import (
-    BATCH,
     EPOCHS,
     STEPS,
     arrays,
@@ -137,29 +136,6 @@ def test_keys_are_normalised_in_other_groups_than_queries(group: int) -> None:
     assert abs(loss(arrays(method)) - same(arrays(method))) > 1e-3
 
 
-@pytest.mark.parametrize(("images", "size"), [(8, 4), (64, 8), (256, 32), (24, 4)])
-def test_each_group_of_keys_has_as_many_of_each_group_of_queries(images: int, size: int) -> None:
-    """So BN's statistics of a query's group say nothing of its own key's, more than of any other's.
-
-    ``test_keys_are_normalised_in_other_groups_than_queries`` shows that these are the groups.
-    """
-    queries = related_formulas.query_groups(images, size)
-    keys = related_formulas.key_groups(images, size)
-    assert sorted(np.concatenate(keys)) == list(range(images))
-    shares = [[len(set(key) & set(query)) for query in queries] for key in keys]
-    assert np.ptp(shares) <= 1 and np.max(shares) == -(-size // len(queries))
-
-
-class Taken(NamedTuple):
-    """A step: what it found, what the formula says, and what there was before and after it."""
-
-    loss: float
-    expected: float
-    batch: Batch
-    before: dict[str, Array]
-    after: dict[str, Array]
-
-
 def state_of(method: Any) -> dict[str, Array]:
     return {name: value.double().numpy().copy() for name, value in method.state_dict().items()}
 
@@ -198,32 +174,24 @@ class Ring:
             self.given += 1
 
 
-def run(case: Case, *, accumulate: int = 1, **settings: Any) -> list[Taken]:
-    """Take the steps of two epochs, each beside the formula."""
+@pytest.mark.parametrize("accumulate", [1, 2])
+@CASES
+def test_losses_and_queues_step_by_step(case: Case, accumulate: int) -> None:
+    """Of two epochs. A queue goes round, whatever its length; SwAV's counts once it is full."""
     method = of(case)
-    step, ring, found = step_of(method, accumulate=accumulate, **settings), Ring(method), []
+    step, ring, losses = step_of(method, accumulate=accumulate), Ring(method), []
     for at in range(EPOCHS * STEPS):
         batch = images_of(case, at)
         parts = batch.chunks(accumulate)
-        before, weights, copied = state_of(method), arrays(method), arrays(method, copied=True)
-        losses = [formula_of(method, part, queue=ring.counts())(weights) for part in parts]
-        loss, _ = step(batch, at=at)
+        weights, copied = arrays(method), arrays(method, copied=True)
+        expected = [formula_of(method, part, queue=ring.counts())(weights) for part in parts]
+        losses.append(step(batch, at=at)[0].item())
+        assert losses[-1] == pytest.approx(np.mean(expected), abs=5e-6), at
         ring.take(weights, copied, parts, at)
         if ring.rows is not None:
             np.testing.assert_allclose(method.queue.numpy(), ring.rows, atol=1e-6, err_msg=str(at))
             assert method.pushed == ring.given
-        found.append(Taken(loss.item(), float(np.mean(losses)), batch, before, state_of(method)))
-    return found
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-@CASES
-def test_losses_and_queues_step_by_step(case: Case, accumulate: int) -> None:
-    """A queue goes round, whatever its length; SwAV's counts once it is full."""
-    taken = run(case, accumulate=accumulate)
-    for at, one in enumerate(taken):
-        assert one.loss == pytest.approx(one.expected, abs=5e-6), at
-    assert np.ptp([one.loss for one in taken]) > 1e-2
+    assert np.ptp(losses) > 1e-2
 
 
 FOLLOWED = {
@@ -311,29 +279,3 @@ def test_what_moves_in_a_step(case: Case) -> None:
     trained = {name for name, p in method.named_parameters() if id(p) in of_groups}
     assert trained == set(arrays(method))
     assert all(p.requires_grad == (name in trained) for name, p in method.named_parameters())
-
-
-def test_sinkhorn_gives_all_prototypes_as_much() -> None:
-    """A test of the formula: of many rounds the rows sum to 1 / K and the columns to 1 / B."""
-    scores = np.random.default_rng(0).uniform(-1, 1, (12, 5))
-    codes = related_formulas.sinkhorn(scores, epsilon=0.3, rounds=200)
-    np.testing.assert_allclose(codes.sum(1), 1)
-    np.testing.assert_allclose(codes.sum(0), 12 / 5)
-    few = related_formulas.sinkhorn(scores, epsilon=0.3, rounds=1)
-    np.testing.assert_allclose(few.sum(1), 1)
-    assert np.ptp(few.sum(0)) > 1e-2
-
-
-def test_codes_are_of_no_image_beside_the_batch_until_the_queue_is_full() -> None:
-    """Rows that do not count, of a queue that is still empty, have no share in the assignments."""
-    case = RELATED["swav, queue"]
-    with_queue, without = of(case), of(RELATED["swav"])
-    without.load_state_dict(
-        {k: v for k, v in with_queue.state_dict().items() if "queue" not in k}, strict=False
-    )
-    batch = images_of(case)
-    losses = [method(batch.views, batch.index).loss.item() for method in (with_queue, without)]
-    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
-    filled(with_queue)
-    assert abs(with_queue(batch.views, batch.index).loss.item() - losses[1]) > 1e-3
-    assert len(batch.index) == BATCH

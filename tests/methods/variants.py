@@ -133,7 +133,7 @@ RELATED: dict[str, Case] = {
     "byol": Case({"encoder_momentum": 0.9}, BYOLConfig),
     "swav, queue": _swav(queue=12, queue_from=0.5),
     "swav": _swav(),
-    "swav, multi-crop": _swav((1, 1, 2), frozen_epochs=0.5),
+    "swav, multi-crop": _swav((1, 1, 2), frozen_epochs=0.5, queue=12, queue_from=0.5),
     "simclr, predictor": Case({"predictor": "trained", "projector_layers": 3}, SimCLRConfig),
     "simclr, predictor, stop-gradient": Case(
         {"predictor": "trained", "stop_gradient": True, "temperature": 0.5}, SimCLRConfig

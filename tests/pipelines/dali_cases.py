@@ -11,7 +11,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torchvision.transforms import functional as TF
 
 from fastsiam.config import AugmentConfig
 from fastsiam.pipelines import Order, Store, open_store
@@ -19,6 +18,7 @@ from fastsiam.pipelines.store.decode import ImageRules
 from fastsiam.views.draws import ViewParams
 from tests.pipelines.cases import SMALL
 from tests.sources import encoded, picture, rotated_jpeg
+from tests.views.cases import pil_crop
 
 if TYPE_CHECKING:  # DALI need not be installed
     from fastsiam.pipelines.dali_backend import DaliLoader
@@ -69,14 +69,12 @@ def pil_crops(
     store: Store, index: NDArray[np.int64], params: ViewParams, side: int
 ) -> NDArray[np.uint8]:
     """Make the crops (V, N, S, S, 3) with PIL, as torchvision does."""
-    crops = np.empty((*params.flip.shape, side, side, 3), np.uint8)
-    for row, i in enumerate(index.tolist()):
-        image = store.decode(i)
-        for view in range(len(crops)):
-            box = params.box[view, row].tolist()
-            crop = TF.resized_crop(image, *box, [side, side])
-            crops[view, row] = TF.hflip(crop) if params.flip[view, row] else crop
-    return crops
+    both = list(zip(params.box, params.flip, strict=True))
+    rows = [
+        [pil_crop(image, box[row], flip[row], side) for box, flip in both]
+        for row, image in enumerate(map(store.decode, index.tolist()))
+    ]
+    return np.array(rows).swapaxes(0, 1)
 
 
 def gaps(

@@ -27,10 +27,13 @@ NEAR = {GRAPH: 40}
 
 
 def opened(
-    name: str, root: Path, *, batch: int = 8, augment: AugmentConfig = SMALL, workers: int = 1,
+    name: str, root: Path, *, batch: int = 8, augment: AugmentConfig = SMALL,
+    workers: int | None = None,
     store: Store | None = None, **place: Any,
 ) -> Loader:  # fmt: skip
-    """Open a loader of a pipeline, or of one of its ways."""
+    """Open a loader of a pipeline, or of one of its ways; torchvision's without processes."""
+    if workers is None:
+        workers = int(name != "torchvision")
     if name == GRAPH:
         return load(store or root, batch=batch, augment=augment, workers=workers, **place)
     own = "ffcv" if name == PAGES else name

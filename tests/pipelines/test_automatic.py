@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,14 +45,12 @@ def test_memory_if_all_images_fit_beside_the_model(images: Path) -> None:
 TOO_LARGE = "24 images take 41 kB decoded, more than the 0 kB that the CPU has for them"
 
 
+@pytest.mark.dali
 @pytest.mark.ffcv
-def test_native_reads_any_data(images: Path) -> None:
+def test_what_decodes_images_that_do_not_fit(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DALI beside few cores, if it can be loaded; torchvision where kernels are missing."""
     for source in (images, readable("ffcv", images / "train")):
         assert choice(source) == f"pipeline native: {TOO_LARGE}"
-
-
-@pytest.mark.dali
-def test_a_gpu_with_few_cores_decodes_itself(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     why = TOO_LARGE.replace("CPU", "GPU")
     for cores, said in {
         3: f"pipeline dali: {why}; 3 cores for this GPU",
@@ -61,23 +58,12 @@ def test_a_gpu_with_few_cores_decodes_itself(images: Path, monkeypatch: pytest.M
     }.items():
         monkeypatch.setattr(module, "own_cores", lambda cores=cores: cores)
         assert choice(images, GPU) == said
-
-
-def test_a_package_that_is_broken_is_passed_over(
-    images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(module, "own_cores", lambda: 1)
     broken = replace(BACKENDS["dali"], package="sys", loader="no_such_module.Loader")
     monkeypatch.setattr(module, "BACKENDS", BACKENDS | {"dali": broken})
-    said = choice(images, GPU)
-    assert (
-        said.startswith("pipeline native: ") and "dali pipeline cannot be loaded (No module" in said
-    )
+    assert "dali pipeline cannot be loaded (No module" in choice(images, GPU)
+    assert choice(images, GPU).startswith("pipeline native: ")
 
-
-def test_torchvision_where_kernels_are_missing(
-    images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def missing() -> None:
         raise BackendError("no C++ compiler found")
 
@@ -98,6 +84,7 @@ class Counting(FolderStore):
 def test_sizes_by_headers_of_all_or_of_a_sample(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of few pieces, where these are read as a whole; none at all if the bytes are too many."""
     store = Counting(images / "train")
     assert decoded_bytes(store) == (24 * EACH, True) and store.reads == 24
     assert decoded_bytes(store, np.arange(5)) == (5 * EACH, True)
@@ -106,19 +93,18 @@ def test_sizes_by_headers_of_all_or_of_a_sample(
     monkeypatch.setattr(survey, "_SAMPLE", 6)
     store.reads = 0
     assert decoded_bytes(store) == (int(24 * EACH * 1.25), False) and store.reads == 6
-
-
-def test_a_sample_of_pieces_that_are_read_as_a_whole(
-    images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Few pieces; none at all where the encoded bytes are too many already."""
     monkeypatch.setattr(survey, "_SAMPLE", 4)
     monkeypatch.setattr(survey, "_SAMPLE_GROUPS", 2)
-    store = Counting(images / "train")
-    store.groups = np.arange(24) // 4
+    store.groups, store.reads = np.arange(24) // 4, 0
     assert sample_of(store, np.arange(24)).tolist() == [0, 1, 20, 21]
     said = choose_pipeline(store, device=CPU, free=1.0, model=0.0)
     assert "encoded already, more than" in said.why and store.reads == 0
+    bad = images / "bad"
+    bad.mkdir()
+    (bad / "bad.jpg").write_bytes(b"no image")
+    assert choice(bad, free=1e8) == (
+        "pipeline native: sizes of the images are unknown: no header of them can be read"
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,17 +144,7 @@ def test_memory_within_a_containers_limits(
 
 def test_a_machines_ranks_share_its_memory(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(images, "train")
-    asked: Sequence[str] = ("1", "2")
     monkeypatch.setattr(module, "free_bytes", lambda device: 24 * EACH / 0.4 * 1.5)
-    chosen = []
-    for ranks in asked:
+    for ranks, fits in (("1", True), ("2", False)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-        chosen.append(choose_pipeline(store, device=CPU).name == "memory")
-    assert chosen == [True, False]
-
-
-def test_images_without_a_readable_header_are_not_kept_in_memory(tmp_path: Path) -> None:
-    (tmp_path / "bad.jpg").write_bytes(b"no image")
-    assert choice(tmp_path, free=1e8) == (
-        "pipeline native: sizes of the images are unknown: no header of them can be read"
-    )
+        assert (choose_pipeline(store, device=CPU).name == "memory") == fits

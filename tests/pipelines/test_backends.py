@@ -21,15 +21,23 @@ from fastsiam.pipelines.backends import (
     readiness,
 )
 from tests.conftest import ROOT
-from tests.pipelines.cases import PIPELINES, readable
+from tests.pipelines.cases import readable
 
 
-def test_every_pipeline_has_its_row() -> None:
+@pytest.mark.dali
+@pytest.mark.ffcv
+def test_every_pipeline_has_its_row_and_is_ready_here() -> None:
     assert tuple(BACKENDS) == get_args(Pipeline)
     assert all(name == backend.name for name, backend in BACKENDS.items())
     assert [name for name in BACKENDS if BACKENDS[name].real] == list(get_args(ImagePipeline))
     assert BACKENDS[BASELINE].real
     assert not BACKENDS[CEILING].real and BACKENDS[CEILING].decoder is None
+    for name, backend in BACKENDS.items():
+        assert DataConfig(pipeline=name).loads_images == backend.real
+    found = readiness()
+    assert tuple(found) == get_args(Pipeline)
+    for line in found.values():
+        assert line.startswith("ready: ") and "{" not in line and "\n" not in line
 
 
 def test_the_table_loads_neither_torch_nor_a_package() -> None:
@@ -56,22 +64,6 @@ def test_only_who_needs_a_beton_refuses_other_stores(images: Path) -> None:
     assert [name for name, backend in BACKENDS.items() if backend.needs_beton] == ["ffcv"]
 
 
-@pytest.fixture(scope="module")
-def told() -> dict[Pipeline, str]:
-    """The line about each pipeline on this machine."""
-    return readiness()
-
-
-def test_all_are_told_of(told: dict[Pipeline, str]) -> None:
-    assert tuple(told) == get_args(Pipeline)
-
-
-@pytest.mark.parametrize("name", PIPELINES)
-def test_what_can_run_here_says_so(name: Pipeline, told: dict[Pipeline, str]) -> None:
-    line = told[name]
-    assert line.startswith("ready: ") and "{" not in line and "\n" not in line
-
-
 def test_what_cannot_run_here_says_what_to_install() -> None:
     broken = Backend(name="dali", loader="no_such_module.Loader", about="", package="sys")
     line = broken.readiness("CPU")
@@ -79,8 +71,3 @@ def test_what_cannot_run_here_says_what_to_install() -> None:
     assert "no_such_module" in line and "pip install 'fastsiam[dali]'" in line
     missing = Backend(name="dali", loader="order.Order", about="", package="no_such.package")
     assert broken.installed and not missing.installed
-
-
-def test_the_settings_know_which_pipelines_load_images() -> None:
-    for name, backend in BACKENDS.items():
-        assert DataConfig(pipeline=name).loads_images == backend.real

@@ -35,6 +35,7 @@ from tests.sources import (
     picture,
     rotated_jpeg,
 )
+from tests.views.cases import pil_crop
 
 KINDS: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("RGB", "JPEG", {"subsampling": "4:2:0"}),
@@ -74,13 +75,8 @@ class ListStore(Store):
 
 def by_pillow(store: Store, index: int, cuts: Cuts, side: int) -> NDArray[np.uint8]:
     """Return the crops (V, side, side, 3) of an image."""
-    image, crops = store.decode(index), []
-    for box, flip in zip(cuts.box[:, index], cuts.flip[:, index], strict=True):
-        top, left, height, width = box.tolist()
-        crop = image.crop((left, top, left + width, top + height))
-        pixels = np.asarray(crop.resize((side, side), Image.Resampling.BILINEAR))
-        crops.append(pixels[:, ::-1] if flip else pixels)
-    return np.stack(crops)
+    places = zip(cuts.box[:, index], cuts.flip[:, index], strict=True)
+    return np.stack([pil_crop(store.decode(index), *place, side) for place in places])
 
 
 def whole(sizes: NDArray[np.int64], side: int) -> Cuts:

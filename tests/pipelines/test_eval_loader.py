@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import functional as TF
 
-from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig
+from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig, Pipeline
 from fastsiam.errors import DataError
 from fastsiam.pipelines import Store, backends, build_eval_loader, central, open_store
 from fastsiam.pipelines.convert.command import convert_data
@@ -24,9 +23,10 @@ from fastsiam.pipelines.job import Images, Job, cut_centres, run_in_threads
 from fastsiam.views.batch import EvalBatch, EvalLoader
 from fastsiam.views.photometric.reference import normalize
 from tests.forms import FORMS
-from tests.pipelines.cases import NEEDS, PIPELINES, levels, readable
+from tests.pipelines.cases import NEEDS, levels, readable
+from tests.pipelines.dali_cases import KINDS
 from tests.pipelines.readers import change_image
-from tests.sources import encoded, picture, rotated_jpeg
+from tests.sources import picture
 
 
 def build(
@@ -96,29 +96,15 @@ def test_batches_have_the_promised_form(dtype: torch.dtype | None, images: Path)
     assert loader.names()[9] == "class1/001.jpg" and len(loader.names()) == 24
 
 
-KINDS: dict[str, Callable[[], bytes]] = {
-    "landscape.jpg": lambda: encoded(picture(1, width=190, height=97)),
-    "portrait.jpg": lambda: encoded(picture(2, width=83, height=201)),
-    "cmyk.jpg": lambda: encoded(picture(3, width=60, height=50).convert("CMYK")),
-    "gray.jpg": lambda: encoded(picture(4, width=61, height=50).convert("L")),
-    "progressive.jpg": lambda: encoded(picture(5, width=60, height=51), progressive=True),
-    "coded-as-rgb.jpg": lambda: encoded(picture(6, width=60, height=50), keep_rgb=True),
-    "rotated.jpg": lambda: rotated_jpeg(7),
-    "picture.png": lambda: encoded(picture(8, width=60, height=50), "PNG"),
-    "alpha.png": lambda: encoded(picture(9, width=60, height=50).convert("RGBA"), "PNG"),
-    "pixel.jpg": lambda: encoded(picture(10, width=1, height=1)),
-    "wide.jpg": lambda: encoded(picture(11, width=500, height=3)),
-    "tall.jpg": lambda: encoded(picture(12, width=3, height=500)),
-    "as-it-is.jpg": lambda: encoded(picture(13, width=16, height=16)),
-}
-
-
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of every kind, and some that are much longer than the crop or just as large."""
     folder = tmp_path_factory.mktemp("odd") / "images"
     folder.mkdir()
-    for name, make in KINDS.items():
-        (folder / name).write_bytes(make())
+    for number, make in enumerate(KINDS.values()):
+        (folder / f"{number:02}.jpg").write_bytes(make(number))
+    for width, height in ((500, 3), (3, 500), (16, 16)):
+        picture(width, width=width, height=height).save(folder / f"{width}-{height}.jpg")
     return folder
 
 
@@ -164,23 +150,19 @@ def test_what_dali_resizes_is_near_pils(resize: int, side: int, photographs: Pat
     assert gap.max() == 1 if resize > side else (gap > 2).mean() < 0.005
 
 
-@pytest.mark.parametrize(
-    ("name", "device", "resize", "maker"),
-    [
-        *(pytest.param(*name.values, "cpu", 96, "native", marks=name.marks) for name in PIPELINES),
-        pytest.param("dali", "cuda", 96, "dali", marks=NEEDS["dali"]),
-        pytest.param("dali", "cuda", 95, "native", marks=NEEDS["dali"]),  # a border
-    ],
-)
-def test_the_engine_makes_the_crops_except_for_dali_on_a_gpu(
-    name: Any, device: str, resize: int, maker: str, images: Path
-) -> None:
-    """So the other tests here take one pipeline."""
+@pytest.mark.dali
+@pytest.mark.ffcv
+def test_the_engine_makes_the_crops_except_for_dali_on_a_gpu(images: Path) -> None:
+    """So the other tests here take one pipeline. At resize 95 crops have a border."""
     store = open_store(images / "train", "train")
-    made = backends.BACKENDS[name].central_crops(
-        DataConfig(pipeline=name), store, resize=resize, side=96, device=torch.device(device)
-    )
-    assert isinstance(made, partial) and made.func.__module__.endswith(f"{maker}_backend")
+    for name in get_args(Pipeline):
+        for device, resize in (("cpu", 96), ("cuda", 96), ("cuda", 95)):
+            made = backends.BACKENDS[name].central_crops(
+                DataConfig(pipeline=name), store, resize=resize, side=96,
+                device=torch.device(device),
+            )  # fmt: skip
+            maker = "dali" if (name, device, resize) == ("dali", "cuda", 96) else "native"
+            assert isinstance(made, partial) and made.func.__module__.endswith(f"{maker}_backend")
 
 
 @pytest.mark.parametrize("keep", [0, 2**30])

@@ -24,10 +24,6 @@ def pixels(root: Path, *, workers: int = WORKERS, keeps_on: bool = False) -> Pix
     return Pixels(open_store(root, "train"), None, workers, CPU, keeps_on=keeps_on)
 
 
-"""Bytes that docs/pipelines.md states."""
-"""Modules that are imported, encoded images, thread stacks, and memory that malloc keeps."""
-
-
 def test_bad_images_have_no_pixels(images: Path) -> None:
     """Whatever their headers promised; the others' are where they would be without them."""
     paths = sorted((images / "train").rglob("*.jpg"))

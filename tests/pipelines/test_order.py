@@ -78,16 +78,13 @@ def test_shuffle_is_uniform() -> None:
     assert abs((np.diff(position, axis=1) == 1).mean() - 1 / 50) < 0.005
 
 
-def test_indivisible_batch_is_refused() -> None:
-    with pytest.raises(ValueError, match="batch of 10 cannot be shared equally by 3 ranks"):
-        Order(images=100, batch=10, seed=0, world=3)
-
-
 def test_a_draw_that_is_noted_here_is_a_draw_for_ever() -> None:
     """Runs that are resumed, and published subsets, depend on it."""
     order = Order(images=20, batch=5, seed=7, rank=0, world=1)
     assert order.indices(0, 0).tolist() == [1, 13, 8, 15, 10]
     assert order.indices(3, 2).tolist() == [1, 18, 0, 2, 15]
+    with pytest.raises(ValueError, match="batch of 10 cannot be shared equally by 3 ranks"):
+        Order(images=100, batch=10, seed=0, world=3)
 
 
 def test_no_stream_draws_what_another_does() -> None:

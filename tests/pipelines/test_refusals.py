@@ -49,15 +49,8 @@ def test_a_broken_image_ends_the_epoch_at_its_step_and_is_named(name: str, image
     expected = list(loader.epoch(0))
     for damage in damages:
         whole: list[bytes] = []
-
-        def hurt(data: bytes, damage: str = damage, whole: list[bytes] = whole) -> bytes:
-            whole.append(data)
-            return DAMAGES[damage](data)
-
-        def repaired(_: bytes, whole: list[bytes] = whole) -> bytes:
-            return whole[0]
-
-        change_image(name, root, 11, hurt)
+        change_image(name, root, 11, lambda data, kept=whole: kept.append(data) or data)  # type: ignore[misc]
+        change_image(name, root, 11, DAMAGES[damage])
         got = []
         with pytest.raises(DataError, match=broken) as caught:
             for batch in loader.epoch(0):
@@ -65,7 +58,7 @@ def test_a_broken_image_ends_the_epoch_at_its_step_and_is_named(name: str, image
         assert "\n" not in str(caught.value)
         assert 11 in expected[len(got)].index.tolist()
         assert all(equal(a, b) for a, b in zip(got, expected, strict=False))
-        change_image(name, root, 11, repaired)
+        change_image(name, root, 11, lambda _, kept=whole: kept[0])  # type: ignore[misc]
     assert all(equal(a, b) for a, b in zip(loader.epoch(0), expected, strict=True))
     loader.close()
 
@@ -79,15 +72,12 @@ def test_a_file_that_went_is_named(name: str, images: Path) -> None:
     loader.close()
 
 
-def test_a_pipeline_that_there_is_not() -> None:
-    with pytest.raises(ValueError, match=r"must be auto, torchvision, native, .* not 'fcv'"):
-        DataConfig(pipeline="fcv")  # type: ignore[arg-type]
-
-
-def test_too_few_images(tmp_path: Path) -> None:
+def test_too_few_images_and_a_pipeline_that_there_is_not(tmp_path: Path) -> None:
     write_images(tmp_path, classes=1, each=1)
     with pytest.raises(DataError, match="holds 1 image, fewer than one batch of 8"):
         build("native", tmp_path)
+    with pytest.raises(ValueError, match=r"must be auto, torchvision, native, .* not 'fcv'"):
+        DataConfig(pipeline="fcv")  # type: ignore[arg-type]
 
 
 def test_memory_refuses_what_does_not_fit(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,9 +73,6 @@ def test_a_draw_that_is_noted_here_is_a_draw_for_ever() -> None:
         14, 3, 2, 13, 15, 5, 12, 4, 6, 10, 7, 11, 8, 9, 18, 16, 17, 0, 19, 1,
     ]  # fmt: skip
     assert full_shuffle(5, 7, 0).tolist() == [1, 0, 4, 3, 2]
-
-
-@pytest.mark.parametrize("text", ["window", "window:", "window:0", "window:-1", "some", "full:1"])
-def test_no_shuffle_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"shuffle must be full, or window:N"):
-        DataConfig(shuffle=text)
+    for text in ("window", "window:", "window:0", "window:-1", "some", "full:1"):
+        with pytest.raises(ValueError, match=r"shuffle must be full, or window:N"):
+            DataConfig(shuffle=text)

@@ -45,16 +45,13 @@ def test_a_share_of_each_class_is_held_out(photos: Path) -> None:
     )
 
 
-def test_which_images_are_held_out_is_the_same_for_ever(photos: Path) -> None:
+def test_the_same_are_held_out_for_ever_and_in_any_container(photos: Path, tmp_path: Path) -> None:
     """Runs that are resumed and records of evaluations depend on it."""
-    assert parts(photos)[1] == [
+    expected = parts(photos)
+    assert expected[1] == [
         "class0/001.jpg", "class0/007.jpg", "class1/007.jpg",
         "class1/014.jpg", "class2/011.jpg", "class2/017.jpg",
     ]  # fmt: skip
-
-
-def test_in_any_container_the_same_are_held_out(photos: Path, tmp_path: Path) -> None:
-    expected = parts(photos)
     packed = tar(tmp_path / "photos.tar", folder_members(photos))
     out = tmp_path / "converted"
     convert_data("folder", ConvertConfig(source=str(photos), out=str(out)))

@@ -22,6 +22,8 @@ def test_a_run_says_once_what_its_options_affect(
     (folder / "a.jpg").write_bytes(rotated_jpeg(0))
     picture(1).convert("RGBA").save(folder / "b.png")
     Image.fromarray(np.zeros((30, 40), np.uint16)).save(folder / "c.png")
+    store = open_split(DataConfig(data=str(images)), "val")
+    assert survey.survey(store, store.rules) == []  # ordinary images are not worth a line
     config = with_settings(small, epochs=1, knn_every=0)
     train_here(config, "demo")
     text = capfd.readouterr().err
@@ -35,17 +37,3 @@ def test_a_run_says_once_what_its_options_affect(
     train_here(with_settings(config, exif="apply", alpha="black", out=out), "demo")
     text = capfd.readouterr().err
     assert "which --exif apply turns upright" in text and "are laid over black" in text
-
-
-def test_ordinary_images_are_not_worth_a_line(images: Path) -> None:
-    store = open_split(DataConfig(data=str(images)), "train")
-    assert survey.survey(store, store.rules) == []
-
-
-def test_a_large_data_set_is_sampled(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey, "_SAMPLE", 5)
-    (images / "train" / "class0" / "000.jpg").write_bytes(b"no image")
-    store = open_split(DataConfig(data=str(images)), "train")
-    sample = survey.sample_of(store, np.arange(24))
-    assert sample.tolist() == [0, 5, 11, 17, 23]
-    assert len(survey._headers(store, sample)) == 4

@@ -1,6 +1,12 @@
-"""Views that differ in all that views can differ in."""
+"""Views that differ in all that views can differ in, and crops by PIL."""
 
 from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
 from fastsiam.config import AugmentConfig, ViewConfig
 
@@ -14,3 +20,11 @@ UNEQUAL = AugmentConfig(
     )
 )
 """Two views of 24 pixels and three of 12, in mixed order, one of them without hue."""
+
+
+def pil_crop(image: Image.Image, box: Any, flip: bool, side: int) -> NDArray[np.uint8]:
+    """Return a crop, resized to a square and perhaps flipped, as torchvision makes it."""
+    top, left, height, width = box.tolist()
+    crop = image.crop((left, top, left + width, top + height))
+    pixels = np.asarray(crop.resize((side, side), Image.Resampling.BILINEAR))
+    return pixels[:, ::-1] if flip else pixels

@@ -32,7 +32,7 @@ from fastsiam.views.draws import BRIGHTNESS, CONTRAST, HUE, SATURATION, ViewPara
 from fastsiam.views.photometric import reference
 from tests.processes import Forked
 from tests.tiers import rest_slow
-from tests.views.cases import UNEQUAL
+from tests.views.cases import UNEQUAL, pil_crop
 
 pytest.importorskip("triton")  # comes with torch where there can be a CUDA GPU
 
@@ -97,10 +97,10 @@ def assert_equal_reference(
 @pytest.mark.parametrize("op", rest_slow([HUE, SATURATION, CONTRAST, BRIGHTNESS]))
 def test_one_jitter_operation(op: int, interpreted: Run, photographs: list[Image.Image]) -> None:
     """At 33 pixels a view is more than one program's share."""
-    config, count = OFF.changed(crop=33), 6
+    config, count = OFF.changed(crop=33), 2
     crops = crops_of(photographs, 33, count)
     low, high = (-0.5, 0.5) if op == HUE else (0.0, 2.0)
-    factor = np.random.default_rng(op).uniform(low, high, (2, count, 4)).astype(np.float32)
+    factor = np.linspace(low, high, 2 * count, dtype=np.float32).reshape(2, count, 1).repeat(4, 2)
     order = np.full((2, count, 4), -1, np.int8)
     order[..., 2] = op
     params = draw(
@@ -125,26 +125,24 @@ def test_blur(side: int, interpreted: Run, photographs: list[Image.Image]) -> No
     From 19 pixels on a view is several programs' share.
     """
     config = OFF.changed(crop=side, blur_p=1)
-    sigma = np.geomspace(0.05, 6, 8).astype(np.float32).reshape(2, 4)
-    params = draw(config, 4, blur=sigma)
-    blurred = assert_equal_reference(interpreted, crops_of(photographs, side, 4), params, config)
+    sigma = np.geomspace(0.05, 6, 6).astype(np.float32).reshape(2, 3)
+    params, crops = draw(config, 3, blur=sigma), crops_of(photographs, side, 3)
+    blurred = assert_equal_reference(interpreted, crops, params, config)
     if side > 1:
-        sharp = reference.photometric((crops_of(photographs, side, 4),), draw(OFF, 4), config)
+        sharp = reference.photometric((crops,), draw(OFF, 3), config)
         assert (blurred[1] - sharp[1]).abs().mean() > 0.1
 
 
-@pytest.mark.parametrize(("side", "sigmas"), [(32, [0.05, 1.3, 1.5, 2.6])])
 def test_blur_of_sides_that_have_kernels_of_their_own(
-    side: int, sigmas: list[float], interpreted: Run, photographs: list[Image.Image]
+    interpreted: Run, photographs: list[Image.Image]
 ) -> None:
-    """Boxes of radius 0 and 1, and one wider."""
-    whole = reference.box_weights(np.array(sigmas, np.float32))[2].tolist()
-    assert whole == [0, 0, 1, 2]
-    config, count = OFF.changed(crop=side, blur_p=1), len(sigmas) // 2
-    params = draw(config, count, blur=np.array(sigmas, np.float32).reshape(2, count))
-    crops = crops_of(photographs, side, count)
+    """Boxes of radius 0 and 1."""
+    sigma = np.array([[1.3], [1.5]], np.float32)
+    assert reference.box_weights(sigma)[2].tolist() == [[0], [1]]
+    config = OFF.changed(crop=32, blur_p=1)
+    params, crops = draw(config, 1, blur=sigma), crops_of(photographs, 32, 1)
     blurred = assert_equal_reference(interpreted, crops, params, config, torch.bfloat16)
-    sharp = reference.photometric((crops,), draw(OFF, count), config, dtype=torch.bfloat16)
+    sharp = reference.photometric((crops,), draw(OFF, 1), config, dtype=torch.bfloat16)
     assert (blurred[1] - sharp[1]).abs().mean() > 0.1
 
 
@@ -154,17 +152,17 @@ def test_solarise(
 ) -> None:
     """Thresholds from all to none, of views that are blurred (by both ways to do it) and others."""
     config = OFF.changed(crop=side, gray_p=gray_p)
-    threshold = np.array([[0, 1, 90, 128], [200, 255, 256, 128]], np.int16)
+    threshold = np.array([[0, 90], [256, 255]], np.int16)
     for sigma in (0, 1.1):
-        blur = np.full((2, 4), sigma, np.float32)
-        blur[1, 3] = 0
-        params = draw(config, 4, solarise=threshold, blur=blur)
-        crops = crops_of(photographs, side, 4)
+        params = draw(
+            config, 2, solarise=threshold, blur=np.array([[sigma, 4 * sigma], [0, sigma]], "f4")
+        )
+        crops = crops_of(photographs, side, 2)
         changed = assert_equal_reference(interpreted, crops, params, config)
         same = reference.photometric(
             (crops,), replace(params, solarise=0 * threshold + 256), config
         )
-        assert torch.equal(changed[1][2], same[1][2])
+        assert torch.equal(changed[1][0], same[1][0])
         assert (changed[0] - same[0]).abs().mean() > 0.1
 
 
@@ -173,8 +171,8 @@ def test_views_of_different_sides(
     dtype: torch.dtype, interpreted: Run, photographs: list[Image.Image]
 ) -> None:
     """Five views of two sides, each with its own probabilities, one without hue."""
-    crops = crops_of_sides(photographs, 6)
-    params = draw(UNEQUAL, 6)
+    crops = crops_of_sides(photographs, 3)
+    params = draw(UNEQUAL, 3)
     assert (params.solarise < 256).any() and (params.blur > 0).any()
     views = assert_equal_reference(interpreted, crops, params, UNEQUAL, dtype)
     assert [view.shape[2] for view in views] == [24, 12, 24, 12, 12]
@@ -197,9 +195,9 @@ def test_the_whole_stage(
 ) -> None:
     """Every type of result, from crops that are not contiguous."""
     config = AugmentConfig.alike(crop=20)
-    crops = crops_of(photographs, 20, 12).flip(3).permute(0, 1, 3, 2, 4)
+    crops = crops_of(photographs, 20, 6).flip(3).permute(0, 1, 3, 2, 4)
     assert not crops.is_contiguous()
-    before, params = crops.clone(), draw(config, 12)
+    before, params = crops.clone(), draw(config, 6)
     assert params.blur.any() and params.gray.any() and not params.jitter.all()
     assert_equal_reference(interpreted, crops, params, config, dtype)
     assert torch.equal(crops, before)
@@ -208,29 +206,15 @@ def test_the_whole_stage(
 def test_crops_of_different_sides(interpreted: Run) -> None:
     """By the kernels of each side; the CPU's crops are the measure."""
     random = np.random.default_rng(0)
-    size = random.integers(20, 70, (5, 2))
+    size = random.integers(20, 70, (3, 2))
     start = np.cumsum(3 * size.prod(1)) - 3 * size.prod(1)
     pixels = torch.from_numpy(random.integers(0, 256, 3 * int(size.prod(1).sum()), np.uint8))
-    params = draw_views(UNEQUAL, seed=0, epoch=0, index=np.arange(5), size=size)
+    params = draw_views(UNEQUAL, seed=0, epoch=0, index=np.arange(3), size=size)
     expected = crop_views(pixels, start, size, params, UNEQUAL)
-    assert [own.shape[:3] for own in expected] == [(2, 5, 24), (3, 5, 12)]
+    assert [own.shape[:3] for own in expected] == [(2, 3, 24), (3, 3, 12)]
     for cuts, own in zip(cut_views(params, UNEQUAL), expected, strict=True):
-        found = run_crops(interpreted, pixels, start, size, cuts, own.shape[2])
+        found = interpreted(crop_kernels.crop_side, pixels, start, size, cuts, own.shape[2])
         assert torch.equal(found, own)
-
-
-def run_crops(run: Run, pixels: Tensor, *arguments: Any) -> Tensor:
-    crops: Tensor = run(crop_kernels.crop_side, pixels, *arguments)
-    return crops
-
-
-def crop_with_pil(image: Image.Image, params: ViewParams, view: int, row: int, side: int) -> Any:
-    top, left, height, width = params.box[view, row].tolist()
-    crop = image.crop((left, top, left + width, top + height))
-    crop = crop.resize((side, side), Image.Resampling.BILINEAR)
-    if params.flip[view, row]:
-        crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    return np.asarray(crop)
 
 
 def assert_equal_pil(
@@ -248,7 +232,7 @@ def assert_equal_pil(
     assert crops.shape == (2, len(images), side, side, 3) and crops.dtype == torch.uint8
     for view in range(2):
         for row, i in enumerate(chosen):
-            expected = crop_with_pil(images[i], params, view, row, side)
+            expected = pil_crop(images[i], params.box[view, row], params.flip[view, row], side)
             difference = np.abs(crops[view, row].numpy().astype(int) - expected).max()
             assert difference <= (0 if int(PIL.__version__.split(".")[0]) >= 13 else 1), (view, i)
     return params
@@ -258,7 +242,7 @@ def assert_equal_pil(
 def test_crops_of_any_size(side: int, interpreted: Run) -> None:
     """Noise, from one pixel to several times the result's side, every shape; both orders."""
     random = np.random.default_rng(side)
-    sizes = random.integers(1, 3 * side + 16, (10, 2)).tolist()
+    sizes = random.integers(1, 3 * side + 16, (5, 2)).tolist()
     sizes += [(1, 1), (1, 30), (30, 1), (side, side), (2 * side + 40, 3)]
     noise = [random.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
     images = [Image.fromarray(pixels) for pixels in noise]

@@ -15,12 +15,12 @@ from PIL import Image, ImageFilter
 from torch import Tensor
 from torchvision.transforms import functional as TF
 
+from fastsiam.config import AugmentConfig
 from fastsiam.pipelines.torchvision_backend import apply_view
 from fastsiam.views.draws import draw_views
+from fastsiam.views.photometric import normalized
 from fastsiam.views.photometric import reference as P
 from tests.views.cases import UNEQUAL
-
-Levels = np.ndarray
 
 
 @pytest.fixture(scope="module")
@@ -117,3 +117,14 @@ def test_views_of_different_sides_equal_the_baselines(pictures: list[Image.Image
             expected = TF.normalize(expected, list(config.mean), list(config.std))
             levels = (view[row] - expected).abs() * torch.tensor(config.std).view(3, 1, 1) * 255
             assert levels.max() < 1e-3, (number, row)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_every_level_is_normalised_as_torchvision_does(dtype: torch.dtype) -> None:
+    """To the last bit of float32, and then rounded."""
+    levels = np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, 2)
+    config = AugmentConfig()
+    theirs = TF.normalize(TF.to_tensor(levels), list(config.mean), list(config.std)).to(dtype)
+    ours = normalized(torch.from_numpy(levels)[None], config, dtype=dtype)
+    assert ours.dtype == dtype and ours.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(ours[0], theirs)
