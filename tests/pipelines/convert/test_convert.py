@@ -123,7 +123,7 @@ def test_parts_are_one_data_set(images: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"quality": 0}, "quality must be from 1 to 100, not 0"),
+        ({"quality": 0}, "quality must be at least 1 and at most 100, not 0"),
         ({"part": "3"}, "part must be such as 2/8"),
         ({"part": "0/8"}, "part must be such as 2/8"),
         ({"workers": 0}, "workers must be -1 or at least 1"),

@@ -134,7 +134,7 @@ def test_workers_are_told_where_the_data_are(
     [
         ({"scheduler": "tcp://x:1"}, "--scheduler converts parts: say how many by --parts"),
         ({"parts": 3, "part": "1/3"}, "--part is one of --parts"),
-        ({"parts": -1}, "parts must be from 0 to 99999, not -1"),
+        ({"parts": -1}, "parts must be at least 0 and at most 99999, not -1"),
     ],
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any], said: str) -> None:
