@@ -50,10 +50,10 @@ def test_the_card_has_the_schedule_and_the_variant(tmp_path: Path) -> None:
     plain = card_of("a.pt", with_settings(read.config, lr=0.05))
     for row in (
         "| learning rate | 0.05 x batch / 256, cosine, 0 epochs of warm-up |",
-        "| stop-gradient | yes |",
+        "| stop gradient | True |",
         "| head bn | hidden |",
         "| predictor | none |",
-        "| average | of each image's targets, momentum 0.8 |",
+        "| target average | 0.8 |",
     ):
         assert row in plain
     assert "| views |" not in plain and "| BN statistics |" not in plain

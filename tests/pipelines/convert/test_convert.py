@@ -114,13 +114,13 @@ def test_parts_are_one_data_set(images: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"quality": 0}, "quality must be from 1 to 100, not 0"),
+        ({"quality": 0}, "quality must be at least 1 and at most 100, not 0"),
         ({"part": "3"}, "part must be such as 2/8"),
         ({"part": "0/8"}, "part must be such as 2/8"),
         ({"workers": 0}, "workers must be -1 or at least 1"),
         ({"scheduler": "tcp://x:1"}, "--scheduler converts parts: say how many by --parts"),
         ({"parts": 3, "part": "1/3"}, "--part is one of --parts"),
-        ({"parts": -1}, "parts must be from 0 to 99999, not -1"),
+        ({"parts": -1}, "parts must be at least 0 and at most 99999, not -1"),
     ],
 )
 def test_settings_that_make_no_sense(options: dict[str, Any], message: str) -> None:
