@@ -1,10 +1,13 @@
-"""The model card beside exported weights: what they are, how to load them, how good they are."""
+"""The model card beside exported weights: what they are, how to load them, how good they are.
+
+Plain files hold the code that loads them, too; the tests run it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torchvision
@@ -14,12 +17,52 @@ from fastsiam.config.run_settings import RunSettings
 from fastsiam.console import rounded
 from fastsiam.environment import commit
 from fastsiam.files import quoted
+from fastsiam.model.backbones import skeleton
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import Record
 
 from .layouts import AUTHORS
-from .loading import normalisation, snippet
 from .pretrained import Pretrained, title
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+
+def snippet(pretrained: Pretrained, format: str, file: str) -> str:
+    """Return Python that builds the encoder, loads it, and is run in the file's folder.
+
+    Args:
+        pretrained: the weights.
+        format: the layout of their file: torchvision, timm, plain, or that of a method's authors.
+        file: its name.
+    """
+    model, encoder, heads = pretrained.model, "", []
+    library = "torchvision" if model.width == 64 else "fastsiam"
+    if format == "timm" or model.backbone.startswith("timm/"):
+        library = "timm"
+    if format in AUTHORS:
+        encoder, *others = (f"module.{start}" for start in AUTHORS[format].parts.values())
+        # What is left of the heads' prefixes once the encoder's is taken away.
+        heads = [x.removeprefix(encoder) if x.startswith(encoder) else "module." for x in others]
+    return _template("snippet.py.jinja", trim_blocks=True, lstrip_blocks=True).render(
+        model=model,
+        name=model.backbone.removeprefix("timm/"),
+        skeleton=skeleton(model),
+        library=library,
+        encoder=encoder,
+        heads=list(dict.fromkeys(heads)),
+        format=format,
+        file=file,
+    )
+
+
+def _template(name: str, **settings: bool) -> Template:
+    from jinja2 import Environment, PackageLoader  # PyTorch depends on it
+
+    loader = PackageLoader("fastsiam.interchange", "")
+    environment = Environment(loader=loader, **settings)  # type: ignore[arg-type]  # nosec B701
+    environment.filters |= {"cell": _cell, "rounded": rounded}
+    return environment.get_template(name)
 
 
 def model_card(pretrained: Pretrained, *, format: str, file: str, results: Sequence[Record]) -> str:
@@ -31,13 +74,8 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
         file: name of their file, beside the card.
         results: evaluations of these very weights.
     """
-    from jinja2 import Environment, PackageLoader  # PyTorch depends on it
-
-    loader = PackageLoader("fastsiam.interchange", "")
-    environment = Environment(loader=loader, keep_trailing_newline=True)  # nosec B701
-    environment.filters |= {"cell": _cell, "rounded": rounded}
     config, arch, settings = pretrained.config, pretrained.model.backbone, _settings(pretrained)
-    mean, std = normalisation(pretrained)
+    mean, std = pretrained.normalisation
     trained_by = settings.environment if settings else None
     facts: dict[str, Any] = {
         "network": title(arch),
@@ -69,7 +107,8 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
         names = " and ".join(place.resolve().name for place in data.places)
         facts["data"] = names if data.loads_images else "synthetic"
         facts["init"] = Path(config.run.init).name if config.run.init else None
-    return environment.get_template("card.md.jinja").render(facts, format=format, file=file)
+    card = _template("card.md.jinja", keep_trailing_newline=True)
+    return card.render(facts, format=format, file=file)
 
 
 def _settings(pretrained: Pretrained) -> RunSettings | None:

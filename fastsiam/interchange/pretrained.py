@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fastsiam.config import BackboneConfig, MethodConfig, ModelConfig, TrainConfig
+from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD
 from fastsiam.console import counted
 from fastsiam.errors import CheckpointError, in_a_line
 from fastsiam.methods import build_method
@@ -88,6 +89,12 @@ class Pretrained:
         """The run's folder, of a checkpoint that lies in one."""
         folder = self.path.absolute().parent
         return folder.parent if self.config and folder.name == "checkpoints" else None
+
+    @property
+    def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation of each channel; ImageNet's, where nothing is known."""
+        seen = self.input
+        return (seen.mean, seen.std) if seen else (IMAGENET_MEAN, IMAGENET_STD)
 
     def build(self) -> nn.Module:
         """Build all parts with new weights; seed torch before for repeatable ones.

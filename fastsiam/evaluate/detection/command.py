@@ -18,7 +18,6 @@ from fastsiam.distributed import Place, from_leader
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.record_files import RecordFiles, Show
 from fastsiam.evaluate.subject import autocast_of, network_facts, open_network, short_name
-from fastsiam.interchange.loading import normalisation
 from fastsiam.run.records import DataFacts, Evaluation, ImageFacts, Record, check_targets
 
 from .datasets import DetectionSet, open_detection
@@ -102,7 +101,7 @@ class _Trials:
         self.masks = config.task == "coco"
         self.schedule = schedule_of(config)
         self.dtype = autocast_of(config, self.pretrained.config, place)
-        own = normalisation(self.pretrained)
+        own = self.pretrained.normalisation
         self.mean, self.std = config.mean or own[0], config.std or own[1]
         self.evaluation = self._evaluation()
         self.files = RecordFiles(
