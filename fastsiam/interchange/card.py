@@ -74,51 +74,39 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
         file: name of their file, beside the card.
         results: evaluations of these very weights.
     """
-    config, arch, settings = pretrained.config, pretrained.model.backbone, _settings(pretrained)
+    config, arch, run = pretrained.config, pretrained.model.backbone, pretrained.run
+    settings = RunSettings.read(run) if run and (run / "config.json").is_file() else None
     mean, std = pretrained.normalisation
-    trained_by = settings.environment if settings else None
-    facts: dict[str, Any] = {
-        "network": title(arch),
-        "method": pretrained.method,
-        "described": pretrained.described(pretrained.path.name),
-        "depth": arch.removeprefix("resnet"),
-        "code": "" if format == "detectron2" else snippet(pretrained, format, file),
-        "program": AUTHORS[format].program.format(arch=arch) if format in AUTHORS else "",
-        "quoted": quoted(file),
-        "mean": mean,
-        "std": std,
-        "input": pretrained.input,
-        "config": config,
-        "images": pretrained.images,
-        "epoch": rounded(pretrained.epoch or 0),
-        "recipe": (settings.recipe or None) if settings else None,
-        "monitored": _last_monitored(pretrained),
-        "results": [(record, _columns(record)) for record in results],
-        "trained_by": _versions(
-            trained_by["fastsiam"], trained_by.get("commit", ""), trained_by["packages"]["torch"]
-        )
-        if trained_by
-        else "",
-        "written_by": _versions(fastsiam.__version__, commit(), torch.__version__),
-        "torchvision": torchvision.__version__,
-    }
+    data = init = None
     if config is not None:  # paths may say what is private
-        data = config.data
-        names = " and ".join(place.resolve().name for place in data.places)
-        facts["data"] = names if data.loads_images else "synthetic"
-        facts["init"] = Path(config.run.init).name if config.run.init else None
-    card = _template("card.md.jinja", keep_trailing_newline=True)
-    return card.render(facts, format=format, file=file)
-
-
-def _settings(pretrained: Pretrained) -> RunSettings | None:
-    """Return the recipe and machine of a run, if its folder is there."""
-    run = pretrained.run
-    return RunSettings.read(run) if run and (run / "config.json").is_file() else None
-
-
-def _versions(fastsiam: str, commit: str, torch: str) -> str:
-    return f"fastsiam {fastsiam}{f', commit {commit}' if commit else ''}, torch {torch}"
+        names = " and ".join(place.resolve().name for place in config.data.places)
+        data = names if config.data.loads_images else "synthetic"
+        init = Path(config.run.init).name if config.run.init else None
+    return _template("card.md.jinja", keep_trailing_newline=True).render(
+        pretrained=pretrained,
+        config=config,
+        method=pretrained.method,
+        input=pretrained.input,
+        network=title(arch),
+        depth=arch.removeprefix("resnet"),
+        format=format,
+        file=file,
+        quoted=quoted(file),
+        code="" if format == "detectron2" else snippet(pretrained, format, file),
+        program=AUTHORS[format].program.format(arch=arch) if format in AUTHORS else "",
+        mean=mean,
+        std=std,
+        data=data,
+        init=init,
+        recipe=(settings.recipe or None) if settings else None,
+        monitored=_last_monitored(pretrained),
+        results=[(record, _columns(record)) for record in results],
+        trained_by=settings.environment if settings else None,
+        fastsiam=fastsiam.__version__,
+        commit=commit(),
+        torch=torch.__version__,
+        torchvision=torchvision.__version__,
+    )
 
 
 def _last_monitored(pretrained: Pretrained) -> dict[str, Any] | None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fastsiam.config import FastSiamConfig, TrainConfig
+from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import EvalConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import CheckpointError
@@ -25,10 +24,8 @@ from tests.interchange.networks import R18, TINY, X, same, saved_run, untrained
 
 VARIANTS = {
     "BN on all layers": changed_model(TINY, head_bn="all"),
-    "no predictor": changed_model(TINY, predictor="none"),
     "frozen encoder": changed_model(TINY, alternate_every=10),
     "averages": changed_model(TINY, predictor="none", target_average=0.8),
-    "fastsiam": replace(TINY, method=FastSiamConfig(projector_layers=2, dim=16, predictor_dim=4)),
 }
 
 

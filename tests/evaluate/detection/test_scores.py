@@ -51,20 +51,6 @@ def test_voc_by_hand() -> None:
     assert ap50(truth, found) == pytest.approx(100 * (1 / 3 + 1 / 3 * 2 / 3))
 
 
-def test_the_surest_takes_an_object_and_a_second_one_is_wrong() -> None:
-    truth = truth_of(picture(1, [BOX, FAR]))
-    twice = [detections(1, [shifted(BOX, 1), BOX, FAR], [0.5, 0.9, 0.3])]
-    # BOX right, its second wrong, FAR right: precisions 1, 1/2, 2/3 at recalls 1/2, 1/2, 1.
-    assert ap50(truth, twice) == pytest.approx(100 * (1 / 2 + 1 / 2 * 2 / 3))
-
-
-def test_a_detection_is_of_what_it_overlaps_most() -> None:
-    """Even where that is taken and another would do: VOC's way, which is not COCO's."""
-    truth = truth_of(picture(1, [BOX, shifted(BOX, 4)]))
-    found = [detections(1, [BOX, shifted(BOX, 1)], [0.9, 0.8])]
-    assert ap50(truth, found) == pytest.approx(50)
-
-
 def test_difficult_objects_and_classes_without_objects() -> None:
     truth = truth_of(picture(1, [BOX, FAR], difficult=[1]))
     for found in (
