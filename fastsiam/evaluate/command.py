@@ -311,15 +311,7 @@ class _Labelled:
         summary: Callable[[list[Accuracy]], list[str]],
         show: Show | None,
     ) -> Record:
-        """Train from where an earlier try was interrupted; validate, and keep the record.
-
-        Args:
-            training: what is trained.
-            batches: returns the batches of an epoch.
-            validation: returns the inputs and labels to validate on.
-            summary: says the accuracy of each head.
-            show: is given the record on rank 0, before it is written.
-        """
+        """Train from where an earlier try was interrupted; validate, and keep the record."""
         console, config, epochs = self._images.subject.console, self._config, self._config.epochs
         first, steps = 0, self._images.steps
         if config.resume == "auto" and (saved := self._files.load_state()):

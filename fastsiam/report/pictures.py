@@ -49,27 +49,6 @@ def denormalize(views: Tensor, config: AugmentConfig) -> NDArray[np.uint8]:
     return np.rint((x * config.std + config.mean) * 255).clip(0, 255).astype(np.uint8)
 
 
-def contact_sheet(
-    sources: Sequence[Image.Image],
-    views: Sequence[tuple[str, NDArray[np.uint8]]],
-    *,
-    columns: int,
-) -> Image.Image:
-    """Arrange sources, each with its views to its right.
-
-    Args:
-        sources: N images of any size.
-        views: names, and arrays (N, S, S, 3) uint8; S may differ.
-        columns: sources in a row.
-    """
-    side = max(96, *(array.shape[1] for _, array in views))
-    groups: list[list[Captioned]] = [
-        [(source, "source", None), *((Image.fromarray(x[i]), name, None) for name, x in views)]
-        for i, source in enumerate(sources)
-    ]
-    return picture_grid(groups, columns=columns, side=side)
-
-
 def picture_grid(
     groups: Sequence[Sequence[Captioned]], *, columns: int = 1, side: int = 112
 ) -> Image.Image:

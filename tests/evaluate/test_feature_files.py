@@ -15,7 +15,7 @@ from PIL import Image
 from fastsiam.config.evaluate import EvalConfig, FeaturesConfig, NeighboursConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import BackendError, FastSiamError
-from fastsiam.evaluate.feature_files import draw_neighbours, write_features
+from fastsiam.evaluate.feature_files import write_features, write_neighbours
 from fastsiam.evaluate.features import collected
 from fastsiam.evaluate.subject import open_subject
 from fastsiam.report.pictures import Captioned
@@ -119,7 +119,8 @@ def test_without_labels_no_neighbour_is_good_or_bad(
 ) -> None:
     rows = noted_rows(monkeypatch)
     folder = write_images(tmp_path / "own", classes=1, each=5) / "class0"
-    draw_neighbours(run, NeighboursConfig(data=str(folder), images=3, k=2, workers=0), HERE)
+    config = NeighboursConfig(data=str(folder), images=3, k=2, workers=0)
+    write_neighbours(run, config, HERE, out=tmp_path / "n.png")
     assert [len(row) for row in rows] == [3, 3, 3]
     assert {good for row in rows for _, _, good in row} == {None}
 
@@ -145,7 +146,7 @@ def test_a_training_image_is_not_its_own_neighbour(
     rows = noted_rows(monkeypatch)
     folder = write_images(tmp_path / "own", classes=3, each=4)
     config = NeighboursConfig(data=str(folder), images=12, k=3, workers=0)
-    draw_neighbours(run, config, HERE)
+    write_neighbours(run, config, HERE, out=tmp_path / "n.png")
     subject = open_subject(run, config, HERE)
     from fastsiam.pipelines import build_eval_loader
 
