@@ -194,7 +194,8 @@ def _write_coco(root: Path, split: str, drawn: list[_Drawn]) -> None:
     """Write a split of COCO's folders. The classes' ids have gaps, as COCO's have."""
     for name in ("annotations", split):
         (root / name).mkdir(parents=True, exist_ok=True)
-    images, annotations = [], []
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
     for number, image, objects in drawn:
         file = f"{number:012d}.jpg"
         (root / split / file).write_bytes(_jpeg(image))
