@@ -42,6 +42,10 @@ class Accuracy:
         )
         return total
 
+    def __str__(self) -> str:
+        """Its accuracies in words."""
+        return f"top-1 {self.top1:.2f}%, top-5 {self.top5:.2f}%"
+
     @property
     def images(self) -> int:
         """Images that were counted."""

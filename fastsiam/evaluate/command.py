@@ -24,8 +24,9 @@ from fastsiam.config.evaluate import (
     LabelConfig,
     LinearConfig,
 )
-from fastsiam.console import counted, duration
+from fastsiam.console import counted, duration, pace
 from fastsiam.distributed import Place
+from fastsiam.evaluate.accuracy import Accuracy
 from fastsiam.evaluate.features import collected, pixel_batches
 from fastsiam.evaluate.knn import KnnResult, knn_accuracy
 from fastsiam.evaluate.labelled import (
@@ -38,14 +39,7 @@ from fastsiam.evaluate.labelled import (
 )
 from fastsiam.evaluate.record_files import RecordFiles, Show
 from fastsiam.evaluate.subject import Subject, data_facts, open_subject
-from fastsiam.evaluate.supervised import (
-    HeadResult,
-    SupervisedTraining,
-    best_of,
-    fine_tuning,
-    linear_training,
-    train_epochs,
-)
+from fastsiam.evaluate.supervised import SupervisedTraining, fine_tuning, linear_training
 from fastsiam.run.records import Evaluation, Record, check_targets
 from fastsiam.views.batch import EvalLoader
 
@@ -212,7 +206,7 @@ def _linear_lines(config: LinearConfig, images: LabelledImages) -> list[str]:
 
 
 def _linear_summary(
-    config: LinearConfig, images: LabelledImages, results: list[HeadResult]
+    config: LinearConfig, images: LabelledImages, results: list[Accuracy]
 ) -> list[str]:
     """Say the accuracy of each rate's classifier, and which is best."""
     way = "cached features of central crops" if config.cached else "random crops and flips"
@@ -220,12 +214,13 @@ def _linear_summary(
         f"{config.optimizer}, batch {images.batch:,}, {config.epochs} epochs, {way}{images.on_part}"
     )
     start = "untrained network, linear" if images.subject.untrained else "linear"
-    lines = [f"{start} {r} (base rate {r.lr:g}, {how})" for r in results]
-    if len(results) > 1:
-        best = best_of(results)
+    found = list(zip(config.rates, results, strict=True))
+    lines = [f"{start} {result} (base rate {lr:g}, {how})" for lr, result in found]
+    if len(found) > 1:
+        lr, best = max(found, key=lambda one: one[1].top1)
         lines.append(
-            f"best of {len(results)} rates, chosen on these very validation images: "
-            f"{best.top1:.2f}% with base rate {best.lr:g}"
+            f"best of {len(found)} rates, chosen on these very validation images: "
+            f"{best.top1:.2f}% with base rate {lr:g}"
         )
     return lines
 
@@ -279,7 +274,7 @@ def evaluate_finetuned(
         return labelled.trained(
             training,
             batches,
-            images.validation,
+            lambda: ((batch.image, batch.label) for batch in images.val),
             lambda found: [f"{start} {found[0]} ({how})"],
             show,
         )
@@ -296,7 +291,7 @@ class _Labelled:
         protocol: dict[str, Any],
         *details: str,
     ) -> None:
-        self._images, self._epochs = images, config.epochs
+        self._images, self._config = images, config
         shared = {
             "batch": images.batch,
             "momentum": config.momentum,
@@ -313,24 +308,56 @@ class _Labelled:
         training: SupervisedTraining,
         batches: Callable[[int], Batches],
         validation: Callable[[], Iterable[tuple[Tensor, Tensor]]],
-        summary: Callable[[list[HeadResult]], list[str]],
+        summary: Callable[[list[Accuracy]], list[str]],
         show: Show | None,
     ) -> Record:
-        """Train, validate and keep the record; resume where an earlier try was interrupted."""
-        results, speed = train_epochs(
-            training, batches, validation, images=self._images, epochs=self._epochs,
-            files=self._files,
-        )  # fmt: skip
-        best = best_of(results)
+        """Train from where an earlier try was interrupted; validate, and keep the record."""
+        console, config, epochs = self._images.subject.console, self._config, self._config.epochs
+        first, steps = 0, self._images.steps
+        if config.resume == "auto" and (saved := self._files.load_state()):
+            first = saved["epoch"]
+            training.load(saved["state"])
+            console.say(f"continuing after epoch {first} of {epochs}, where it was interrupted")
+        results: list[Accuracy] = []
+        began = time.monotonic()
+        with console.progress(epochs * steps, first * steps):
+            for epoch in range(first, epochs):
+                losses = training.epoch(epoch, self._with_progress(batches(epoch), epoch))
+                done = epoch + 1
+                if done == epochs or (config.eval_every and done % config.eval_every == 0):
+                    results = training.evaluate(validation())
+                    best = max(results, key=lambda result: result.top1)
+                    loss = losses[results.index(best)].item()
+                    console.say(f"epoch {done} of {epochs}: loss {loss:.3f}, {best}")
+                self._files.save_state(done, training.state, last=done == epochs)
+        results = results or training.evaluate(validation())
+        best = max(results, key=lambda result: result.top1)
+        seconds = time.monotonic() - began
+        console.say(
+            f"trained in {duration(seconds)}; {best.images:,} validation images, each counted once"
+        )
         record = self._evaluation.record(
-            results=[result.record() for result in results],
+            results=[
+                {"lr": lr, "top1": result.top1, "top5": result.top5}
+                for lr, result in zip(training.rates, results, strict=True)
+            ],
             summary=summary(results),
             per_class=dict(zip(self._images.train.classes, best.per_class, strict=True)),
-            speed=speed,
+            speed={"seconds": seconds, "epochs": epochs - first},
             images_validated=best.images,
         )
         self._files.keep(record, show)
         return record
+
+    def _with_progress(self, batches: Batches, epoch: int) -> Batches:
+        """Pass on the batches of an epoch, and show the progress."""
+        images, steps = self._images, self._images.steps
+        began, before, total = time.monotonic(), epoch * steps, self._config.epochs * steps
+        for step, batch in enumerate(batches, start=1):
+            yield batch
+            speed = step * images.batch / max(time.monotonic() - began, 1e-9)
+            left = (total - before - step) * images.batch
+            images.subject.console.advance(before + step, pace(speed, left))
 
 
 def _files(

@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 from fastsiam.config.evaluate import FeaturesConfig, NeighboursConfig
@@ -213,7 +212,10 @@ def _grouped(rows: Iterable[Rows]) -> Iterator[list[Rows]]:
 
 
 def write_neighbours(path: Path, config: NeighboursConfig, place: Place, *, out: Path) -> None:
-    """Draw neighbours into a file; whether that is possible is tried first.
+    """Draw some images, each with the training images whose features are nearest to its own.
+
+    Queries are validation images. Without a validation split they are training images, and an
+    image is not its own neighbour.
 
     Args:
         path: a run's folder, a checkpoint, or a file of another program.
@@ -225,20 +227,6 @@ def write_neighbours(path: Path, config: NeighboursConfig, place: Place, *, out:
         FastSiamError: the file cannot be written.
     """
     check_targets(out)
-    save_picture(draw_neighbours(path, config, place), out)
-
-
-def draw_neighbours(path: Path, config: NeighboursConfig, place: Place) -> Image.Image:
-    """Draw some images, each with the training images whose features are nearest to its own.
-
-    Queries are validation images. Without a validation split they are training images, and an
-    image is not its own neighbour.
-
-    Args:
-        path: a run's folder, a checkpoint, or a file of another program.
-        config: which images and how many.
-        place: this process, alone.
-    """
     subject = open_subject(path, config, place)
     subject.introduce()
     bank = open_split(subject.data, "train")
@@ -269,7 +257,7 @@ def draw_neighbours(path: Path, config: NeighboursConfig, place: Place) -> Image
                 alike = own == kind if own and kind else None  # without labels nobody knows
                 row.append((bank.decode(tag), f"{cosine:.2f} {own}", alike))
         rows.append(row)
-    return picture_grid(rows)
+    save_picture(picture_grid(rows), out)
 
 
 def _loader(subject: Subject, split: Split, chosen: NDArray[np.int64] | None = None) -> EvalLoader:

@@ -97,17 +97,13 @@ class Nearest:
         self.seen += len(features)
         self._waiting.append((features, tags))
         if sum(len(tags) for _, tags in self._waiting) >= self._block:
-            self._compare()
+            self.finish()
 
     @torch.no_grad()
     def finish(self) -> Nearest:
         """Compare what is still waiting."""
-        self._compare()
-        return self
-
-    def _compare(self) -> None:
         if not self._waiting:
-            return
+            return self
         one = len(self._waiting) == 1  # to join it would copy it
         features, tags = (
             parts[0] if one else torch.cat(parts) for parts in zip(*self._waiting, strict=True)
@@ -117,6 +113,7 @@ class Nearest:
             features.split(self._block), tags.split(self._block), strict=True
         ):
             self._merge(normalized(rows.to(self._queries.device)), row_tags)
+        return self
 
     def _merge(self, rows: Tensor, tags: Tensor) -> None:
         tags = tags.to(self._queries.device)

@@ -97,10 +97,6 @@ class LabelledImages:
             chosen_crc32=None if chosen is None else f"{zlib.crc32(chosen.tobytes()):08x}",
         )
 
-    def validation(self) -> Batches:
-        """Return this rank's validation images and their labels, once."""
-        return ((batch.image, batch.label) for batch in self.val)
-
     def augmented(self, batch: int) -> Loader:
         """Open the training images with random crops and flips, and nothing else.
 

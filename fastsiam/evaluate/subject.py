@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +29,6 @@ from fastsiam.interchange import Input, Pretrained, load_pretrained
 from fastsiam.model.numerics import autocast_type, keep_freed_memory
 from fastsiam.pipelines import build_eval_loader, has_validation, open_split
 from fastsiam.pipelines.automatic import choose_pipeline, settled, works_on
-from fastsiam.pipelines.store import Split
 from fastsiam.run.records import DataFacts, Evaluation, ImageFacts, Kind, NetworkFacts
 from fastsiam.views.batch import EvalLoader
 
@@ -210,20 +210,17 @@ def labelled_loaders(
         DataError: a split or its labels are missing, or the classes differ.
     """
 
-    def loader(split: Split, chosen: NDArray[np.int64] | None = None) -> EvalLoader:
-        return build_eval_loader(
-            data,
-            split,
-            augment,
-            resize=resize,
-            batch=batch,
-            rank=place.rank,
-            world=place.world,
-            device=place.device,
-            chosen=chosen,
-        )
-
-    train = loader("train", chosen)
+    loader = partial(
+        build_eval_loader,
+        data,
+        augment=augment,
+        resize=resize,
+        batch=batch,
+        rank=place.rank,
+        world=place.world,
+        device=place.device,
+    )
+    train = loader("train", chosen=chosen)
     if not train.classes:
         raise DataError(
             f"{data.root} has no labels, which this evaluation needs: class folders, or a column "

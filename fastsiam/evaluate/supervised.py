@@ -12,9 +12,7 @@ crops and flips; 60 epochs on 1% of the labels, 30 on 10%. Its batch is 4096, th
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -23,12 +21,9 @@ from torch.nn import functional as F
 
 from fastsiam.config import NumericsConfig
 from fastsiam.config.evaluate import FinetuneConfig, LinearConfig
-from fastsiam.console import duration, pace
 from fastsiam.distributed import Place, bn_group, data_parallel, mean_across_ranks
 from fastsiam.evaluate.accuracy import Accuracy
 from fastsiam.evaluate.features import frozen
-from fastsiam.evaluate.labelled import Batches, LabelledImages
-from fastsiam.evaluate.record_files import RecordFiles
 from fastsiam.methods.optim import Lars, cosine, with_momenta
 from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.model.numerics import autocast
@@ -50,30 +45,6 @@ class Heads(nn.Module):
         """Return every head's scores."""
         scores = F.linear(features, torch.cat([*self.weight]), torch.cat([*self.bias]))
         return scores.view(len(features), len(self.weight), -1)
-
-
-@dataclass(frozen=True, slots=True)
-class HeadResult:
-    """Accuracy of one classifier."""
-
-    lr: float
-    """Its base rate."""
-    top1: float
-    """Percent of the validation images."""
-    top5: float
-    """Percent of the validation images."""
-    images: int
-    """Validation images, each counted once."""
-    per_class: tuple[float | None, ...]
-    """Top-1 of each class's images, in percent; None for a class without any."""
-
-    def record(self) -> dict[str, Any]:
-        """Return plain JSON values, without the classes."""
-        return {"lr": self.lr, "top1": self.top1, "top5": self.top5}
-
-    def __str__(self) -> str:
-        """Its accuracy in words."""
-        return f"top-1 {self.top1:.2f}%, top-5 {self.top5:.2f}%"
 
 
 class Training:
@@ -128,9 +99,9 @@ class SupervisedTraining(Training):
     Args:
         network: maps inputs to (n, heads, classes).
         optimizer: of its parameters; group g has rate g.
+        config: with the global batch and the length of the schedule.
         rates: base rates of the heads, for a batch of 256.
-        batch: global batch.
-        epochs: length of the schedule.
+        classes: how many there are.
         steps_per_epoch: batches in an epoch.
         dtype: autocast type.
         place: this rank; every rank takes part.
@@ -140,10 +111,9 @@ class SupervisedTraining(Training):
         self,
         network: nn.Module,
         optimizer: torch.optim.Optimizer,
+        config: LinearConfig | FinetuneConfig,
         *,
         rates: Sequence[float],
-        batch: int,
-        epochs: int,
         classes: int,
         steps_per_epoch: int,
         dtype: torch.dtype,
@@ -152,8 +122,8 @@ class SupervisedTraining(Training):
         super().__init__(network, optimizer, dtype=dtype, place=place)
         self.rates, self._classes = rates, classes
         self._device, self._dtype = place.device, dtype
-        self._steps, self._total = steps_per_epoch, epochs * steps_per_epoch
-        self._peaks = [rate * batch / 256 for rate in rates]
+        self._steps, self._total = steps_per_epoch, config.epochs * steps_per_epoch
+        self._peaks = [rate * config.batch / 256 for rate in rates]
 
     def epoch(self, number: int, batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         """Train for an epoch.
@@ -177,7 +147,7 @@ class SupervisedTraining(Training):
             total += losses.detach()
         return mean_across_ranks(total / self._steps)
 
-    def evaluate(self, batches: Iterable[tuple[Tensor, Tensor]]) -> list[HeadResult]:
+    def evaluate(self, batches: Iterable[tuple[Tensor, Tensor]]) -> list[Accuracy]:
         """Classify this rank's inputs with every head; count those of all ranks.
 
         Args:
@@ -189,11 +159,7 @@ class SupervisedTraining(Training):
             scores = frozen(self.network, inputs, dtype=self._dtype)
             for count, of_head in zip(counts, scores.unbind(1), strict=True):
                 count.add(of_head, labels)
-        joint = [count.over_ranks() for count in counts]
-        return [
-            HeadResult(rate, count.top1, count.top5, count.images, count.per_class)
-            for rate, count in zip(self.rates, joint, strict=True)
-        ]
+        return [count.over_ranks() for count in counts]
 
 
 def linear_training(
@@ -213,25 +179,14 @@ def linear_training(
     """
     heads = Heads(len(config.rates), features, classes, seed=config.seed).to(place.device)
     groups = [{"params": [w, b]} for w, b in zip(heads.weight, heads.bias, strict=True)]
-    momentum, weight_decay = config.momentum, config.weight_decay
-    optimizer: torch.optim.Optimizer
-    if config.optimizer == "lars":
-        optimizer = Lars(
-            groups,
-            lr=0.0,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            trust=config.lars_trust,
-            adapt_all=True,
-        )
-    else:
-        optimizer = torch.optim.SGD(groups, lr=0.0, momentum=momentum, weight_decay=weight_decay)
+    shared: dict[str, Any] = {"momentum": config.momentum, "weight_decay": config.weight_decay}
     return SupervisedTraining(
         heads,
-        optimizer,
+        Lars(groups, lr=0.0, **shared, trust=config.lars_trust, adapt_all=True)
+        if config.optimizer == "lars"
+        else torch.optim.SGD(groups, lr=0.0, **shared),
+        config,
         rates=config.rates,
-        batch=config.batch,
-        epochs=config.epochs,
         classes=classes,
         steps_per_epoch=steps_per_epoch,
         dtype=torch.float32,
@@ -276,78 +231,10 @@ def fine_tuning(
     return SupervisedTraining(
         network,
         with_momenta(sgd),
+        config,
         rates=[config.lr],
-        batch=config.batch,
-        epochs=config.epochs,
         classes=classes,
         steps_per_epoch=steps_per_epoch,
         dtype=dtype,
         place=place,
     )
-
-
-def best_of(results: list[HeadResult]) -> HeadResult:
-    """Return the result with the highest top-1."""
-    return max(results, key=lambda result: result.top1)
-
-
-def train_epochs(
-    training: SupervisedTraining,
-    batches: Callable[[int], Batches],
-    validation: Callable[[], Iterable[tuple[Tensor, Tensor]]],
-    *,
-    images: LabelledImages,
-    epochs: int,
-    files: RecordFiles,
-) -> tuple[list[HeadResult], dict[str, float]]:
-    """Train epoch by epoch, from where an earlier try was interrupted; validate now and then.
-
-    Args:
-        training: what is trained.
-        batches: returns the batches of an epoch.
-        validation: returns the inputs and labels to validate on.
-        images: what the batches are made of.
-        epochs: how many.
-        files: where the state is saved now and then, and found again.
-
-    Returns:
-        The result of each head, and for a record the seconds and epochs of this try.
-    """
-    console, config = images.subject.console, images.config
-    first = 0
-    if config.resume == "auto" and (saved := files.load_state()):
-        first = saved["epoch"]
-        training.load(saved["state"])
-        console.say(f"continuing after epoch {first} of {epochs}, where it was interrupted")
-    results: list[HeadResult] = []
-    began = time.monotonic()
-    with console.progress(epochs * images.steps, first * images.steps):
-        for epoch in range(first, epochs):
-            losses = training.epoch(epoch, _with_progress(batches(epoch), images, epoch, epochs))
-            done = epoch + 1
-            if done == epochs or (config.eval_every and done % config.eval_every == 0):
-                results = training.evaluate(validation())
-                best = best_of(results)
-                loss = losses[results.index(best)].item()
-                console.say(f"epoch {done} of {epochs}: loss {loss:.3f}, {best}")
-            files.save_state(done, training.state, last=done == epochs)
-    results = results or training.evaluate(validation())
-    seconds = time.monotonic() - began
-    console.say(
-        f"trained in {duration(seconds)}; {results[0].images:,} validation images, each counted "
-        "once"
-    )
-    return results, {"seconds": seconds, "epochs": epochs - first}
-
-
-def _with_progress(
-    batches: Batches, images: LabelledImages, epoch: int, epochs: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pass on the batches of an epoch, and show the progress."""
-    console, steps = images.subject.console, images.steps
-    began, before = time.monotonic(), epoch * steps
-    for step, batch in enumerate(batches, start=1):
-        yield batch
-        speed = step * images.batch / max(time.monotonic() - began, 1e-9)
-        left = (epochs * steps - before - step) * images.batch
-        console.advance(before + step, pace(speed, left))

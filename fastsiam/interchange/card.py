@@ -1,10 +1,13 @@
-"""The model card beside exported weights: what they are, how to load them, how good they are."""
+"""The model card beside exported weights: what they are, how to load them, how good they are.
+
+Plain files hold the code that loads them, too; the tests run it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torchvision
@@ -14,12 +17,52 @@ from fastsiam.config.run_settings import RunSettings
 from fastsiam.console import rounded
 from fastsiam.environment import commit
 from fastsiam.files import quoted
+from fastsiam.model.backbones import skeleton
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import Record
 
 from .layouts import AUTHORS
-from .loading import normalisation, snippet
 from .pretrained import Pretrained, title
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+
+def snippet(pretrained: Pretrained, format: str, file: str) -> str:
+    """Return Python that builds the encoder, loads it, and is run in the file's folder.
+
+    Args:
+        pretrained: the weights.
+        format: the layout of their file: torchvision, timm, plain, or that of a method's authors.
+        file: its name.
+    """
+    model, encoder, heads = pretrained.model, "", []
+    library = "torchvision" if model.width == 64 else "fastsiam"
+    if format == "timm" or model.backbone.startswith("timm/"):
+        library = "timm"
+    if format in AUTHORS:
+        encoder, *others = (f"module.{start}" for start in AUTHORS[format].parts.values())
+        # What is left of the heads' prefixes once the encoder's is taken away.
+        heads = [x.removeprefix(encoder) if x.startswith(encoder) else "module." for x in others]
+    return _template("snippet.py.jinja", trim_blocks=True, lstrip_blocks=True).render(
+        model=model,
+        name=model.backbone.removeprefix("timm/"),
+        skeleton=skeleton(model),
+        library=library,
+        encoder=encoder,
+        heads=list(dict.fromkeys(heads)),
+        format=format,
+        file=file,
+    )
+
+
+def _template(name: str, **settings: bool) -> Template:
+    from jinja2 import Environment, PackageLoader  # PyTorch depends on it
+
+    loader = PackageLoader("fastsiam.interchange", "")
+    environment = Environment(loader=loader, **settings)  # type: ignore[arg-type]  # nosec B701
+    environment.filters |= {"cell": _cell, "rounded": rounded}
+    return environment.get_template(name)
 
 
 def model_card(pretrained: Pretrained, *, format: str, file: str, results: Sequence[Record]) -> str:
@@ -31,55 +74,39 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
         file: name of their file, beside the card.
         results: evaluations of these very weights.
     """
-    from jinja2 import Environment, PackageLoader  # PyTorch depends on it
-
-    loader = PackageLoader("fastsiam.interchange", "")
-    environment = Environment(loader=loader, keep_trailing_newline=True)  # nosec B701
-    environment.filters |= {"cell": _cell, "rounded": rounded}
-    config, arch, settings = pretrained.config, pretrained.model.backbone, _settings(pretrained)
-    mean, std = normalisation(pretrained)
-    trained_by = settings.environment if settings else None
-    facts: dict[str, Any] = {
-        "network": title(arch),
-        "method": pretrained.method,
-        "described": pretrained.described(pretrained.path.name),
-        "depth": arch.removeprefix("resnet"),
-        "code": "" if format == "detectron2" else snippet(pretrained, format, file),
-        "program": AUTHORS[format].program.format(arch=arch) if format in AUTHORS else "",
-        "quoted": quoted(file),
-        "mean": mean,
-        "std": std,
-        "input": pretrained.input,
-        "config": config,
-        "images": pretrained.images,
-        "epoch": rounded(pretrained.epoch or 0),
-        "recipe": (settings.recipe or None) if settings else None,
-        "monitored": _last_monitored(pretrained),
-        "results": [(record, _columns(record)) for record in results],
-        "trained_by": _versions(
-            trained_by["fastsiam"], trained_by.get("commit", ""), trained_by["packages"]["torch"]
-        )
-        if trained_by
-        else "",
-        "written_by": _versions(fastsiam.__version__, commit(), torch.__version__),
-        "torchvision": torchvision.__version__,
-    }
+    config, arch, run = pretrained.config, pretrained.model.backbone, pretrained.run
+    settings = RunSettings.read(run) if run and (run / "config.json").is_file() else None
+    mean, std = pretrained.normalisation
+    data = init = None
     if config is not None:  # paths may say what is private
-        data = config.data
-        names = " and ".join(place.resolve().name for place in data.places)
-        facts["data"] = names if data.loads_images else "synthetic"
-        facts["init"] = Path(config.run.init).name if config.run.init else None
-    return environment.get_template("card.md.jinja").render(facts, format=format, file=file)
-
-
-def _settings(pretrained: Pretrained) -> RunSettings | None:
-    """Return the recipe and machine of a run, if its folder is there."""
-    run = pretrained.run
-    return RunSettings.read(run) if run and (run / "config.json").is_file() else None
-
-
-def _versions(fastsiam: str, commit: str, torch: str) -> str:
-    return f"fastsiam {fastsiam}{f', commit {commit}' if commit else ''}, torch {torch}"
+        names = " and ".join(place.resolve().name for place in config.data.places)
+        data = names if config.data.loads_images else "synthetic"
+        init = Path(config.run.init).name if config.run.init else None
+    return _template("card.md.jinja", keep_trailing_newline=True).render(
+        pretrained=pretrained,
+        config=config,
+        method=pretrained.method,
+        input=pretrained.input,
+        network=title(arch),
+        depth=arch.removeprefix("resnet"),
+        format=format,
+        file=file,
+        quoted=quoted(file),
+        code="" if format == "detectron2" else snippet(pretrained, format, file),
+        program=AUTHORS[format].program.format(arch=arch) if format in AUTHORS else "",
+        mean=mean,
+        std=std,
+        data=data,
+        init=init,
+        recipe=(settings.recipe or None) if settings else None,
+        monitored=_last_monitored(pretrained),
+        results=[(record, _columns(record)) for record in results],
+        trained_by=settings.environment if settings else None,
+        fastsiam=fastsiam.__version__,
+        commit=commit(),
+        torch=torch.__version__,
+        torchvision=torchvision.__version__,
+    )
 
 
 def _last_monitored(pretrained: Pretrained) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,9 @@ from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.records import Record
 
 from . import weight_files
-from .card import model_card
+from .card import model_card, snippet
 from .heads import HEADS, Head
 from .layouts import AUTHORS, Authors, to_detectron2
-from .loading import snippet
 from .pretrained import Pretrained
 
 SHARED_RESNETS = (
@@ -35,15 +34,6 @@ SHARED_RESNETS = (
 """ResNets that torchvision and timm have by the same names, with the same names of weights."""
 
 _TORCH = (".pt", ".pth", ".pth.tar", ".bin")
-
-
-@dataclass(frozen=True, slots=True)
-class _Format:
-    content: Callable[[Pretrained, str], dict[str, Any]]
-    """What the file of that name holds."""
-    refusal: Callable[[BackboneConfig], str]
-    """Why it cannot hold a backbone, in a few words; empty if it can."""
-    endings: tuple[str, ...]
 
 
 def _backbone(pretrained: Pretrained, file: str) -> dict[str, Any]:
@@ -87,50 +77,14 @@ def _checkpoint(authors: Authors, pretrained: Pretrained, file: str) -> dict[str
     return {"epoch": int(pretrained.epoch or 0), "arch": arch, "state_dict": weights}
 
 
-def _any(model: BackboneConfig) -> str:
-    return ""
-
-
-def _torchvisions(model: BackboneConfig) -> str:
-    if model.backbone.startswith("timm/"):
-        return "it is timm's network"
-    return "" if model.width == 64 else f"width {model.width}: torchvision's ResNets are 64 wide"
-
-
-def _timms(model: BackboneConfig) -> str:
-    return "" if model.backbone.startswith("timm/") else _standard(model)
-
-
-def _standard(model: BackboneConfig, names: Sequence[str] = SHARED_RESNETS) -> str:
-    if model.backbone not in names:
-        return f"no {model.backbone} there"
-    if model.stem != "imagenet":
-        return f"{model.stem} stem"
-    return "" if model.width == 64 else f"width {model.width}: its ResNets are 64 wide"
-
-
-def _detectron2s(model: BackboneConfig) -> str:
-    return _standard(model, [name for name in BLOCKS if name in SHARED_RESNETS])
-
-
-def _swavs(model: BackboneConfig) -> str:
-    if model.backbone != "resnet50" or model.width not in (64, 128, 256, 320):
-        return "its authors have ResNet-50 alone, 1, 2, 4 or 5 times as wide"
-    return "" if model.stem == "imagenet" else f"{model.stem} stem"
-
-
-_FORMATS = {
-    "plain": _Format(plain_content, _any, (".safetensors", *_TORCH)),
-    "torchvision": _Format(_backbone, _torchvisions, (".safetensors", *_TORCH)),
-    "timm": _Format(_backbone, _timms, (".safetensors", *_TORCH)),
-    **{
-        name: _Format(
-            partial(_checkpoint, authors), _swavs if name == "swav" else _standard, _TORCH
-        )
-        for name, authors in AUTHORS.items()
-    },
-    "detectron2": _Format(_detectron2, _detectron2s, (".pkl",)),
+_FORMATS: dict[str, tuple[Callable[[Pretrained, str], dict[str, Any]], tuple[str, ...]]] = {
+    "plain": (plain_content, (".safetensors", *_TORCH)),
+    "torchvision": (_backbone, (".safetensors", *_TORCH)),
+    "timm": (_backbone, (".safetensors", *_TORCH)),
+    **{name: (partial(_checkpoint, authors), _TORCH) for name, authors in AUTHORS.items()},
+    "detectron2": (_detectron2, (".pkl",)),
 }
+"""What a file of each layout holds, by the weights and its name, and the endings of that name."""
 FORMATS = tuple(_FORMATS)
 """Layouts that weights can be written in."""
 
@@ -167,7 +121,7 @@ def export_weights(
     """
     if format not in _FORMATS:
         raise ValueError(f"unknown format {format!r}; there are {', '.join(FORMATS)}")
-    endings = _FORMATS[format].endings
+    content_of, endings = _FORMATS[format]
     if not out.name.endswith(endings):
         raise ValueError(f"{out}: a file of format {format} ends in {', '.join(endings)}")
     card = out.with_name(f"{out.name}.md")
@@ -180,7 +134,7 @@ def export_weights(
             f"cannot write {pretrained.path} as {format} ({refused[format]}): use {possible}"
         )
     pretrained = replace(pretrained, model=_as_called_in(format, pretrained.model))
-    content = _FORMATS[format].content(pretrained, out.name)
+    content = content_of(pretrained, out.name)
     text = model_card(pretrained, format=format, file=out.name, results=results)
     weight_files.write(out, content)
     weight_files.write(card, text)
@@ -200,12 +154,29 @@ def _refusals(
     model: BackboneConfig, state: Mapping[str, Tensor], method: type[MethodConfig] | None
 ) -> dict[str, str]:
     """Return for each format why it cannot hold weights; their method is None if unknown."""
-    why = {name: _FORMATS[name].refusal(_as_called_in(name, model)) for name in FORMATS}
+    why = {name: _refused_backbone(name, _as_called_in(name, model)) for name in FORMATS}
     for name, authors in AUTHORS.items():
         if not why[name] and method is not None and not issubclass(method, authors.method):
             why[name] = f"the heads of {method.title}"
         why[name] = why[name] or _refused_heads(authors, state, skeleton(model).features)
     return why
+
+
+def _refused_backbone(format: str, model: BackboneConfig) -> str:
+    name, of_timm = model.backbone, model.backbone.startswith("timm/")
+    whose = "torchvision's" if format == "torchvision" else "its"
+    other_width = f"width {model.width}: {whose} ResNets are 64 wide" if model.width != 64 else ""
+    if format == "plain" or (format == "timm" and of_timm):
+        return ""
+    if format == "torchvision":
+        return "it is timm's network" if of_timm else other_width
+    if format == "swav":
+        other_width = ""
+        if name != "resnet50" or model.width not in (64, 128, 256, 320):
+            return "its authors have ResNet-50 alone, 1, 2, 4 or 5 times as wide"
+    elif name not in SHARED_RESNETS or (format == "detectron2" and name not in BLOCKS):
+        return f"no {name} there"
+    return other_width if model.stem == "imagenet" else f"{model.stem} stem"
 
 
 def _refused_heads(authors: Authors, state: Mapping[str, Tensor], features: int) -> str:

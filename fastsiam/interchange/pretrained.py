@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from fastsiam.config import BackboneConfig, MethodConfig, ModelConfig, TrainConfig
+from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD
 from fastsiam.console import counted
 from fastsiam.errors import CheckpointError, in_a_line
 from fastsiam.methods import build_method
-from fastsiam.model.backbones import Backbone, build_backbone
+from fastsiam.model.backbones import Backbone, ForeignNetwork, build_backbone
 
 from .heads import build_parts
 from .layouts import AUTHORS
@@ -89,6 +90,12 @@ class Pretrained:
         folder = self.path.absolute().parent
         return folder.parent if self.config and folder.name == "checkpoints" else None
 
+    @property
+    def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation of each channel; ImageNet's, where nothing is known."""
+        seen = self.input
+        return (seen.mean, seen.std) if seen else (IMAGENET_MEAN, IMAGENET_STD)
+
     def build(self) -> nn.Module:
         """Build all parts with new weights; seed torch before for repeatable ones.
 
@@ -120,7 +127,8 @@ class Pretrained:
                 f"{self.path} does not hold the weights of {self.model.backbone}"
             ) from error
         if layer == "projector":
-            return _Projected(network).eval()
+            *_, last = (x for x in network[-1].modules() if isinstance(x, nn.Linear))
+            return ForeignNetwork(network, features=last.out_features).eval()
         backbone: Backbone = network.get_submodule("backbone")  # type: ignore[assignment]
         return backbone.eval()
 
@@ -159,21 +167,6 @@ class Pretrained:
         name = title(self.model.backbone)
         layout = of.get(self.layout, self.layout)
         return f"{name}{stem} of {layout}{epochs}, from {source}{left_out}"
-
-
-class _Projected(Backbone):
-    """A backbone and the projector behind it."""
-
-    def __init__(self, parts: nn.Sequential) -> None:
-        super().__init__()
-        self.parts = parts
-        layers = [x for x in parts[-1].modules() if isinstance(x, nn.Linear)]
-        self.features = layers[-1].out_features
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return projections (N, dim) of normalised images (N, 3, S, S)."""
-        out: Tensor = self.parts(x)
-        return out
 
 
 def title(backbone: str) -> str:

@@ -62,6 +62,11 @@ class Section:
     note: str = ""
     """A paragraph at the end."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing below the title."""
+        return not (self.lines or self.figures or self.tables or self.settings or self.note)
+
 
 def render(title: str, facts: str, sections: Sequence[Section]) -> str:
     """Return a page as HTML that needs no other file.
@@ -69,13 +74,14 @@ def render(title: str, facts: str, sections: Sequence[Section]) -> str:
     Args:
         title: plain text, as all texts of a page.
         facts: a line below the title.
-        sections: parts of the page.
+        sections: parts of the page; empty ones are left out.
     """
     from jinja2 import Environment, PackageLoader  # PyTorch depends on it
 
     loader = PackageLoader("fastsiam.report", "")
     environment = Environment(loader=loader, autoescape=True, keep_trailing_newline=True)
     page = environment.get_template("page.html.jinja")
+    sections = [section for section in sections if not section.is_empty]
     return page.render(title=title, facts=facts, sections=sections)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageOps
 from torch import Tensor
 
 from fastsiam.config import AugmentConfig
@@ -49,27 +49,6 @@ def denormalize(views: Tensor, config: AugmentConfig) -> NDArray[np.uint8]:
     return np.rint((x * config.std + config.mean) * 255).clip(0, 255).astype(np.uint8)
 
 
-def contact_sheet(
-    sources: Sequence[Image.Image],
-    views: Sequence[tuple[str, NDArray[np.uint8]]],
-    *,
-    columns: int,
-) -> Image.Image:
-    """Arrange sources, each with its views to its right.
-
-    Args:
-        sources: N images of any size.
-        views: names, and arrays (N, S, S, 3) uint8; S may differ.
-        columns: sources in a row.
-    """
-    side = max(96, *(array.shape[1] for _, array in views))
-    groups: list[list[Captioned]] = [
-        [(source, "source", None), *((Image.fromarray(x[i]), name, None) for name, x in views)]
-        for i, source in enumerate(sources)
-    ]
-    return picture_grid(groups, columns=columns, side=side)
-
-
 def picture_grid(
     groups: Sequence[Sequence[Captioned]], *, columns: int = 1, side: int = 112
 ) -> Image.Image:
@@ -86,29 +65,15 @@ def picture_grid(
     step, height = side + _GAP, side + _LINE + 2 * _GAP
     width = step * max(map(len, groups)) + 2 * _APART
     sheet = Image.new("RGB", (columns * width, -(-len(groups) // columns) * height), "white")
+    draw = ImageDraw.Draw(sheet)
     for i, group in enumerate(groups):
         for place, (picture, text, good) in enumerate(group):
             left = i % columns * width + _GAP + place * step + _APART * (place > 0)
             top = i // columns * height + _GAP
-            _paste(sheet, picture, left, top, side)
-            _write(sheet, text, left, top + side + 1, side, good)
+            enlarged = max(picture.size) < side
+            method = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
+            sheet.paste(ImageOps.pad(picture, (side, side), method, "white"), (left, top))
+            while text and draw.textlength(text) > side:
+                text = text[:-1]
+            draw.text((left, top + side + 1), text, fill=_NEWS[good])
     return sheet
-
-
-def _write(
-    sheet: Image.Image, text: str, left: int, top: int, most: int, good: bool | None
-) -> None:
-    """Write a text, cut off where it takes more than so many pixels."""
-    draw = ImageDraw.Draw(sheet)
-    while text and draw.textlength(text) > most:
-        text = text[:-1]
-    draw.text((left, top), text, fill=_NEWS[good])
-
-
-def _paste(sheet: Image.Image, picture: Image.Image, left: int, top: int, cell: int) -> None:
-    """Put a picture into the middle of a square cell, as large as fits."""
-    scale = cell / max(picture.size)
-    width, height = (max(1, round(side * scale)) for side in picture.size)
-    method = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
-    at = left + (cell - width) // 2, top + (cell - height) // 2
-    sheet.paste(picture.resize((width, height), method), at)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median_high
@@ -15,7 +15,6 @@ from fastsiam.config.run_settings import RunSettings
 from fastsiam.console import rounded
 from fastsiam.errors import DataError
 from fastsiam.files import written_for_user
-from fastsiam.report.evaluations import evaluation_tables
 from fastsiam.report.page import Figure, Section, Table, flat, render, text_of
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import Record, read_records
@@ -50,6 +49,13 @@ _OF_ONE_RUN = ("out", "resume", "rendezvous")
 """Settings that say where a run is, not what it does: runs are not compared by them."""
 
 
+_TITLES = {"knn": "kNN", "linear": "Linear", "finetune": "Fine-tuning", "detect": "Detection"}
+_COLUMNS = {"top1": "top-1 (%)", "top5": "top-5 (%)", "temperature": "T", "lr": "base rate"}
+"""What the page calls figures of a record; others keep their names."""
+_PROTOCOL = ("task", "detector", "optimizer", "batch", "epochs", "cached", "trials", "differences")
+"""What the page says of a protocol."""
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """What a run's folder holds."""
@@ -81,11 +87,12 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     first, several = read[0], len(read) > 1
     sections = [
         _results(read),
-        _alarms(read),
+        Section(title="Alarms", facts="About the machine.", lines=_alarms(read)),
         Section(title="Curves", figures=curves(read)),
-        Section(title="Evaluations", tables=tables)
-        if (tables := evaluation_tables({run.name: run.records for run in read}))
-        else None,
+        Section(
+            title="Evaluations",
+            tables=evaluation_tables({run.name: run.records for run in read}),
+        ),
         _bad_images(read),
         Section(
             title="Settings",
@@ -104,7 +111,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     text = render(
         f"fastsiam: {', '.join(run.name for run in read)}",
         f"{f'{first.name}: ' if several else ''}{_facts(first.settings)}",
-        [section for section in sections if section],
+        sections,
     )
     with written_for_user(out) as temporary:
         temporary.write_text(text)
@@ -225,48 +232,93 @@ def _last_figures(run: Run) -> list[str]:
 
 def _knn_text(run: Run) -> str:
     """Return the accuracies of the monitor's first and last epoch, and of the last evaluation."""
+
+    def protocol(line: Mapping[str, Any]) -> str:
+        return f"(k {line['k']}, T {line['temperature']:g}, bank {line['bank']:,})"
+
+    def top1(line: Mapping[str, Any]) -> str:
+        at = f" at epoch {rounded(line['epoch'])}" if "epoch" in line else ""
+        return f"{line['top1']:.2f}{at}"
+
     parts = []
     if monitored := run.lines("knn"):
-        first, last = map(_top1_text, (monitored[0], monitored[-1]))
-        parts.append(f"{first}, {last} {_protocol(monitored[-1])}")
+        first, last = monitored[0], monitored[-1]
+        parts.append(f"{top1(first)}, {top1(last)} {protocol(last)}")
     trained = [x for x in run.records if x.kind == "knn" and not x.network.untrained]
     newest = max((x.network.epoch or 0.0 for x in trained), default=0.0)
     for record in (x for x in trained if (x.network.epoch or 0.0) == newest):
         line = record.first_with("trained")
-        protocol = _protocol({**line, "bank": record.data.train})
-        parts.append(f"evaluated: {_top1_text(line)} {protocol}")
+        parts.append(f"evaluated: {top1(line)} {protocol({**line, 'bank': record.data.train})}")
     return "; ".join(parts) or "not measured"
 
 
-def _protocol(line: Mapping[str, Any]) -> str:
-    return f"(k {line['k']}, T {line['temperature']:g}, bank {line['bank']:,})"
+def evaluation_tables(records: Mapping[str, Sequence[Record]]) -> list[Table]:
+    """Return a table for each kind of evaluation, with a row for each result.
+
+    Args:
+        records: evaluations of each run, by the run's name.
+    """
+    every = [(run, record) for run, of_run in records.items() for record in of_run]
+    tables = []
+    for kind, title in _TITLES.items():
+        rows = [
+            row for run, record in every if record.kind == kind for row in _evaluated(run, record)
+        ]
+        heads = list(dict.fromkeys(name for row in rows for name in row))
+        if rows:
+            tables.append(Table([[row.get(x, "") for x in heads] for row in rows], heads, title))
+    return tables
 
 
-def _top1_text(line: Mapping[str, Any]) -> str:
-    """Return an accuracy with its epoch, if that is known."""
-    at = f" at epoch {rounded(line['epoch'])}" if "epoch" in line else ""
-    return f"{line['top1']:.2f}{at}"
+def _evaluated(run: str, record: Record) -> Iterator[dict[str, str]]:
+    """Yield a row for each result; of a detector's trials their mean and standard deviation."""
+    network, data, images, protocol = record.network, record.data, record.images, record.protocol
+    epoch = "untrained" if network.untrained else rounded(network.epoch or 0)
+    results: list[dict[str, Any]] = record.results
+    if record.kind == "detect":
+        means, spread = record.over_trials
+        results = [
+            {
+                name: f"{mean:.1f}" + ("" if (sd := spread[name]) is None else f" ± {sd:.1f}")
+                for name, mean in means.items()
+            }
+        ]
+    how = {name: text_of(protocol[name]) for name in _PROTOCOL if protocol.get(name)}
+    for result in results:
+        figures = {
+            _COLUMNS.get(name, name): f"{value:.2f}" if "top" in name else text_of(value)
+            for name, value in result.items()
+            if name != "epoch"
+        }
+        yield {
+            "run": run,
+            "epoch": epoch if result.get("features", "trained") == "trained" else "",
+            **figures,
+            **how,
+            "images": (
+                f"{data.train:,} to train on, {data.val:,} to validate, of {data.root}; shorter "
+                f"side {images.resize}, crop {images.crop}"
+            ),
+            "on": record.date,
+        }
 
 
-def _alarms(runs: Sequence[Run]) -> Section | None:
+def _alarms(runs: Sequence[Run]) -> list[str]:
     """List the warnings of all runs about their machines."""
-    lines = [
+    return [
         f"{f'{run.name}, ' if len(runs) > 1 else ''}epoch {rounded(line['epoch'])}: {line['text']}"
         for run in runs
         for line in run.lines("alarm")
     ]
-    return Section(title="Alarms", facts="About the machine.", lines=lines) if lines else None
 
 
-def _bad_images(runs: Sequence[Run]) -> Section | None:
+def _bad_images(runs: Sequence[Run]) -> Section:
     """List the bad images, which other images replaced."""
     rows = [
         (run.name, f"{one.index:,}", one.name, one.reason, f"{one.epoch}", f"{one.step:,}")
         for run in runs
         for one in read_bad_images(run.folder)
     ]
-    if not rows:
-        return None
     heads = ("run", "position", "image", "what is wrong", "epoch", "steps before")
     facts = f"Each of these {len(rows):,} was replaced by another image from then on."
-    return Section(title="Bad images", facts=facts, tables=[Table(rows, heads)])
+    return Section(title="Bad images", facts=facts, tables=[Table(rows, heads)] if rows else [])

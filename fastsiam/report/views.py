@@ -16,7 +16,7 @@ from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines import Store, build_loader, open_split
 from fastsiam.pipelines.automatic import choose_pipeline, settled
-from fastsiam.report.pictures import contact_sheet, denormalize
+from fastsiam.report.pictures import Captioned, denormalize, picture_grid
 from fastsiam.views.batch import Batch
 from fastsiam.views.draws import draw_views
 
@@ -52,7 +52,12 @@ def show_views(
         views += [(f"{source.pipeline} {number}", view) for number, view in enumerate(shown, 1)]
     index = batch.index.tolist()
     pictures = [store.decode(i) for i in index]
-    sheet = contact_sheet(pictures, views, columns=max(1, 8 // len(views)))
+    groups: list[list[Captioned]] = [
+        [(source, "source", None), *((Image.fromarray(x[row]), name, None) for name, x in views)]
+        for row, source in enumerate(pictures)
+    ]
+    side = max(96, *(array.shape[1] for _, array in views))
+    sheet = picture_grid(groups, columns=max(1, 8 // len(views)), side=side)
     size = np.array([(picture.height, picture.width) for picture in pictures])
     params = draw_views(augment, seed=seed, epoch=epoch, index=index, size=size)
     record = [

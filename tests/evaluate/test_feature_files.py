@@ -15,7 +15,7 @@ from PIL import Image
 from fastsiam.config.evaluate import EvalConfig, FeaturesConfig, NeighboursConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import BackendError, FastSiamError
-from fastsiam.evaluate.feature_files import draw_neighbours, write_features
+from fastsiam.evaluate.feature_files import write_features, write_neighbours
 from fastsiam.evaluate.features import collected
 from fastsiam.evaluate.subject import open_subject
 from fastsiam.report.pictures import Captioned
@@ -60,24 +60,24 @@ def test_files_hold_features_and_names(
         write_features(run, replace(config, force=True), HERE)
 
 
-@pytest.mark.parametrize("ending", ["npy", "parquet"])
-def test_ranks_write_the_file_of_one(ending: str, run: Path, tmp_path: Path) -> None:
+def test_ranks_write_the_file_of_one(run: Path, tmp_path: Path) -> None:
     """Bad images too: one in a batch, and all of a batch."""
     folder = write_images(tmp_path / "own", classes=2, each=20)
     for bad in ("class0/001.jpg", "class0/004.jpg", "class0/005.jpg"):
         (folder / bad).write_bytes(b"no image")
     flags = ["--data", str(folder), "--device", "cpu", "--workers", "0", "--feature-batch", "2"]
     flags += ["--bad-images", "replace"]
-    one, several = tmp_path / f"one.{ending}", tmp_path / f"several.{ending}"
-    fastsiam("features", str(run), "--out", str(one), *flags)
+    one, several = tmp_path / "one.npy", tmp_path / "several.npy"
+    config = FeaturesConfig(
+        out=str(one), data=str(folder), workers=0, feature_batch=2, bad_images="replace"
+    )
+    write_features(run, config, HERE)
     done = fastsiam_on_ranks(2, "features", str(run), "--out", str(several), "--gpus", "2", *flags)
     assert f"wrote {several}" in done[0].stdout and not done[1].stdout
-    assert several.read_bytes() == one.read_bytes()
-    if ending == "npy":
-        assert np.load(one).shape == (37, 32)
-        table, same = (path.with_name(f"{path.name}.csv") for path in (one, several))
-        assert same.read_bytes() == table.read_bytes()
-        assert "class0/004.jpg" not in table.read_text()
+    assert several.read_bytes() == one.read_bytes() and np.load(one).shape == (37, 32)
+    table, same = (path.with_name(f"{path.name}.csv") for path in (one, several))
+    assert same.read_bytes() == table.read_bytes()
+    assert "class0/004.jpg" not in table.read_text()
 
 
 def test_projections_and_unlabelled_images_of_another_folder(run: Path, tmp_path: Path) -> None:
@@ -102,16 +102,6 @@ def test_a_broken_image_leaves_no_file(run: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("f.*"))
 
 
-def test_neighbours(run: Path, tmp_path: Path) -> None:
-    """One row for each query: itself and its k nearest."""
-    config = NeighboursConfig(images=3, k=4, workers=0)
-    sheet = draw_neighbours(run, config, HERE)
-    assert sheet.size == (5 * 116 + 16, 3 * 134)
-    assert sheet.tobytes() == draw_neighbours(run, config, HERE).tobytes()
-    other = draw_neighbours(run, NeighboursConfig(images=3, k=4, workers=0, seed=1), HERE)
-    assert sheet.tobytes() != other.tobytes()
-
-
 def noted_rows(monkeypatch: pytest.MonkeyPatch) -> list[list[Captioned]]:
     """Return the list that takes the rows of all pictures that are drawn."""
     rows = []
@@ -129,7 +119,8 @@ def test_without_labels_no_neighbour_is_good_or_bad(
 ) -> None:
     rows = noted_rows(monkeypatch)
     folder = write_images(tmp_path / "own", classes=1, each=5) / "class0"
-    draw_neighbours(run, NeighboursConfig(data=str(folder), images=3, k=2, workers=0), HERE)
+    config = NeighboursConfig(data=str(folder), images=3, k=2, workers=0)
+    write_neighbours(run, config, HERE, out=tmp_path / "n.png")
     assert [len(row) for row in rows] == [3, 3, 3]
     assert {good for row in rows for _, _, good in row} == {None}
 
@@ -155,7 +146,7 @@ def test_a_training_image_is_not_its_own_neighbour(
     rows = noted_rows(monkeypatch)
     folder = write_images(tmp_path / "own", classes=3, each=4)
     config = NeighboursConfig(data=str(folder), images=12, k=3, workers=0)
-    draw_neighbours(run, config, HERE)
+    write_neighbours(run, config, HERE, out=tmp_path / "n.png")
     subject = open_subject(run, config, HERE)
     from fastsiam.pipelines import build_eval_loader
 

@@ -117,9 +117,6 @@ def test_a_run_whose_data_moved_holds_out_the_same(run: Path, images: Path, tmp_
     with pytest.raises(NoSplitError, match=r"--holdout 10% holds out a share"):
         evaluate_knn(run, replace(KNN, holdout="0"), HERE)
     before = evaluate_knn(run, KNN, HERE)
-    (tmp_path / "link").symlink_to(images / "train")
-    linked = evaluate_knn(run, replace(KNN, data=str(tmp_path / "link")), HERE)
-    assert linked.identity == before.identity
     shutil.move(images / "train", tmp_path / "moved")
     moved = replace(KNN, data=str(tmp_path / "moved"))
     with pytest.raises(NoSplitError, match=r"--holdout 10% holds out a share"):
@@ -133,9 +130,6 @@ def test_low_shot_parts_are_of_what_is_left(run: Path, images: Path, tmp_path: P
     record = evaluate_linear(run, replace(LINEAR, percent=50, batch=4), HERE)
     assert (record.data.train, record.data.val) == (9, 6)
     listed = tmp_path / "some.txt"
-    listed.write_text("\n".join(left[::3]))
-    record = evaluate_linear(run, replace(LINEAR, subset=str(listed), batch=4), HERE)
-    assert (record.data.train, record.data.val) == (6, 6)
     listed.write_text("\n".join([left[0], held[0]]))
     with pytest.raises(DataError, match=f"not there in .*: {held[0]}"):
         evaluate_linear(run, replace(LINEAR, subset=str(listed)), HERE)
@@ -172,19 +166,14 @@ def test_features_are_of_every_image(run: Path, images: Path, tmp_path: Path) ->
     assert sum(row["split"] == "val" for row in table) == 3 and len(table) == 15
 
 
-def test_images_without_labels(small: TrainConfig, weights: Path, tmp_path: Path) -> None:
-    write_images(tmp_path / "made")
+def test_images_without_labels_have_features_alone(weights: Path, tmp_path: Path) -> None:
     (tmp_path / "flat").mkdir()
-    for path in (tmp_path / "made").rglob("*.jpg"):
+    for path in write_images(tmp_path / "made").rglob("*.jpg"):
         path.rename(tmp_path / "flat" / f"{path.parent.name}{path.name}")
-    how = {"data": str(tmp_path / "flat"), "holdout": "25%", "stem": "cifar", "workers": 0}
+    how: dict[str, Any] = {"data": str(tmp_path / "flat"), "holdout": "25%", "stem": "cifar"}
+    how |= {"workers": 0, "crop": 16, "resize": 16}
     with pytest.raises(DataError, match="has no labels, which this evaluation needs"):
-        evaluate_knn(weights, KnnConfig(crop=16, resize=16, **how), HERE)  # type: ignore[arg-type]
-    how["holdout"] = ""
-    with pytest.raises(DataError, match="has no labels, which this evaluation needs"):
-        evaluate_knn(weights, KnnConfig(crop=16, resize=16, **how), HERE)  # type: ignore[arg-type]
-    how["holdout"] = "25%"
+        evaluate_knn(weights, KnnConfig(**how), HERE)
     out = tmp_path / "f.npy"
-    own = FeaturesConfig(out=str(out), split="val", crop=16, resize=16, **how)  # type: ignore[arg-type]
-    write_features(weights, own, HERE)
+    write_features(weights, FeaturesConfig(out=str(out), split="val", **how), HERE)
     assert len(out.with_name("f.npy.csv").read_text().splitlines()) == 7

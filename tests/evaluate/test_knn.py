@@ -125,14 +125,6 @@ def test_features_stored_in_half_precision_rank_within_the_tolerance(
     assert (nearest.tag != exact.indices[:, :20]).any()  # it is not exact: the test can tell
 
 
-def test_float32_ranks_exactly() -> None:
-    bank, _, queries, _ = knn_problem()
-    nearest = Nearest(queries, most=20, block=64)
-    nearest.add(bank, torch.arange(len(bank)))
-    exact = (normalized(queries).double() @ normalized(bank).double().T).sort(descending=True)
-    assert torch.equal(nearest.finish().tag, exact.indices[:, :20])
-
-
 def test_evaluation_leaves_the_backbone_as_it_was() -> None:
     backbone = build_method(ModelConfig(backbone="resnet10", width=4)).backbone.train()
     before = copy.deepcopy(backbone.state_dict())

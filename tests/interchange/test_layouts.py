@@ -106,10 +106,6 @@ def small(layout: str, prefixes: tuple[str, ...], *heads: nn.Module, **more: Any
     )
 
 
-def simclr(layout: str, prefixes: tuple[str, ...]) -> File:
-    return small(layout, prefixes, head(FEATURES, 24, 16, output=True))
-
-
 def moco(layout: str, prefixes: tuple[str, ...], **more: Any) -> File:
     return small(layout, prefixes, head(FEATURES, 24, 16, hidden=False), **more)
 
@@ -266,7 +262,6 @@ FILES: dict[str, Callable[[], File]] = {
     "solo-learn": lambda: solo_learns("backbone", "imagenet"),
     "solo-learn of 2021, small": lambda: solo_learns("encoder", "cifar-pad2"),
     "lightly's example": lightlys_example,
-    "lightly simclr": lambda: simclr("lightly", LIGHTLY),
     "lightly moco": lambda: moco(
         "lightly",
         LIGHTLY,
@@ -302,7 +297,6 @@ FILES: dict[str, Callable[[], File]] = {
         copies={"backbone": "encoder_k.module.0.", "projector": "encoder_k.module.1.mlp."},
         beside=QUEUE,
     ),
-    "torchvision's in a LightningModule": lambda: torchvisions("model.module."),
 }
 
 

@@ -183,10 +183,3 @@ def test_files_without_weights_are_refused(tmp_path: Path) -> None:
         load_pretrained(tmp_path / "nowhere.pth")
     with pytest.raises(CheckpointError, match="is not a run folder"):
         load_pretrained(tmp_path)
-
-
-def test_files_of_other_frameworks_are_to_be_converted_first(tmp_path: Path) -> None:
-    """Google's SimCLR is of TensorFlow, DeepMind's BYOL of JAX."""
-    (tmp_path / "model.ckpt-250228.data-00000-of-00001").write_bytes(bytes(range(256)) * 9)
-    with pytest.raises(CheckpointError, match=r"TensorFlow and JAX .* converted to PyTorch first"):
-        load_pretrained(tmp_path / "model.ckpt-250228.data-00000-of-00001")

@@ -114,21 +114,18 @@ def test_damaged_files_are_refused(ending: str, tmp_path: Path) -> None:
     load_pretrained(path)
     for keep in (0, 100, len(whole) // 2, len(whole) - 100):
         path.write_bytes(whole[:keep])
-        with pytest.raises(CheckpointError, match=r"cannot read .*damaged") as caught:
+        message = r"cannot read .*: (it is damaged, .* TensorFlow and JAX must|Invalid argument)"
+        with pytest.raises(CheckpointError, match=message) as caught:
             load_pretrained(path)
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("ending", ["pth", "safetensors"])
-def test_a_full_disk_leaves_the_old_file(ending: str, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
-    out = tmp_path / f"w.{ending}"
+    out = tmp_path / "w.pth"
     out.write_text("old")
-    out.with_name(f"w.{ending}.tmp").symlink_to("/dev/full")
-    if ending == "safetensors":  # it replaces the link; a folder in the way does stop it
-        out.with_name(f"w.{ending}.tmp").unlink()
-        out.with_name(f"w.{ending}.tmp").mkdir()
-    with pytest.raises((CheckpointError, OSError)):
+    out.with_name("w.pth.tmp").symlink_to("/dev/full")
+    with pytest.raises(CheckpointError, match="cannot write"):
         export_weights(untrained(changed_model(R18, dim=16)), format="timm", out=out, force=True)
     assert out.read_text() == "old"

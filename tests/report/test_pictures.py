@@ -9,21 +9,22 @@ import pytest
 from PIL import Image
 
 from fastsiam.errors import FastSiamError
-from fastsiam.report.pictures import check_picture, contact_sheet, picture_grid, save_picture
+from fastsiam.report.pictures import Captioned, check_picture, picture_grid, save_picture
 
 
-def test_a_sheet_shows_every_view_whatever_its_side() -> None:
-    """Two images, three views each: 128, 128 and 48 pixels, in plain colours of their own."""
+def test_a_sheet_shows_every_picture_whatever_its_side() -> None:
+    """Two groups of four in plain colours of their own, the last one small and without a text."""
     colours = [[(200, 0, 0), (0, 200, 0), (0, 0, 200)], [(99, 0, 0), (0, 99, 0), (0, 0, 99)]]
-    sides = (128, 128, 48)
-    views = [
-        np.stack([np.full((side, side, 3), colours[image][view], np.uint8) for image in range(2)])
-        for view, side in enumerate(sides)
+    looks = list(zip((128, 128, 48), ("dali 1", "dali 2", ""), range(3), strict=True))
+    groups: list[list[Captioned]] = [
+        [
+            (Image.new("RGB", (64, 32), "gray"), "source", None),
+            *((Image.new("RGB", (side, side), own[i]), text, None) for side, text, i in looks),
+        ]
+        for own in colours
     ]
-    sources = [Image.new("RGB", (64, 32), "gray")] * 2
-    named = list(zip(("dali 1", "dali 2", ""), views, strict=True))
     for columns in (1, 2):
-        sheet = np.asarray(contact_sheet(sources, named, columns=columns))
+        sheet = np.asarray(picture_grid(groups, columns=columns, side=128))
         height, width = 128 + 14 + 2 * 4, 4 * (128 + 4) + 2 * 8
         assert sheet.shape == (2 * height // columns, columns * width, 3)
         for image in range(2):

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from fastsiam.config import TrainConfig
-from fastsiam.config.evaluate import KnnConfig
+from fastsiam.config.evaluate import KnnConfig, LinearConfig
 from fastsiam.config.run_settings import RunSettings
 from fastsiam.distributed import Place
 from fastsiam.errors import DataError
-from fastsiam.evaluate.command import evaluate_knn
-from fastsiam.report.run import Run, curves, write_report
+from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
+from fastsiam.report.run import Run, curves, evaluation_tables, write_report
 from fastsiam.run.log import read_metrics
 from fastsiam.train.command import train_here
 from tests.configs import with_settings
@@ -66,9 +66,20 @@ def test_runs_of_a_sweep_are_compared(small: TrainConfig, tmp_path: Path) -> Non
         train_here(with_settings(config, lr=lr, out=str(tmp_path / f"lr-{lr}")), "imagenet")
         for lr in (0.1, 0.5)
     ]
-    record = evaluate_knn(
-        runs[1], KnnConfig(workers=0, baselines=True, k=(3,)), Place(0, 1, torch.device("cpu"))
-    )
+    here = Place(0, 1, torch.device("cpu"))
+    record = evaluate_knn(runs[1], KnnConfig(workers=0, baselines=True, k=(3,)), here)
+    linear = LinearConfig(workers=0, cached=True, optimizer="lars", batch=8, epochs=2)
+    of_knn, of_linear = evaluation_tables({"b": [evaluate_linear(runs[1], linear, here), record]})
+    assert (of_knn.title, of_linear.title) == ("kNN", "Linear")
+    top1 = record.first_with("trained")["top1"]
+    *others, row = (dict(zip(of_knn.heads, cells, strict=True)) for cells in of_knn.rows)
+    expected = {"run": "b", "epoch": "0.67", "features": "trained", "k": "3", "T": "0.2"}
+    assert (expected | {"top-1 (%)": f"{top1:.2f}"}).items() <= row.items()
+    assert "24 to train on, 12 to validate, of " in row["images"]
+    assert [(x["features"], x["epoch"]) for x in others] == [("pixels", ""), ("untrained", "")]
+    (row,) = (dict(zip(of_linear.heads, cells, strict=True)) for cells in of_linear.rows)
+    expected = {"epoch": "0.67", "base rate": "0.1", "optimizer": "lars", "epochs": "2"}
+    assert expected.items() <= row.items()
     for run, compiled in zip(runs, (False, True), strict=True):
         settings = json.loads((run / "config.json").read_text())
         (run / "config.json").write_text(json.dumps({**settings, "compiled": compiled}))
@@ -76,7 +87,6 @@ def test_runs_of_a_sweep_are_compared(small: TrainConfig, tmp_path: Path) -> Non
     assert heads[:3] == ["run", "--lr", "epochs"]
     assert (first[:2], second[:2]) == (["lr-0.1", "0.1"], ["lr-0.5", "0.5"])
     assert first[-1] == "not measured"
-    top1 = record.first_with("trained")["top1"]
     assert second[-1] == f"evaluated: {top1:.2f} at epoch 0.67 (k 3, T 0.2, bank 24)"
     assert first[-2].endswith(" (not compiled)") and "compiled" not in second[-2]
 

@@ -11,6 +11,7 @@ from PIL import Image
 from fastsiam.config import DataConfig, TrainConfig
 from fastsiam.errors import DataError
 from fastsiam.report import views
+from fastsiam.report.pictures import Captioned
 from fastsiam.report.views import show_views
 from tests.processes import fastsiam
 
@@ -26,11 +27,11 @@ def test_columns_carry_the_pipelines_names(
 ) -> None:
     names: list[str] = []
 
-    def note(_: Any, shown: list[tuple[str, Any]], *, columns: int) -> Image.Image:
-        names.extend(name for name, _ in shown)
+    def note(groups: list[list[Captioned]], *, columns: int, side: int) -> Image.Image:
+        names.extend(name for _, name, _ in groups[0][1:])
         return Image.new("RGB", (1, 1))
 
-    monkeypatch.setattr(views, "contact_sheet", note)
+    monkeypatch.setattr(views, "picture_grid", note)
     show_views(sources(small, "torchvision", "memory"), small.augment, **FEW)
     assert names == ["torchvision 1", "torchvision 2", "memory 1", "memory 2"]
 

@@ -18,7 +18,6 @@ from fastsiam.distributed import Place, from_leader
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.record_files import RecordFiles, Show
 from fastsiam.evaluate.subject import autocast_of, network_facts, open_network, short_name
-from fastsiam.interchange.loading import normalisation
 from fastsiam.run.records import DataFacts, Evaluation, ImageFacts, Record, check_targets
 
 from .datasets import DetectionSet, open_detection
@@ -102,7 +101,7 @@ class _Trials:
         self.masks = config.task == "coco"
         self.schedule = schedule_of(config)
         self.dtype = autocast_of(config, self.pretrained.config, place)
-        own = normalisation(self.pretrained)
+        own = self.pretrained.normalisation
         self.mean, self.std = config.mean or own[0], config.std or own[1]
         self.evaluation = self._evaluation()
         self.files = RecordFiles(
@@ -194,16 +193,7 @@ class _Trials:
         training = self._training(seed)
         if state is not None:
             training.load(state)
-        images = TrainingImages(
-            self.train,
-            seed=seed,
-            batch=config.batch_size,
-            sides=self.schedule.sides,
-            longest=config.long_side,
-            rank=self.place.rank,
-            world=self.place.world,
-            workers=config.workers if config.workers >= 0 else torch.get_num_threads(),
-        )
+        images = TrainingImages(self.train, config, seed=seed, place=self.place)
 
         def current() -> dict[str, Any]:
             return {"lines": json.dumps(lines), "training": training.state()}
@@ -232,32 +222,18 @@ class _Trials:
         torch.manual_seed(seed)  # of the heads' first weights
         model = build_detector(
             self.pretrained.network(),
-            kind=config.detector,
+            config,
             classes=len(self.train.classes),
-            masks=self.masks,
             mean=self.mean,
             std=self.std,
-            rois=config.rois,
             dtype=self.dtype,
         )
-        return DetectorTraining(
-            model,
-            schedule=self.schedule,
-            lr=config.lr,
-            weight_decay=config.weight_decay,
-            seed=seed,
-            place=self.place,
-        )
+        return DetectorTraining(model, config, seed=seed, place=self.place)
 
     def _scores(self, training: DetectorTraining) -> dict[str, float]:
         """Detect objects on all ranks and measure on rank 0; every rank gets the figures."""
         with self.console.tally("detecting: images", len(self.val)) as done:
-            found = training.detections(
-                self.val,
-                side=self.schedule.sides[-1],
-                longest=self.config.long_side,
-                done=lambda: done.add(self.place.world),
-            )
+            found = training.detections(self.val, lambda: done.add(self.place.world))
         scores: dict[str, float] = {}
         if self.place.is_leader and not self.masks:
             scores = voc_scores(self.val, found)

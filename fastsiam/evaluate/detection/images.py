@@ -17,9 +17,12 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 from torchvision.tv_tensors import BoundingBoxes
 
+from fastsiam.config.detect import DetectConfig
+from fastsiam.distributed import Place
 from fastsiam.errors import DataError
 
 from .datasets import DetectionSet
+from .protocol import schedule_of
 
 Target = dict[str, Tensor]
 Sample = tuple[Tensor, Target]
@@ -83,34 +86,21 @@ class TrainingImages:
 
     Args:
         dataset: what is trained on; targets have masks if it is COCO.
+        config: the global batch, the sides that are drawn of, and the threads that load.
         seed: of order, sizes and flips.
-        batch: of all ranks.
-        sides: shorter sides that are drawn of.
-        longest: most pixels of the longer side.
-        rank: of this process.
-        world: how many ranks there are.
-        workers: threads that load.
+        place: this rank.
 
     Raises:
         DataError: no image has an object.
     """
 
     def __init__(
-        self,
-        dataset: DetectionSet,
-        *,
-        seed: int,
-        batch: int,
-        sides: Sequence[int],
-        longest: int,
-        rank: int = 0,
-        world: int = 1,
-        workers: int = 1,
+        self, dataset: DetectionSet, config: DetectConfig, *, seed: int, place: Place
     ) -> None:
-        self._dataset, self._seed, self._batch, self._sides = dataset, seed, batch, sides
-        self._longest, self._workers = longest, max(1, workers)
-        share = batch // world
-        self._own = range(rank * share, (rank + 1) * share)
+        self._dataset, self._config, self._seed = dataset, config, seed
+        self._sides = schedule_of(config).sides
+        share = config.batch_size // place.world
+        self._own = range(place.rank * share, (place.rank + 1) * share)
         self.used = [index for index, picture in enumerate(dataset.pictures) if len(picture)]
         """Positions of the images that are trained on."""
         if not self.used:
@@ -119,11 +109,13 @@ class TrainingImages:
     def from_step(self, first: int, steps: int) -> Iterator[list[Sample]]:
         """Yield the batches of steps ``first`` to ``steps``, the last one left out."""
         pending: deque[list[Future[Sample]]] = deque()
-        with ThreadPoolExecutor(self._workers) as pool:
+        batch, workers = self._config.batch_size, self._config.workers
+        threads = torch.get_num_threads() if workers < 0 else max(1, workers)
+        with ThreadPoolExecutor(threads) as pool:
             try:
                 for step in range(first, steps):
                     for ahead in range(step + len(pending), min(steps, step + _AHEAD)):
-                        positions = [ahead * self._batch + place for place in self._own]
+                        positions = [ahead * batch + place for place in self._own]
                         pending.append([pool.submit(self.sample, at) for at in positions])
                     yield [future.result() for future in pending.popleft()]
             finally:
@@ -134,7 +126,7 @@ class TrainingImages:
         draw = draw_position(self._seed, position, len(self.used), self._sides)
         index = self.used[draw.image]
         picture, coco = self._dataset.pictures[index], self._dataset.coco
-        image = resized(self._dataset.image(index), draw.side, self._longest)
+        image = resized(self._dataset.image(index), draw.side, self._config.long_side)
         size, whole = list(image.shape[1:]), (picture.height, picture.width)
         boxes = BoundingBoxes(torch.from_numpy(picture.boxes), format="XYXY", canvas_size=whole)
         parts = {"image": image, "boxes": F.clamp_bounding_boxes(F.resize(boxes, size))}

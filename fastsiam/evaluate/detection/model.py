@@ -7,7 +7,7 @@ stage for proposals, and its fourth stage, with one BN after it, for each propos
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +23,10 @@ from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import roi_align
 
+from fastsiam.config.detect import DetectConfig
 from fastsiam.errors import FastSiamError
 from fastsiam.model.backbones import ResNet
 from fastsiam.model.numerics import autocast
-
-Kind = Literal["c4", "fpn"]
 
 _SIZES, _RATIOS = (32, 64, 128, 256, 512), (0.5, 1.0, 2.0)
 """Of the anchors: side in pixels, and height by width."""
@@ -85,25 +84,22 @@ class Detector(GeneralizedRCNN):  # type: ignore[misc]
 
 def build_detector(
     backbone: nn.Module,
+    config: DetectConfig,
     *,
-    kind: Kind,
     classes: int,
-    masks: bool,
     mean: Sequence[float],
     std: Sequence[float],
-    rois: int = 512,
     dtype: torch.dtype = torch.float32,
 ) -> Detector:
     """Build a detector around a backbone, all of which is trained.
 
     Args:
         backbone: one of fastsiam's ResNets; the detector trains its very modules.
-        kind: with what heads.
+        config: with what heads, whether it finds masks too (of COCO), and how many proposed boxes
+            of an image the heads are trained on.
         classes: of objects. Labels count from 1; 0 is background.
-        masks: whether it finds masks too.
         mean: of each channel, subtracted of images.
         std: of each channel, divided by.
-        rois: proposed boxes of an image that the heads are trained on.
         dtype: autocast type.
 
     Raises:
@@ -114,14 +110,15 @@ def build_detector(
             f"{type(backbone).__name__} cannot be made a detector: detection takes the ResNets "
             "resnet10 to resnet152"
         )
+    is_c4, masks = config.detector == "c4", config.task == "coco"
     parts: tuple[Any, Any, Any]
-    if kind == "c4":
-        parts = _c4(backbone, classes, masks, rois, dtype)
+    if is_c4:
+        parts = _c4(backbone, classes, masks, config.rois, dtype)
     else:
-        whole = _fpn(backbone, classes, masks, rois)
+        whole = _fpn(backbone, classes, masks, config.rois)
         parts = whole.backbone, whole.rpn, whole.roi_heads
     _initialise(parts[1].head, parts[2].box_predictor)
-    transform = _Normalisation(mean, std, 1 if kind == "c4" else 32)
+    transform = _Normalisation(mean, std, 1 if is_c4 else 32)
     return Detector(*parts, transform=transform, dtype=dtype)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastsiam.config import NumericsConfig
+from fastsiam.config.detect import DetectConfig
 from fastsiam.distributed import Place, bn_group, mean_across_ranks
 from fastsiam.errors import FastSiamError
 from fastsiam.evaluate.supervised import Training
@@ -20,7 +21,7 @@ from fastsiam.methods.optim import with_momenta
 from .datasets import DetectionSet
 from .images import Sample, resized
 from .model import Detector
-from .protocol import Schedule
+from .protocol import schedule_of
 from .scores import Detections
 
 MOMENTUM = 0.9
@@ -33,32 +34,23 @@ class DetectorTraining(Training):
 
     Args:
         model: of ``build_detector``.
-        schedule: of the rates.
-        lr: base rate.
-        weight_decay: of all parameters but BN's.
+        config: the schedule, the base rate, and the weight decay of all parameters but BN's.
         seed: of what is drawn.
         place: this rank; every rank takes part. On GPUs BN statistics are those of all
             ranks; torch's ``SyncBatchNorm`` does not work on CPUs, where each rank has its own.
     """
 
-    def __init__(
-        self,
-        model: Detector,
-        *,
-        schedule: Schedule,
-        lr: float,
-        weight_decay: float,
-        seed: int,
-        place: Place,
-    ) -> None:
-        self._schedule, self._lr, self._seed, self._place = schedule, lr, seed, place
+    def __init__(self, model: Detector, config: DetectConfig, *, seed: int, place: Place) -> None:
+        self._config, self._schedule = config, schedule_of(config)
+        self._seed, self._place = seed, place
         # Not channels-last: with it, backward passes of detectors on a CPU corrupted memory with
         # torch 2.15's oneDNN; not without oneDNN, and not in this layout.
         model.to(place.device)
         if place.device.type == "cuda" and (group := bn_group(place, NumericsConfig())) is not None:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)
         self._norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-        sgd = torch.optim.SGD(_groups(model, weight_decay), lr=0.0, momentum=MOMENTUM)
+        groups = _groups(model, config.weight_decay)
+        sgd = torch.optim.SGD(groups, lr=0.0, momentum=MOMENTUM)
         super().__init__(model, with_momenta(sgd), dtype=model.dtype, place=place)
 
     def step(self, number: int, batch: Sequence[Sample]) -> Tensor:
@@ -70,7 +62,7 @@ class DetectorTraining(Training):
         """
         self.network.train()
         for group in self.optimizer.param_groups:
-            group["lr"] = self._schedule.rate(self._lr, number)
+            group["lr"] = self._schedule.rate(self._config.lr, number)
         self._sow(0, number)
         loss = self._loss(self.model, batch)
         self.update(loss)
@@ -110,24 +102,21 @@ class DetectorTraining(Training):
                         running.copy_(mean_across_ranks(running))
 
     def detections(
-        self, dataset: DetectionSet, *, side: int, longest: int, done: Callable[[], object] = int
+        self, dataset: DetectionSet, done: Callable[[], object] = int
     ) -> list[Detections]:
         """Detect objects in all images of a set; the ranks share them.
 
         Args:
             dataset: whose images.
-            side: shorter side that they are resized to.
-            longest: most pixels of the longer side.
             done: is called after each of this rank's images.
 
         Returns:
             What was found in each, in the order of the set, on every rank.
         """
         self.network.eval()
-        own = range(self._place.rank, len(dataset), self._place.world)
         found = []
-        for index in own:
-            found.append(self._detections_of(dataset, index, side, longest))
+        for index in range(self._place.rank, len(dataset), self._place.world):
+            found.append(self._detections_of(dataset, index))
             done()
         parts = [found]
         if self._place.world > 1:
@@ -135,26 +124,20 @@ class DetectorTraining(Training):
             dist.all_gather_object(parts, parts[0])
         return [parts[i % len(parts)][i // len(parts)] for i in range(len(dataset))]
 
-    def _detections_of(
-        self, dataset: DetectionSet, index: int, side: int, longest: int
-    ) -> Detections:
-        picture = dataset.pictures[index]
-        image = resized(dataset.image(index), side, longest).to(self._place.device)
+    def _detections_of(self, dataset: DetectionSet, index: int) -> Detections:
+        picture, side = dataset.pictures[index], self._schedule.sides[-1]
+        image = resized(dataset.image(index), side, self._config.long_side)
         with torch.no_grad():
-            (found,) = self.network([image], sizes=[(picture.height, picture.width)])
+            size = picture.height, picture.width
+            (found,) = self.network([image.to(self._place.device)], sizes=[size])
         masks: list[dict[str, Any]] = []
         if "masks" in found:
             from pycocotools.mask import encode
 
             covered = (found["masks"][:, 0] > 0.5).permute(1, 2, 0).cpu().numpy()
             masks = encode(np.asfortranarray(covered, np.uint8))
-        return Detections(
-            picture.image_id,
-            found["boxes"].cpu().numpy(),
-            found["scores"].cpu().numpy(),
-            found["labels"].cpu().numpy() - 1,
-            tuple(masks),
-        )
+        boxes, scores, labels = (found[x].cpu().numpy() for x in ("boxes", "scores", "labels"))
+        return Detections(picture.image_id, boxes, scores, labels - 1, tuple(masks))
 
     def _loss(self, model: nn.Module, batch: Sequence[Sample]) -> Tensor:
         device = self._place.device

@@ -60,6 +60,10 @@ class _Object:
         return self.crowd or max(x1 - x0, y1 - y0) < _DIFFICULT
 
 
+_Drawn = tuple[int, Image.Image, list[_Object]]
+"""A picture's number, the picture, and its objects."""
+
+
 def make_picture(seed: Sequence[int]) -> tuple[Image.Image, list[_Object]]:
     """Draw one picture with one to four objects, and in every tenth a crowd.
 
@@ -144,19 +148,14 @@ def make_detection_set(folder: Path, *, train: int = 300, val: int = 100, seed: 
     half = train // 2
     splits = [(2007, "trainval", range(half)), (2012, "trainval", range(half, train))]
     splits.append((2007, "test", range(train, train + val)))
-    coco = {name: _Coco(folder / "coco", name) for name in ("train", "val")}
+    coco: dict[str, list[_Drawn]] = {"train2017": [], "val2017": []}
     for year, split, numbers in splits:
-        voc = _Voc(folder / "voc" / "VOCdevkit" / f"VOC{year}")
-        for number in numbers:
-            image, objects = make_picture((seed, number))
-            data = _jpeg(image)
-            name = f"{number:06d}" if year == 2007 else f"{year}_{number:06d}"
-            voc.add(name, data, image, objects)
-            coco["val" if split == "test" else "train"].add(number, data, image, objects)
-        voc.finish(split)
+        drawn = [(number, *make_picture((seed, number))) for number in numbers]
+        _write_voc(folder / "voc" / "VOCdevkit" / f"VOC{year}", year, split, drawn)
+        coco["val2017" if split == "test" else "train2017"] += drawn
     (folder / "voc" / "VOCdevkit" / "classes.txt").write_text("\n".join(CLASSES) + "\n")
-    for part in coco.values():
-        part.finish()
+    for split, drawn in coco.items():
+        _write_coco(folder / "coco", split, drawn)
 
 
 def _jpeg(image: Image.Image) -> bytes:
@@ -165,31 +164,20 @@ def _jpeg(image: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-class _Voc:
-    """Writes one year of VOC's folders."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._names: list[str] = []
-        for name in ("Annotations", "ImageSets/Main", "JPEGImages"):
-            (root / name).mkdir(parents=True, exist_ok=True)
-
-    def add(self, name: str, data: bytes, image: Image.Image, objects: list[_Object]) -> None:
-        """Write one image and its annotation."""
-        self._names.append(name)
-        (self._root / "JPEGImages" / f"{name}.jpg").write_bytes(data)
+def _write_voc(root: Path, year: int, split: str, drawn: list[_Drawn]) -> None:
+    """Write a split of one year of VOC's folders."""
+    for name in ("Annotations", "ImageSets/Main", "JPEGImages"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    names = [f"{n:06d}" if year == 2007 else f"{year}_{n:06d}" for n, _, _ in drawn]
+    for name, (_, image, objects) in zip(names, drawn, strict=True):
+        (root / "JPEGImages" / f"{name}.jpg").write_bytes(_jpeg(image))
         text = "".join(_voc_object(one) for one in objects)
-        (self._root / "Annotations" / f"{name}.xml").write_text(
+        (root / "Annotations" / f"{name}.xml").write_text(
             f"<annotation>\n\t<filename>{name}.jpg</filename>\n\t<size>\n"
             f"\t\t<width>{image.width}</width>\n\t\t<height>{image.height}</height>\n"
             f"\t\t<depth>3</depth>\n\t</size>\n{text}</annotation>\n"
         )
-
-    def finish(self, split: str) -> None:
-        """Write the list of the images added."""
-        (self._root / "ImageSets" / "Main" / f"{split}.txt").write_text(
-            "".join(f"{name}\n" for name in self._names)
-        )
+    (root / "ImageSets" / "Main" / f"{split}.txt").write_text("".join(f"{n}\n" for n in names))
 
 
 def _voc_object(one: _Object) -> str:
@@ -202,27 +190,22 @@ def _voc_object(one: _Object) -> str:
     )
 
 
-class _Coco:
-    """Writes one split of COCO's folders."""
-
-    def __init__(self, root: Path, split: str) -> None:
-        self._root, self._split = root, f"{split}2017"
-        self._images: list[dict[str, Any]] = []
-        self._objects: list[dict[str, Any]] = []
-        for name in ("annotations", self._split):
-            (root / name).mkdir(parents=True, exist_ok=True)
-
-    def add(self, number: int, data: bytes, image: Image.Image, objects: list[_Object]) -> None:
-        """Write one image, and keep its annotations."""
+def _write_coco(root: Path, split: str, drawn: list[_Drawn]) -> None:
+    """Write a split of COCO's folders. The classes' ids have gaps, as COCO's have."""
+    for name in ("annotations", split):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for number, image, objects in drawn:
         file = f"{number:012d}.jpg"
-        (self._root / self._split / file).write_bytes(data)
+        (root / split / file).write_bytes(_jpeg(image))
         size = {"height": image.height, "width": image.width}
-        self._images.append({"id": number, "file_name": file, **size})
+        images.append({"id": number, "file_name": file, **size})
         for one in objects:
             x0, y0, x1, y1 = one.box
-            self._objects.append(
+            annotations.append(
                 {
-                    "id": len(self._objects) + 1,
+                    "id": len(annotations) + 1,
                     "image_id": number,
                     "category_id": 10 * (one.label + 1),
                     "bbox": [x0, y0, x1 - x0, y1 - y0],
@@ -231,17 +214,9 @@ class _Coco:
                     "segmentation": _runs(one.covered) if one.crowd else [one.outline],
                 }
             )
-
-    def finish(self) -> None:
-        """Write the annotations. The classes' ids have gaps, as COCO's have."""
-        categories = [{"id": 10 * (label + 1), "name": name} for label, name in enumerate(CLASSES)]
-        table = {
-            "images": self._images,
-            "annotations": self._objects,
-            "categories": categories,
-        }
-        path = self._root / "annotations" / f"instances_{self._split}.json"
-        path.write_text(json.dumps(table))
+    categories = [{"id": 10 * (label + 1), "name": name} for label, name in enumerate(CLASSES)]
+    table = {"images": images, "annotations": annotations, "categories": categories}
+    (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(table))
 
 
 def _runs(covered: NDArray[np.bool_]) -> dict[str, Any]:

@@ -113,23 +113,29 @@ def test_both_layouts_are_the_same_pictures(made: Path, coco: None) -> None:
             seen = [box for box in a.boxes.tolist() if box in b.boxes.tolist()]
             assert seen == b.boxes.tolist() and (a.height, a.width) == (b.height, b.width)
     assert len(open_detection("voc07", made / "voc/VOCdevkit", "train")) == 6
+
+
+@pytest.mark.parametrize(("share", "ap"), [(1.0, 100), (0.82, 70), (0.62, 30)])
+def test_measures_of_what_is_there(share: float, ap: int, made: Path, coco: None) -> None:
+    """Boxes of a share of each object's width: so many of ten thresholds are below the overlap."""
     tools = pytest.importorskip("pycocotools.mask")
     tasks: tuple[Task, ...] = ("voc07", "coco")
     for task in tasks:
         truth = open_detection(task, made / task[:4].rstrip("0"), "val")
-        found = [
-            Detections(
-                one.image_id, one.boxes, np.ones(len(one), "f4"), one.labels,
-                tuple(tools.encode(np.asfortranarray(truth.coco.annToMask(row)))
-                      for row in one.annotations),
-            )
-            for one in truth.pictures
-        ]  # fmt: skip
+        found = []
+        for one in truth.pictures:
+            boxes = one.boxes.copy()
+            boxes[:, 2] = boxes[:, 0] + share * (boxes[:, 2] - boxes[:, 0])
+            masks = [np.asfortranarray(truth.coco.annToMask(row)) for row in one.annotations]
+            scores = np.ones(len(one), "f4")
+            encoded = tuple(map(tools.encode, masks))
+            found.append(Detections(one.image_id, boxes, scores, one.labels, encoded))
+        expected = pytest.approx({"AP50": 100, "AP": ap, "AP75": 100 * (share > 0.75)})
         if task == "coco":
-            assert coco_scores(truth, found)["AP"] == pytest.approx(100)
+            assert coco_scores(truth, found) == expected and coco_scores(truth, [])["AP50"] == 0
             assert coco_scores(truth, found, "segm")["AP"] == pytest.approx(100)
         else:
-            assert voc_scores(truth, found)["AP"] == pytest.approx(100)
+            assert voc_scores(truth, found) == expected
 
 
 def test_the_checksum_changes_with_the_annotations(made: Path, tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fastsiam.config.detect import DetectConfig
 from fastsiam.errors import FastSiamError
-from fastsiam.evaluate.detection.model import Kind, build_detector
+from fastsiam.evaluate.detection.model import build_detector
 from tests.evaluate.detection.tiny import tiny
 
 MEAN = (0.5, 0.5, 0.5)
@@ -29,11 +30,30 @@ def targets() -> list[dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("kind", ["c4", "fpn"])
-def test_every_weight_is_trained_and_what_is_found_lies_within(kind: Kind) -> None:
-    model = tiny(3, kind=kind, masks=True).train()
+def test_every_weight_is_trained_and_boxes_are_float32_under_autocast(kind: str) -> None:
+    """bfloat16 would move anchors and boxes by pixels. What is found lies within its image."""
+    model = tiny(3, kind=kind, masks=True, dtype=torch.bfloat16).train()
+    stages = {"anchors": model.rpn.anchor_generator, "deltas": model.roi_heads.box_predictor}
+    stages |= {"body": model.backbone, "masks": model.roi_heads.mask_predictor}
+    if kind == "c4":  # most of a step's operations still run in the narrow type
+        stages |= {"stage": model.roi_heads.box_head.stage}
+    types: dict[str, list[torch.dtype]] = {name: [] for name in stages}
+
+    def noting(name: str) -> Any:
+        def note(module: nn.Module, arguments: Any, result: Any) -> None:
+            parts = result.values() if isinstance(result, dict) else result
+            types[name].append(next(iter(parts)).dtype)
+
+        return note
+
+    for name, module in stages.items():
+        module.register_forward_hook(noting(name))
     losses = model(images(), targets())
     expected = {"loss_objectness", "loss_rpn_box_reg", "loss_classifier", "loss_box_reg"}
     assert set(losses) == expected | {"loss_mask"}
+    if kind == "c4":  # masks share what the fourth stage made of their boxes
+        assert len(types["stage"]) == 1
+        assert int(model.roi_heads.box_head.norm.num_batches_tracked) == 1
     sum(losses.values()).backward()
     assert all(p.requires_grad and p.grad is not None for p in model.parameters())
     model.eval().roi_heads.score_thresh = 0.0
@@ -41,8 +61,13 @@ def test_every_weight_is_trained_and_what_is_found_lies_within(kind: Kind) -> No
         found = model(images(), sizes=[(192, 128), (32, 50)])
     for one, (height, width) in zip(found, [(192, 128), (32, 50)], strict=True):
         assert len(one["boxes"]) > 0 and set(one["labels"].tolist()) <= {1, 2, 3}
+        assert one["boxes"].dtype == torch.float32
         assert one["boxes"][:, 2].max() <= width and one["boxes"][:, 3].max() <= height
         assert one["masks"].shape == (len(one["boxes"]), 1, height, width)
+    for name in ("body", "stage"):
+        assert set(types.pop(name, [torch.bfloat16])) == {torch.bfloat16}
+    assert all(set(one) == {torch.float32} for one in types.values())
+    assert {loss.dtype for loss in losses.values()} == {torch.float32}
 
 
 def test_c4_is_the_third_stage_for_proposals_and_the_fourth_for_boxes() -> None:
@@ -73,43 +98,6 @@ def test_aligned_cuts_have_no_half_pixel_shift() -> None:
     assert torch.allclose(cut[0, 0, 7], centres, atol=1e-5)
 
 
-def test_masks_share_the_boxes_maps_in_training() -> None:
-    """The fourth stage sees each box once a step: its BN counts one batch."""
-    model = tiny(3, masks=True).train()
-    seen: list[int] = []
-    model.roi_heads.box_head.stage.register_forward_hook(lambda _m, _i, out: seen.append(len(out)))
-    model(images(), targets())
-    assert len(seen) == 1
-    assert int(model.roi_heads.box_head.norm.num_batches_tracked) == 1
-
-
 def test_other_networks_are_refused() -> None:
     with pytest.raises(FastSiamError, match="detection takes the ResNets"):
-        build_detector(nn.Linear(2, 2), kind="c4", classes=2, masks=False, mean=MEAN, std=MEAN)
-
-
-@pytest.mark.parametrize("kind", ["c4", "fpn"])
-def test_boxes_are_float32_under_autocast(kind: Kind) -> None:
-    """bfloat16 would move anchors and boxes by pixels."""
-    model = tiny(3, kind=kind, masks=True, dtype=torch.bfloat16)
-    stages = {"anchors": model.rpn.anchor_generator, "deltas": model.roi_heads.box_predictor}
-    stages |= {"body": model.backbone, "masks": model.roi_heads.mask_predictor}
-    if kind == "c4":  # most of a step's operations still run in the narrow type
-        stages |= {"stage": model.roi_heads.box_head.stage}
-    types: dict[str, set[torch.dtype]] = {name: set() for name in stages}
-
-    def noting(name: str) -> Any:
-        def note(module: nn.Module, arguments: Any, result: Any) -> None:
-            parts = result.values() if isinstance(result, dict) else result
-            types[name].update(one.dtype for one in parts)
-
-        return note
-
-    for name, module in stages.items():
-        module.register_forward_hook(noting(name))
-    losses = model.train()(images(), targets())
-    found = model.eval()(images(), sizes=[(1920, 1280), (320, 500)])
-    assert types.pop("body") == types.pop("stage", {torch.bfloat16}) == {torch.bfloat16}
-    assert all(one == {torch.float32} for one in types.values())
-    assert {loss.dtype for loss in losses.values()} == {torch.float32}
-    assert {one["boxes"].dtype for one in found} == {torch.float32}
+        build_detector(nn.Linear(2, 2), DetectConfig(), classes=2, mean=MEAN, std=MEAN)

@@ -21,7 +21,6 @@ from fastsiam.evaluate.detection.images import Sample, TrainingImages, draw_posi
 from fastsiam.evaluate.detection.protocol import (
     PAPER,
     PROTOCOL,
-    Schedule,
     differences,
     papers_rows,
     schedule_of,
@@ -30,7 +29,7 @@ from fastsiam.evaluate.detection.training import DetectorTraining
 from tests.evaluate.detection.tiny import SIDE, picture, squares, tiny
 
 HERE = Place(0, 1, torch.device("cpu"))
-SCHEDULE = schedule_of(DetectConfig(steps=8, warmup=2, short_side="64"))
+CONFIG = DetectConfig(steps=8, warmup=2, short_side="64", batch_size=2, workers=2)
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +37,19 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DetectionSet:
     return squares(tmp_path_factory.mktemp("squares"))
 
 
-def training(schedule: Schedule = SCHEDULE, classes: int = 2, **settings: Any) -> DetectorTraining:
-    model = tiny(classes, **settings)
-    return DetectorTraining(
-        model, schedule=schedule, lr=0.02, weight_decay=1e-4, seed=0, place=HERE
-    )
+def training(config: DetectConfig = CONFIG, classes: int = 2, **settings: Any) -> DetectorTraining:
+    return DetectorTraining(tiny(classes, **settings), config, seed=0, place=HERE)
 
 
-def batches(data: DetectionSet, first: int, steps: int, **settings: Any) -> Iterator[list[Sample]]:
-    images = TrainingImages(
-        data, seed=3, batch=2, sides=(48, 64), longest=100, workers=2, **settings
-    )
-    return images.from_step(first, steps)
+def images_of(data: DetectionSet, *, seed: int = 0, place: Place = HERE, **settings: Any) -> Any:
+    return TrainingImages(data, replace(CONFIG, **settings), seed=seed, place=place)
+
+
+def batches(
+    data: DetectionSet, first: int, steps: int, place: Place = HERE
+) -> Iterator[list[Sample]]:
+    images = images_of(data, seed=3, place=place, short_side="48-64", long_side=100)
+    yield from images.from_step(first, steps)
 
 
 def alike(first: Sequence[Sample], second: Sequence[Sample]) -> bool:
@@ -116,20 +116,16 @@ def test_a_batch_is_a_function_of_seed_and_step(data: DetectionSet) -> None:
     whole = list(batches(data, 0, 5))
     later = list(batches(data, 3, 5))
     assert len(later) == 2 and all(map(alike, whole[3:], later))
-    shares = [list(batches(data, 0, 5, rank=rank, world=2)) for rank in (0, 1)]
+    ranks = [Place(rank, 2, torch.device("cpu")) for rank in (0, 1)]
+    shares = [list(batches(data, 0, 5, rank)) for rank in ranks]
     for step, batch in enumerate(whole):
         assert alike(batch, [*shares[0][step], *shares[1][step]])
 
 
 def test_objects_follow_their_image(made: Path, coco: None) -> None:
     """Boxes are around what masks cover, resized and flipped; sides are of the shape asked for."""
-    images = TrainingImages(
-        open_detection("coco", made / "coco", "train"),
-        seed=0,
-        batch=1,
-        sides=(96, 128),
-        longest=150,
-    )
+    data = open_detection("coco", made / "coco", "train")
+    images = images_of(data, short_side="96-128", long_side=150)
     flips = set()
     for position in range(16):
         image, target = images.sample(position)
@@ -147,14 +143,14 @@ def test_objects_follow_their_image(made: Path, coco: None) -> None:
 
 def test_images_without_objects_are_not_trained_on(data: DetectionSet) -> None:
     """Boxes are cut at the image's edge; one that vanishes when its image shrinks is left out."""
-    images = TrainingImages(data, seed=0, batch=1, sides=(64,), longest=64)
+    images = images_of(data)
     assert images.used == [0, 1, 2, 3, 4, 5]
     empty = DetectionSet("empty", ("a",), data.pictures[-1:])
     with pytest.raises(DataError, match="no image with an object"):
-        TrainingImages(empty, seed=0, batch=1, sides=(64,), longest=64)
+        images_of(empty)
     boxes = [(-5, 0, 80, 64), (63.999999, 0, 64, 64)]
     one = DetectionSet("one", ("a",), [picture(1, boxes, file=data.pictures[0].file)])
-    _, target = TrainingImages(one, seed=0, batch=1, sides=(32,), longest=64).sample(0)
+    _, target = images_of(one, short_side="32").sample(0)
     assert target["boxes"][0].tolist() == [0, 0, 32, 32]
 
 
@@ -208,10 +204,10 @@ def test_precise_batch_norm_is_the_mean_over_batches(data: DetectionSet) -> None
 @pytest.mark.parametrize("masks", [False, True])
 def test_detections_are_in_the_images_own_pixels(masks: bool, data: DetectionSet) -> None:
     tools = pytest.importorskip("pycocotools.mask")
-    made = training(masks=masks)
+    made = training(replace(CONFIG, short_side="96", long_side=100), masks=masks)
     heads: Any = made.network.roi_heads
     heads.score_thresh = 0.0
-    found = made.detections(data, side=96, longest=100)
+    found = made.detections(data)
     assert [one.image_id for one in found] == [*range(10, 17)]
     assert max(one.boxes.max() for one in found) <= SIDE and found[0].boxes.dtype == np.float32
     assert set(np.concatenate([one.labels for one in found]).tolist()) <= {0, 1}
@@ -223,10 +219,10 @@ def test_detections_are_in_the_images_own_pixels(masks: bool, data: DetectionSet
 @pytest.mark.slow  # a minute of training
 def test_a_detector_learns(tmp_path: Path) -> None:
     steps = 150
-    schedule = schedule_of(DetectConfig(steps=steps, warmup=10, short_side="64"))
-    made, data = training(schedule), squares(tmp_path, 8)
-    images = TrainingImages(data, seed=0, batch=4, sides=(64,), longest=64, workers=2)
+    config = replace(CONFIG, steps=steps, warmup=10, batch_size=4)
+    made, data = training(config), squares(tmp_path, 8)
+    images = TrainingImages(data, config, seed=0, place=HERE)
     for step, batch in enumerate(images.from_step(0, steps)):
         made.step(step, batch)
     made.settle_batch_norm(images.from_step(steps, steps + 10))
-    assert voc_scores(data, made.detections(data, side=64, longest=64))["AP50"] > 80
+    assert voc_scores(data, made.detections(data))["AP50"] > 80

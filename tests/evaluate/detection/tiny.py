@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from fastsiam.config.detect import DetectConfig
 from fastsiam.evaluate.detection import DetectionSet, Picture
 from fastsiam.evaluate.detection.model import build_detector
 from fastsiam.model.backbones import ResNet
@@ -51,13 +52,7 @@ def squares(folder: Path, images: int = 6) -> DetectionSet:
 def tiny(classes: int = 2, *, masks: bool = False, kind: Any = "c4", **settings: Any) -> Any:
     """Build a detector on a narrow ResNet."""
     torch.manual_seed(0)
-    return build_detector(
-        ResNet("resnet10", stem=settings.pop("stem", "imagenet"), width=8),
-        kind=kind,
-        classes=classes,
-        masks=masks,
-        mean=(0.5, 0.5, 0.5),
-        std=(0.25, 0.25, 0.25),
-        rois=16,
-        **settings,
-    )
+    config = DetectConfig(detector=kind, task="coco" if masks else "voc07", rois=16)
+    backbone = ResNet("resnet10", stem=settings.pop("stem", "imagenet"), width=8)
+    mean, std = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
+    return build_detector(backbone, config, classes=classes, mean=mean, std=std, **settings)
