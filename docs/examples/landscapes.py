@@ -39,7 +39,7 @@ def landscape(
     top: Color, horizon: Color, ground: Color, generator: np.random.Generator
 ) -> Image.Image:
     """Draw a sky with its sun, mountains from the farthest to the nearest, and the lake."""
-    above, below, rock = (np.array(color, float) for color in (top, horizon, ground))
+    above, below, rock = (np.array(colour, float) for colour in (top, horizon, ground))
     row, column = np.mgrid[:HEIGHT, :WIDTH]
     shore = int(HEIGHT * generator.uniform(0.68, 0.8))
     pixels = above + (below - above) * np.clip(row / shore, 0, 1)[..., None] ** 1.5
@@ -50,8 +50,8 @@ def landscape(
         near = (layer + 1) / 4
         ridge = shore - HEIGHT * (0.42 - 0.09 * layer) * outline(generator, 3 + 2 * layer)
         light = 1 + 0.25 * (outline(generator, 40) - 0.5) * near
-        color = (below + (rock - below) * near**0.8) * light[:, None]
-        pixels = np.where((row > ridge)[..., None], color, pixels)
+        colour = (below + (rock - below) * near**0.8) * light[:, None]
+        pixels = np.where((row > ridge)[..., None], colour, pixels)
     depth = np.clip(row - shore, 0, None)
     wave = np.sin(depth**0.7 * 2.5 + column / 9) * (1 + depth / 12)
     mirrored = np.clip(2 * shore - row - 1, 0, HEIGHT - 1)

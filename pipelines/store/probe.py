@@ -101,7 +101,7 @@ def probe(data: Bytes) -> Probe:
     flags = int(Flags.NOT_JPEG)
     if has_alpha(image):
         flags |= int(Flags.TRANSPARENT)
-    if is_deep(image) or ";16" in str(image.tile[:1]):  # as Pillow names 16-bit colors
+    if is_deep(image) or ";16" in str(image.tile[:1]):  # as Pillow names 16-bit colours
         flags |= int(Flags.DEEP)
     orientation = _orientation(image.info.get("exif", b"")) if image.format != "TIFF" else 0
     if orientation not in (0, 1):

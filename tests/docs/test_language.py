@@ -23,6 +23,7 @@ BANNED = {
     r"\bwhat (is said|there is to)\b": "message, text",
     r"\b(what )?becomes? of\b": "say what happens",
     r"\b(hence|thereby|thereof)\b": "so",
+    r" (colors?|center crops?|organized)[ ,.;)]": "British spelling",
 }
 """Phrases, and what to write instead. Programs in lower case: ``is None`` is code."""
 OWN = "tests/docs/test_language.py"
