@@ -138,7 +138,7 @@ def as_arguments(flags: Mapping[str, Any]) -> list[str]:
         elif isinstance(value, bool) and one.option:
             words.append(f"--{one.flag}" if value else f"--no-{one.flag}")
         elif value is not None:
-            text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            text = _text(value)
             words += [f"--{one.flag}", text] if one.option else ["--set", f"{one.name}={text}"]
     return words
 
@@ -160,6 +160,10 @@ def changes_text(changed: Mapping[str, tuple[Any, Any]], *, between: str = "; ")
     """Return the result of ``differences`` as text."""
     texts = []
     for name, values in changed.items():
-        old, new = ("none" if value == "" else value for value in values)
+        old, new = (_text(value) or "none" for value in values)
         texts.append(f"{name.replace('_', '-')}: {old} -> {new}")
     return between.join(texts)
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

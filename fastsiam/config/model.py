@@ -7,7 +7,7 @@ from typing import Literal
 
 from .methods import METHOD_CONFIGS, MethodConfig
 from .methods.simsiam import SimSiamConfig
-from .setting import Config, require, setting
+from .setting import Config, nearest, require, setting
 
 Stem = Literal["imagenet", "cifar", "cifar-pad2", "cifar-no-relu"]
 
@@ -44,8 +44,11 @@ class BackboneConfig(Config):
 
     def check(self) -> None:
         """Refuse settings that contradict each other."""
-        require(
-            self.is_own or (self.stem == "imagenet" and self.width == 64),
+        if self.is_own or (self.stem == "imagenet" and self.width == 64):
+            return
+        misspelt = nearest(self.backbone, OWN_BACKBONES, alike=0.8)
+        require(not misspelt, f"unknown backbone {self.backbone!r}; {misspelt}")
+        raise ValueError(
             f"stem and width are settings of {', '.join(OWN_BACKBONES)}; leave them out with "
             f"{self.backbone}",
         )

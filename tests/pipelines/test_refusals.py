@@ -76,7 +76,7 @@ def test_too_few_images_and_a_pipeline_that_there_is_not(tmp_path: Path) -> None
     write_images(tmp_path, classes=1, each=1)
     with pytest.raises(DataError, match="holds 1 image, fewer than one batch of 8"):
         build("native", tmp_path)
-    with pytest.raises(ValueError, match=r"must be auto, torchvision, native, .* not 'fcv'"):
+    with pytest.raises(ValueError, match=r"must be one of auto, torchvision, native, .* not 'fcv'"):
         DataConfig(pipeline="fcv")  # type: ignore[arg-type]
 
 

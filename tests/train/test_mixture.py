@@ -35,7 +35,7 @@ def test_a_run_on_a_mixture_resumes_exactly_and_can_be_verified(
     run = train_here(mixed, "imagenet")
     assert digests(run) == digests(whole)
     assert "agree" in verified(run)
-    with pytest.raises(CheckpointError, match="weights: 1,1 -> 1,2"):
+    with pytest.raises(CheckpointError, match=r"weights: 1\.0,1\.0 -> 1\.0,2\.0"):
         train_here(with_settings(mixed, weights=(1, 2)), "imagenet")
 
 
