@@ -50,10 +50,14 @@ def caption(records: Sequence[Record]) -> str:
 def differences(records: Sequence[Record]) -> list[str]:
     """Return how the work of other libraries differs, as items of a Markdown list."""
     notes = {peer.title: peer.differs for peer in PEERS.values()}
+    names: dict[tuple[str, str], list[str]] = {}
+    for one in records:
+        if "differs" in one.facts:
+            text = f"{one.facts['version']}: {notes.get(one.name, one.facts['differs'])}"
+            names.setdefault((one.name.partition(",")[0], text), []).append(one.name)
     return [
-        f"- {one.name} {one.facts['version']}: {notes.get(one.name, one.facts['differs'])}"
-        for one in records
-        if "differs" in one.facts
+        f"- {each[0] if len(each) == 1 else library} {text}"
+        for (library, text), each in names.items()
     ]
 
 
