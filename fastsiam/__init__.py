@@ -1,3 +1,3 @@
 """SimSiam pre-training at the speed of the hardware. Importing this package imports no torch."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
