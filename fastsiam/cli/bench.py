@@ -128,10 +128,10 @@ def _gpu(config: GpuConfig) -> None:
 
 @app.command("soak")
 def _soak(config: SoakConfig) -> None:
-    """Hurt runs for hours: kills, full disks, damaged files; hold them to undisturbed ones.
+    """Kill and resume runs for hours, and compare them with undisturbed ones.
 
-    Every run has to end with the lines and weights of one that nobody disturbed, and leave nothing
-    behind. Any finding is an error.
+    Every run has to end with the log lines and weights of an undisturbed one, and leave no process
+    and no file behind. Any finding is an error.
     """
     from fastsiam.bench.soak import soak
 

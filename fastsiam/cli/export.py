@@ -57,7 +57,8 @@ def export(
     """Write the backbone's weights for use elsewhere, with a model card.
 
     simsiam, moco and swav are as the authors of these methods write them, and take the heads too,
-    of a run of that method. A run says at its start which formats can hold its network.
+    of a run of that method. A format that cannot hold the network is refused with the formats
+    that can.
     """
     from fastsiam.evaluate.features import own_records
     from fastsiam.interchange import export_weights, load_pretrained

@@ -11,6 +11,7 @@ import textwrap
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,12 @@ from .flags import (
 from .methods import METHOD_CONFIGS
 from .recipes import RECIPES
 from .setting import check_name, require
-from .train import TrainConfig
+from .train import REMOVED, TrainConfig
 
 _OF_ONE_RUN = "out", "resume", "extend"
 """Settings that say where a run is and how it continues; another run does not take them over."""
+_IGNORED = frozenset(chain(*REMOVED.values()))
+"""Settings in files that ``fastsiam config`` of earlier versions wrote."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +84,8 @@ def read_settings(path: Path, *, resumes: bool = False) -> Settings:
             recipe, flags = content.pop("recipe", ""), {}
             for name, value in content.items():
                 table = value if isinstance(value, Mapping) else {name: value}
-                flags |= {_known_name(name): value for name, value in table.items()}
+                kept = {x: y for x, y in table.items() if x not in _IGNORED}
+                flags |= {_known_name(name): value for name, value in kept.items()}
             check_name("recipe", recipe, ["", *RECIPES])
             check_name("method", flags.get("method", ""), ["", *METHOD_CONFIGS])
     except (ValueError, RecursionError) as error:

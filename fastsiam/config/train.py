@@ -16,7 +16,7 @@ from .views import AugmentConfig, usual_resize
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 Compile = Literal["auto", "on", "off"]
 TRACKERS = ("tensorboard", "wandb", "mlflow")
-_REMOVED = {
+REMOVED = {
     "optim": ("restarts",),
     "run": ("node_rank", "node_timeout", "extend_schedule", "grace"),
     "step": ("batch_views", "keep_memory", "bucket_mb"),
@@ -338,7 +338,7 @@ def _upgraded(sections: Mapping[str, Any]) -> dict[str, Any]:
         "settings must be a table of sections",
     )
     new = {name: dict(section) for name, section in sections.items()}
-    for name, removed in _REMOVED.items():
+    for name, removed in REMOVED.items():
         _take(new.get(name, {}), removed)
     model, augment = new.setdefault("model", {}), new.setdefault("augment", {})
     if "method" not in model:

@@ -99,6 +99,11 @@ def test_what_is_wrong_is_one_line_with_the_file(
     assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
 
 
+def test_removed_settings_in_a_file_of_0_2_are_ignored(tmp_path: Path) -> None:
+    text = "[optim]\nlr = 0.1\nrestarts = ''\n[step]\nbatch_views = true\nbucket_mb = 25\n"
+    assert read_settings(write(tmp_path, text, "a.toml")).flags == {"lr": 0.1}
+
+
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     for path in (tmp_path / "a.toml", tmp_path):
         with pytest.raises(FastSiamError, match=r"cannot read .*(a\.toml|config\.json): No such"):
