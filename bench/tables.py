@@ -53,7 +53,7 @@ def differences(records: Sequence[Record]) -> list[str]:
     names: dict[tuple[str, str], list[str]] = {}
     for one in records:
         if "differs" in one.facts:
-            text = f"{one.facts['version']}: {notes.get(one.name, one.facts['differs'])}"
+            text = f"(version {one.facts['version']}): {notes.get(one.name, one.facts['differs'])}"
             names.setdefault((one.name.partition(",")[0], text), []).append(one.name)
     return [
         f"- {each[0] if len(each) == 1 else library} {text}"
