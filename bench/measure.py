@@ -46,17 +46,23 @@ def children() -> list[psutil.Process]:
 
 
 def host_memory() -> int:
-    """Return the bytes that this process and its children hold, shared ones counted once.
+    """Return the bytes that this process and its children hold, what they share counted once.
 
-    Pages that the system caches of mapped files are left out: it drops them when memory is short.
+    Memory that this process shares with the one that it was forked from counts in full, so that the
+    figure does not depend on how many others share it. Pages that the system caches of mapped files
+    are left out: it drops them when memory is short.
     """
-    total = 0
-    for process in (psutil.Process(), *children()):
-        with contextlib.suppress(OSError):  # it may end meanwhile
-            for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
-                if line.startswith(("Pss_Anon:", "Pss_Shmem:")):
-                    total += 1024 * int(line.split()[1])
-    return total
+    own, *others = (_memory(process.pid) for process in (psutil.Process(), *children()))
+    total = own.get("Anonymous", 0) + own.get("Pss_Shmem", 0)
+    return total + sum(max(x.get("Private_Dirty", 0), x.get("Pss_Shmem", 0)) for x in others)
+
+
+def _memory(process: int) -> dict[str, int]:
+    """Return the bytes of a process by kind; nothing if it has ended."""
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()[1:]
+        return {name.rstrip(":"): 1024 * int(size) for name, size, _ in map(str.split, lines)}
+    return {}
 
 
 def gpu_memory() -> int:

@@ -110,8 +110,16 @@ def environment(port: int) -> dict[str, str]:
 def _pass_on(listening: socket.socket, port: int, seconds: float) -> None:
     """Run the proxy."""
 
-    async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, delay: float) -> None:
-        """Pass data on, each chunk so many seconds after it came, in order."""
+    async def answer(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        """Pass data on as fast as they are taken."""
+        with contextlib.suppress(OSError):
+            while data := await source.read(_CHUNK):
+                sink.write(data)
+                await sink.drain()
+        sink.close()
+
+    async def ask(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        """Pass requests on, each chunk so many seconds after it came, in order."""
         chunks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
@@ -129,12 +137,12 @@ def _pass_on(listening: socket.socket, port: int, seconds: float) -> None:
             with contextlib.suppress(OSError):
                 data = b""
                 data = await source.read(_CHUNK)
-            chunks.put_nowait((loop.time() + delay, data))
+            chunks.put_nowait((loop.time() + seconds, data))
         await sending
 
     async def serve(client: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
         server, requests = await asyncio.open_connection("127.0.0.1", port, limit=_CHUNK)
-        await asyncio.gather(copy(client, requests, seconds), copy(server, answers, 0.0))
+        await asyncio.gather(ask(client, requests), answer(server, answers))
 
     async def run() -> None:
         proxy = await asyncio.start_server(serve, sock=listening, limit=_CHUNK)

@@ -26,9 +26,7 @@ from fastsiam.study import table as studies
 
 _OPENING = re.compile(r"<!-- (bench|study|soak): (\S+?)(?: ([^\s:]+))?(?:: (.+?))? -->")
 """A marker above a table: kind, path, case and rows."""
-_TABLE = re.compile(
-    r"^(<!-- (?:bench|study|soak):.*?-->)\n(.*?)^(<!-- /(?:bench|study|soak) -->)$", re.S | re.M
-)
+_TABLE = re.compile(r"^(<!-- (bench|study|soak):[^\n]*?-->)\n(.*?)^(<!-- /\2 -->)$", re.S | re.M)
 """A marker, what stands below it, and the marker that closes it."""
 
 
@@ -93,15 +91,18 @@ def renew(readme: Path, root: Path) -> list[str]:
         DataError: a file or a case is missing, or a marker is not closed. Nothing is changed.
     """
     try:
-        before = readme.read_text("utf-8")
+        content = readme.read_bytes().decode()
     except OSError as error:
         raise DataError(f"cannot read {readme}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{readme} is not a text in UTF-8") from error
+    before = content.replace("\r\n", "\n")
     renewed: list[str] = []
 
     def table_of(found: re.Match[str]) -> str:
         opening = _OPENING.fullmatch(found[1])
         place = f"{readme}, line {before.count(chr(10), 0, found.start()) + 1}"
-        if opening is None or "\n<!-- bench:" in f"\n{found[2]}":
+        if opening is None or re.search("^<!-- /?(bench|study|soak)", found[3], re.M):
             raise DataError(f"{place}: no marker of a table, or not closed: {found[1]}")
         kind, path, case, rows = opening.groups()
         renewed.append(f"{path} {case}" if case else path)
@@ -113,14 +114,16 @@ def renew(readme: Path, root: Path) -> list[str]:
             block = finding(_records(root / path))
         else:
             block = records_block(_chosen(root / path, case, rows, place))
-        return f"{found[1]}\n\n{block}\n\n{found[3]}"
+        return f"{found[1]}\n\n{block}\n\n{found[4]}"
 
     after = _TABLE.sub(table_of, before)
-    if len(renewed) != len(re.findall(r"^<!-- (?:bench|study|soak):", before, re.M)):
-        raise DataError(f"{readme}: a marker of a table is not closed")
-    if after != before:
+    if 2 * len(renewed) != len(re.findall(r"^<!-- /?(?:bench|study|soak)\b", before, re.M)):
+        raise DataError(f"{readme}: the marker of a table is not closed, or not opened")
+    if "\r\n" in content:
+        after = after.replace("\n", "\r\n")
+    if after != content:
         with explained(DataError, f"cannot write {readme}"), written_whole(readme) as temporary:
-            temporary.write_text(after, "utf-8")
+            temporary.write_bytes(after.encode())
     return renewed
 
 

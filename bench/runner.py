@@ -1,7 +1,7 @@
 """Runners: processes that build tasks once and repeat them in turns.
 
-Each runner has a process of its own (one for each rank), so that runners share no threads, memory
-or settings, and a library that fails or is missing affects only its own runner.
+Each runner has a process of its own (one for each rank), so that runners share no threads and no
+settings, and a library that fails or is missing affects only its own runner.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ class Runner:
             raise
         self.gpu = max(0, gpu_memory() - before)
         """Bytes of GPU memory that it came to hold, its CUDA contexts included."""
+        self.rest()
 
     def run(self, task: str) -> Sample:
         """Run a task once, on all ranks together, until the slowest has finished."""
@@ -108,6 +109,10 @@ class Runner:
             sum(sample.cpu for sample in samples),
             sum(sample.host for sample in samples),
         )
+
+    def rest(self) -> None:
+        """Give back the GPU memory that its allocators keep for later: it is another's turn."""
+        self._ask("rest", "")
 
     def facts(self, task: str) -> dict[str, Any]:
         """Return a task's facts; the first rank answers."""
@@ -224,6 +229,7 @@ class Comparison:
                 if name not in self.failed:
                     with self._failures(name):
                         timing.samples.append(self.runners[name].run(task))
+                        self.runners[name].rest()
         for (name, task), timing in timings.items():
             if name in self.failed:
                 continue
@@ -285,10 +291,12 @@ def _serve(
             if what == "facts":
                 end.send(tasks[name].facts())
                 continue
+            if what == "rest":
+                empty_gpu_cache()
+                end.send(None)
+                continue
             tasks[name].before()
-            sample = clocked(tasks[name].run)
-            empty_gpu_cache()  # it is the next runner's turn
-            end.send(sample)
+            end.send(clocked(tasks[name].run))
     except BaseException as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         with contextlib.suppress(OSError):

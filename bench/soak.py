@@ -284,6 +284,7 @@ class Soak:
                 try:
                     fault.inject(run, chance)
                 except IndexError:  # there is no rank or worker at the moment
+                    self._deck.append(fault)
                     continue
                 last = fault
                 done.append(fault.name)

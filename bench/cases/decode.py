@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import shutil
 import subprocess
@@ -10,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes.util import find_library
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,10 @@ def add_decoders(comparison: Comparison, session: Session, images: Images) -> No
 def decode_records(
     session: Session, images: Images, timings: Mapping[tuple[str, str], Timing]
 ) -> list[Record]:
-    """Return the records of the decoders that were measured."""
+    """Return the records of the decoders that were measured; name those that were left out."""
+    for (runner, _), timing in timings.items():
+        for decoder, why in timing.facts.pop("left_out", {}).items():
+            session.console.say(f"{runner}: {decoder} is left out: {why}")
     return [
         record(
             "decode",
@@ -129,11 +132,17 @@ def build_decoding(*, path: str, workers: int, batch: int, device: str) -> dict[
     }
     makers[_DALI[device]] = lambda: _by_dali(data, workers, device, batch)
     tasks: dict[str, Task] = {}
+    left_out: dict[str, str] = {}
     for name, make in makers.items():
-        with contextlib.suppress(ImportError, RuntimeError):  # missing, or refuses an image
+        try:
             run = make()
             run()
+        except (ImportError, RuntimeError) as error:  # it is missing, or refuses an image
+            left_out[name] = str(error).splitlines()[0]
+        else:
             tasks[name] = Task(run, len(data))
+    for name in [*tasks][:1]:
+        tasks[name] = replace(tasks[name], facts=lambda: {"left_out": left_out})
     return tasks
 
 
