@@ -45,7 +45,7 @@ def stops_handled(
     *,
     again: Callable[[int], object],
     numbers: Iterable[signal.Signals] = STOPS,
-    echo: float = ECHO,
+    echo: Callable[[int], float] = lambda _: ECHO,
 ) -> Iterator[None]:
     """Handle the signals that end a command early within the block.
 
@@ -53,7 +53,7 @@ def stops_handled(
         first: called with the number of the first signal.
         again: called with the number of a later signal, except for repetitions of the first.
         numbers: the signals.
-        echo: seconds in which further signals count as repetitions.
+        echo: returns the seconds in which a further signal, by its number, counts as a repetition.
     """
     since: float | None = None
 
@@ -62,7 +62,7 @@ def stops_handled(
         if since is None:
             since = time.monotonic()
             first(number)
-        elif time.monotonic() - since > echo:
+        elif time.monotonic() - since > echo(number):
             again(number)
 
     with handled(numbers, stop):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Literal, Self
 
 from .data import Alpha, Exif, ImagePipeline, share
@@ -188,6 +189,7 @@ class LinearConfig(LabelConfig):
         "one classifier each. Default: 0.1 for lars (the authors' code; the paper's text says "
         "0.02), 30 for sgd, 0.1,0.3,1,3,10,30 where auto chooses sgd.",
         above=0,
+        below=inf,
     )
     batch: int = setting(
         0,
@@ -209,8 +211,11 @@ class LinearConfig(LabelConfig):
     )
 
     def check(self) -> None:
-        """Refuse a rate that is there twice."""
+        """Refuse settings that contradict each other."""
         LabelConfig.check(self)
+        require(
+            self.cached or self.storage == "fp32", "storage is for --cached: nothing else is kept"
+        )
         require(len(set(self.lrs)) == len(self.lrs), f"lrs has a rate twice: {self.lrs}")
 
     @property

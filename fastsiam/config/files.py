@@ -33,6 +33,7 @@ from .train import REMOVED, TrainConfig
 
 _OF_ONE_RUN = "out", "resume", "extend"
 """Settings that say where a run is and how it continues; another run does not take them over."""
+_SUFFIXES = ".toml", ".yaml", ".yml", ".json"
 _IGNORED = frozenset(chain(*REMOVED.values()))
 """Settings in files that ``fastsiam config`` of earlier versions wrote."""
 
@@ -69,6 +70,9 @@ def read_settings(path: Path, *, resumes: bool = False) -> Settings:
         ValueError: it holds no settings, or one of an unknown name.
     """
     file = path / "config.json" if path.is_dir() else path
+    if file.suffix not in _SUFFIXES:
+        known = ", ".join(_SUFFIXES)
+        raise ValueError(f"{file}: settings are in files {known}, or in a run's folder")
     with explained(FastSiamError, f"cannot read {file}"):
         text = file.read_bytes()
     try:
@@ -84,8 +88,11 @@ def read_settings(path: Path, *, resumes: bool = False) -> Settings:
             recipe, flags = content.pop("recipe", ""), {}
             for name, value in content.items():
                 table = value if isinstance(value, Mapping) else {name: value}
-                kept = {x: y for x, y in table.items() if x not in _IGNORED}
-                flags |= {_known_name(name): value for name, value in kept.items()}
+                require(not table.get("restarts"), "restarts was removed after version 0.2")
+                for text, value in table.items():
+                    if text not in _IGNORED:
+                        require((own := _known_name(text)) not in flags, f"{own} is there twice")
+                        flags[own] = value
             check_name("recipe", recipe, ["", *RECIPES])
             check_name("method", flags.get("method", ""), ["", *METHOD_CONFIGS])
     except (ValueError, RecursionError) as error:
@@ -99,7 +106,6 @@ def _parsed(text: str, suffix: str) -> Any:
         return tomllib.loads(text)
     if suffix == ".json":
         return parsed_json(text)
-    require(suffix in (".yaml", ".yml"), "settings are in files .toml, .yaml or .json")
     import yaml
 
     try:

@@ -22,9 +22,9 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Signals that make a run save and stop: Ctrl-C, a scheduler's end, SLURM's warning of one
 (``--signal=USR1@60``), and a closed terminal unless ``nohup`` ignores it."""
 
-_RANKS_ECHO = 3.0
-"""Seconds in which several ranks take further signals as repetitions of the first, because a
-scheduler and a launcher may both send it."""
+_LONG_ECHO = 3.0
+"""Seconds in which further signals count as repetitions of the first, because a scheduler and a
+launcher may both send it; a second Ctrl-C to a single process is not one."""
 _FAILED = 1000
 """Vote of a rank that cannot continue: this value plus its rank."""
 
@@ -59,7 +59,7 @@ class StopSignals:
             self._note,
             again=leave_at_once,
             numbers=STOPPING,
-            echo=ECHO if self._is_alone else _RANKS_ECHO,
+            echo=lambda number: ECHO if self._is_alone and number == signal.SIGINT else _LONG_ECHO,
         )
 
     @property

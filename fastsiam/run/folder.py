@@ -87,6 +87,7 @@ class RunFolder:
         self.path = path
         self.console = console or Console()
         self._lock: FileLock | None = None
+        self._inode = 0
 
     @contextlib.contextmanager
     def taken(self, *, patience: float = 0.0) -> Iterator[None]:
@@ -143,10 +144,12 @@ class RunFolder:
         since = time.strftime("%Y-%m-%d %H:%M")
         with contextlib.suppress(OSError):  # on a full disk the lock works without its text
             path.write_text(f"process {os.getpid()} on {socket.gethostname()} since {since}\n")
+            self._inode = path.stat().st_ino
 
     def _leave(self) -> None:
         assert self._lock is not None
         with contextlib.suppress(OSError):
-            (self.path / _FILE).unlink()  # before the release, so that waiting processes notice
+            if (self.path / _FILE).stat().st_ino == self._inode:  # else it is another process's
+                (self.path / _FILE).unlink()  # before the release, so that waiting processes notice
         self._lock.release()
         self._lock = None

@@ -83,14 +83,21 @@ class _MLflow:
         import mlflow
 
         logging.getLogger("urllib3").setLevel(logging.ERROR)  # it logs each attempt
+        # By default it tries for minutes, in which other ranks would wait for this one.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         self._mlflow = mlflow
         if own := _known_id(run, "mlflow", step):
-            mlflow.start_run(run_id=own)
-        else:  # settings are sent once: MLflow refuses to change them
-            started = mlflow.start_run(run_name=run.resolve().name)
-            mlflow.log_params(dict(settings))
-            mlflow.set_tag("folder", str(run.resolve()))
-            _keep_id(run, "mlflow", started.info.run_id)
+            try:
+                mlflow.start_run(run_id=own)
+                return
+            except mlflow.MlflowException as error:  # a run that was deleted becomes a new one
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+        started = mlflow.start_run(run_name=run.resolve().name)
+        mlflow.log_params(dict(settings))  # once: MLflow refuses to change them
+        mlflow.set_tag("folder", str(run.resolve()))
+        _keep_id(run, "mlflow", started.info.run_id)
 
     def log(self, step: int, figures: dict[str, float]) -> None:
         self._mlflow.log_metrics(figures, step=step, synchronous=False)

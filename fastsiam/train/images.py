@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fastsiam.config import DataConfig, TrainConfig
 from fastsiam.errors import CheckpointError, DataError
+from fastsiam.methods import image_rows
 from fastsiam.pipelines import Store
 from fastsiam.pipelines.backends import BACKENDS, CEILING, backend_of
 from fastsiam.pipelines.mixture import Mixture, shuffle_of
@@ -135,27 +136,6 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
     )
 
 
-def training_names(data: DataConfig) -> list[str]:
-    """Return the names of the images that a new run would train on.
-
-    Raises:
-        DataError: the data cannot be read.
-    """
-    store, kept, _ = open_training(data)
-    names = names_of(store)
-    return [names[i] for i in kept.tolist()]
-
-
-def recorded_names(run: Path) -> tuple[str, ...]:
-    """Return the names of the images that a run started with; () if its folder has no list.
-
-    Raises:
-        CheckpointError: the list is corrupt.
-    """
-    listed = ImageList.load(run)
-    return () if listed is None else listed.names
-
-
 def _opened(
     data: DataConfig, listed: ImageList | None
 ) -> tuple[Store, NDArray[np.int64], NDArray[np.int64]]:
@@ -220,6 +200,11 @@ def _places(
     accepted = fingerprint(names)
     if config.run.data_changed == "refuse" and listed.accepted != accepted:
         raise CheckpointError(f"{change}; {_ADVICE_TO_ACCEPT}")
+    if gone and image_rows(config.model):
+        raise CheckpointError(
+            f"{change}; target-average keeps a target for each image, so missing images cannot be "
+            f"replaced; {_ADVICE}"
+        )
     note = (
         f"{change} (accepted); each missing image is replaced by the next one in the list, and new "
         "images are not used"

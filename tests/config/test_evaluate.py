@@ -35,3 +35,10 @@ def test_the_papers_protocol_where_data_are_enough(
     why = f"{optimizer.upper()}: {images:,} images x {config.epochs} epochs are "
     assert config.why_settled(images).startswith(why if config.optimizer == "auto" else "")
     assert not settled.why_settled(images)
+
+
+def test_what_is_not_cached_has_no_storage_and_no_infinite_rate() -> None:
+    with pytest.raises(ValueError, match="storage is for --cached"):
+        LinearConfig(storage="fp16")
+    with pytest.raises(ValueError, match="lrs must be above 0 and below inf"):
+        LinearConfig(lrs=(float("inf"),))

@@ -87,7 +87,9 @@ def test_the_same_settings_in_every_format(name: str, text: str, tmp_path: Path)
         ("a.yaml", '"o\\np": 1', r"unknown setting 'o\\np'"),
         ("a.json", '{"config": 3}', "settings must be a table of sections"),
         ("a.json", '{"config": {"optim": {"lr": "fast"}}}', r"optim\.lr must be a number"),
-        ("a.txt", "", r"settings are in files \.toml, \.yaml or \.json"),
+        ("a.txt", "", r"settings are in files \.toml, \.yaml, \.yml, \.json, or in a run's folder"),
+        ("a.toml", "lr = 1\n[optim]\nlr = 2", "lr is there twice"),
+        ("a.toml", "[optim]\nrestarts = '2@6'", r"restarts was removed after version 0\.2"),
     ],
 )
 def test_what_is_wrong_is_one_line_with_the_file(

@@ -99,6 +99,16 @@ def test_a_second_run_is_refused_and_the_first_can_be_looked_at(
     assert checkpoints.load(run).step == done + 2 and not (run / "lock").exists()
 
 
+def test_the_lock_of_another_process_stays(tmp_path: Path) -> None:
+    """The folder was deleted meanwhile, and another run made and locked it again."""
+    folder = RunFolder(tmp_path)
+    with folder.taken():
+        (tmp_path / "lock").unlink()
+        (tmp_path / "other").write_text("another run")
+        (tmp_path / "other").rename(tmp_path / "lock")
+    assert (tmp_path / "lock").read_text() == "another run"
+
+
 def test_where_there_are_no_locks_it_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
