@@ -75,8 +75,10 @@ def oom_error(
     if not lacks_memory(error):
         return None
     kind = "GPU memory" if isinstance(error, torch.OutOfMemoryError) else "memory"
+    lower = ["--activation-memory 0.5"] if config.step.activation_memory > 0.5 else []
+    lower += ["--prefetch 1"] if config.data.prefetch > 1 else []
     return TrainingError(
         f"out of {kind} at step {at:,} with --batch {config.optim.batch:,}; to resume this run, "
-        "pass --activation-memory 0.5, --prefetch 1 or fewer --workers; a new run needs less with "
-        f"a lower --batch or a higher --accumulate; {saved}"
+        f"pass {' or '.join([*lower, 'fewer --workers'])}; a new run needs less with a lower "
+        f"--batch or a higher --accumulate; {saved}"
     )

@@ -92,8 +92,8 @@ def _advice(config: TrainConfig, run: Path) -> str:
     path = quoted(run if config.run.resume in ("auto", "never") else config.run.resume)
     return (
         f"pass the same values, branch off with other optimizer settings (--resume {path} --out "
-        f"OTHER), train longer (--extend EPOCHS), or start a new run from its weights (--init "
-        f"{path} --out OTHER)"
+        f"OTHER), train longer (--extend EPOCHS), or, with the same backbone, start a new run from "
+        f"its weights (--init {path} --out OTHER)"
     )
 
 
