@@ -141,8 +141,8 @@ def build_decoding(*, path: str, workers: int, batch: int, device: str) -> dict[
             left_out[name] = str(error).splitlines()[0]
         else:
             tasks[name] = Task(run, len(data))
-    for name in [*tasks][:1]:
-        tasks[name] = replace(tasks[name], facts=lambda: {"left_out": left_out})
+    if first := next(iter(tasks), None):
+        tasks[first] = replace(tasks[first], facts=lambda: {"left_out": left_out})
     return tasks
 
 

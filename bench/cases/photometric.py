@@ -49,7 +49,7 @@ def measure_stage(
     Args:
         session: of the measurement.
         case: name of the stage.
-        build: makes its work; see ``comparison.Build``.
+        build: makes its work; see ``runner.Build``.
         baseline: what it is compared with, and the name of that work.
         once: name of the work that only touches the bytes.
         on_gpu: images per repeat on a GPU.

@@ -39,7 +39,7 @@ from fastsiam.report.markdown import markdown
 MARK = "fastsiam: the clocks meet"
 """An empty range, which both torch's trace and fastsiam's have: it aligns their clocks."""
 WARM_UP = 6
-"""Steps before those that are traced: about as many as batches are prefetched."""
+"""Untraced steps before the traced ones: roughly the number of prefetched batches."""
 
 
 @dataclass(frozen=True)

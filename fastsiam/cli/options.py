@@ -28,7 +28,13 @@ from fastsiam.config.files import (
     recorded,
     run_folder,
 )
-from fastsiam.config.flags import BRANCH_SETTINGS, from_flags, to_flags, train_settings
+from fastsiam.config.flags import (
+    BRANCH_SETTINGS,
+    as_text,
+    from_flags,
+    to_flags,
+    train_settings,
+)
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.setting import Config, Setting, settings_of, title
 
@@ -239,7 +245,7 @@ def _option(one: Setting, *, repeats: bool) -> inspect.Parameter:
 
 def _help(one: Setting, default: Any) -> str:
     """Return the help of an option, with its default, and the range of a share or percentage."""
-    text = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    text = as_text(default)
     if isinstance(default, bool):
         text = one.flag if default else f"no-{one.flag}"
     notes = [] if default in (None, "", ()) else [f"default: {text}"]

@@ -89,10 +89,9 @@ def read_settings(path: Path, *, resumes: bool = False) -> Settings:
             for name, value in content.items():
                 table = value if isinstance(value, Mapping) else {name: value}
                 require(not table.get("restarts"), "restarts was removed after version 0.2")
-                for text, value in table.items():
-                    if text not in _IGNORED:
-                        require((own := _known_name(text)) not in flags, f"{own} is there twice")
-                        flags[own] = value
+                for key in [key for key in table if key not in _IGNORED]:
+                    require((own := _known_name(key)) not in flags, f"{own} is there twice")
+                    flags[own] = table[key]
             check_name("recipe", recipe, ["", *RECIPES])
             check_name("method", flags.get("method", ""), ["", *METHOD_CONFIGS])
     except (ValueError, RecursionError) as error:

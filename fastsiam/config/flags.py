@@ -138,7 +138,7 @@ def as_arguments(flags: Mapping[str, Any]) -> list[str]:
         elif isinstance(value, bool) and one.option:
             words.append(f"--{one.flag}" if value else f"--no-{one.flag}")
         elif value is not None:
-            text = _text(value)
+            text = as_text(value)
             words += [f"--{one.flag}", text] if one.option else ["--set", f"{one.name}={text}"]
     return words
 
@@ -160,10 +160,11 @@ def changes_text(changed: Mapping[str, tuple[Any, Any]], *, between: str = "; ")
     """Return the result of ``differences`` as text."""
     texts = []
     for name, values in changed.items():
-        old, new = (_text(value) or "none" for value in values)
+        old, new = (as_text(value) or "none" for value in values)
         texts.append(f"{name.replace('_', '-')}: {old} -> {new}")
     return between.join(texts)
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """Return a setting's value as on the command line: a tuple as ``a,b``."""
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
