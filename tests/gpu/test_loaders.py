@@ -31,7 +31,7 @@ FFCV = pytest.param("ffcv", marks=pytest.mark.ffcv)
 DALI = pytest.param("dali", marks=pytest.mark.dali)
 
 
-@pytest.mark.parametrize("pipeline", ["torchvision", "memory", FFCV])
+@pytest.mark.parametrize("pipeline", ["torchvision", "native", "memory", FFCV])
 def test_views_of_different_sides_equal_the_cpus(pipeline: Any, images: Path) -> None:
     """Two epochs: buffers that rotate hold the crops of all sides."""
     root, batches = readable(pipeline, images / "train"), []
@@ -48,7 +48,7 @@ def test_views_of_different_sides_equal_the_cpus(pipeline: Any, images: Path) ->
             torch.testing.assert_close(a, b.cpu(), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("pipeline", ["torchvision", FFCV])
+@pytest.mark.parametrize("pipeline", ["torchvision", "native", FFCV])
 def test_views_survive_a_gpu_that_is_behind(pipeline: Any, images: Path) -> None:
     """Buffers rotate on the host while their copies wait, in whole epochs and abandoned ones."""
     root = readable(pipeline, images / "train")
@@ -146,7 +146,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_images(tmp_path_factory.mktemp("many") / "train", classes=4, each=384, side=256)
 
 
-@pytest.mark.parametrize("pipeline", [DALI, FFCV])
+@pytest.mark.parametrize("pipeline", ["native", DALI, FFCV])
 def test_a_real_step_is_fed_with_the_papers_batch(pipeline: str, many: Path) -> None:
     """ResNet-50 trains on 512 images, and meets the same views as where everybody waits."""
     if torch.cuda.mem_get_info()[0] < 70 * 2**30:
