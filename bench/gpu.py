@@ -151,7 +151,7 @@ def stages(setup: Setup) -> list[Stage]:
         return Stage(name=name, arguments=tuple(asked), seconds=seconds, most=most)
 
     fed = ("--pipelines", ",".join(setup.pipelines or ("memory",)))
-    traced = next((name for name in ("dali", "ffcv") if name in setup.pipelines), "torchvision")
+    traced = next((name for name in ("dali", "native") if name in setup.pipelines), "torchvision")
     trace = ("--steps", "20" if gpu else "2", "--out", str(setup.out / "trace.json"))
     jpeg = ("--over", "jpeg-engine", *(() if gpu else ("--values", "0,100")), "--pipelines", "dali")
     way, float32 = "--variants", setup.float32_batch
@@ -358,7 +358,7 @@ def results_folder(config: GpuConfig) -> Path:
 def _setup(config: GpuConfig) -> Setup:
     gpu = config.device != "cpu" and torch.cuda.is_available()
     card = torch.cuda.get_device_properties(0) if gpu else None
-    fed: tuple[Pipeline, ...] = ("dali", "ffcv")
+    fed: tuple[Pipeline, ...] = ("dali", "native")
     return Setup(
         out=results_folder(config),
         gpu=gpu,

@@ -14,7 +14,7 @@ from fastsiam.config import ModelConfig
 from fastsiam.methods import method_skeleton
 from fastsiam.report.markdown import markdown
 
-SPEED = 2_000.0  # images/s of one GPU: expected of an H200 (docs/benchmarks/gpu.md), not measured
+SPEED = 3_000.0  # images/s of one GPU: measured on an H100 (docs/benchmarks/gpu.md)
 NETWORK = 50e9  # bytes/s of each GPU to other machines: a 400 Gb/s card each, as in a DGX H100
 LATENCY, LATENCY_INSIDE = 25e-6, 10e-6  # seconds of a small exchange between and within machines
 ANSWER = 0.03  # seconds until a store in the network answers a request for one image

@@ -67,12 +67,12 @@ def test_every_figure_is_found(tmp_path: Path) -> None:
         "step-fp32": [rate("step", "fp32", 700, facts={"peak_gpu_bytes": 100e9})],
         "step-cifar10": [rate("step", "default", 512 / 0.015)],
         "loader": [
-            rate("loader", "ffcv crops", 6000),
+            rate("loader", "native crops", 6000),
             rate("loader", "torchvision views", 1000),
         ],
         "train": [
             replace(rate("train", name, 1900), share_of_ceiling=0.98, cores_busy=3.5)
-            for name in ("dali", "ffcv")
+            for name in ("dali", "native")
         ],
         "profile": [made("dali", "profile", facts={"gap_of_a_step": 0.011})],
     }
@@ -89,7 +89,7 @@ def test_every_figure_is_found(tmp_path: Path) -> None:
     assert values["800 epochs of CIFAR-10, extrapolated"] == pytest.approx(20)
     assert values["... after 75"] == 75
     assert set(records) <= {
-        one.name for one in stages(Setup(out=tmp_path, gpu=True, pipelines=("dali", "ffcv")))
+        one.name for one in stages(Setup(out=tmp_path, gpu=True, pipelines=("dali", "native")))
     }
     best = "dali alone, views of ImageNet's JPEGs, the best share of the JPEG engine"
     assert values[best] == pytest.approx(9000)

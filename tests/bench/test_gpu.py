@@ -191,7 +191,7 @@ def _run_one_for_ever(out: Path, pid: Path) -> None:
 def test_every_stage_of_a_gpu_is_a_command_that_there_is(tmp_path: Path) -> None:
     """Options as the command line has them, files of tests that are there."""
     for gpu in (True, False):
-        setup = Setup(out=tmp_path, gpu=gpu, pipelines=("dali", "ffcv"), cifar10="c", data="d")
+        setup = Setup(out=tmp_path, gpu=gpu, pipelines=("dali", "native"), cifar10="c", data="d")
         table = {one.name: one for one in stages(setup)}
         assert len(table) == len(stages(setup)) and list(table)[-1] == "cifar10"
         given = {

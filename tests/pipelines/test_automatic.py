@@ -53,8 +53,8 @@ def test_what_decodes_images_that_do_not_fit(images: Path, monkeypatch: pytest.M
         assert choice(source) == f"pipeline native: {TOO_LARGE}"
     why = TOO_LARGE.replace("CPU", "GPU")
     for cores, said in {
-        3: f"pipeline dali: {why}; 3 cores for this GPU",
-        4: f"pipeline native: {why}",
+        5: f"pipeline dali: {why}; 5 cores for this GPU",
+        6: f"pipeline native: {why}",
     }.items():
         monkeypatch.setattr(module, "own_cores", lambda cores=cores: cores)
         assert choice(images, GPU) == said
