@@ -297,8 +297,8 @@ class TrainConfig(Config):
         smallest, side = self.model.smallest_crop, min(view.crop for view in self.augment.views)
         require(
             side >= smallest,
-            f"crop {side} is too small for the {self.model.stem} stem; use {smallest} or more, or "
-            "--stem cifar",
+            f"crop {side} is too small for the {self.model.stem} stem; use {smallest} or more"
+            + ("" if self.model.stem == "cifar" else ", or --stem cifar"),
         )
         views = len(self.augment.views)
         require(views >= 2, f"views must be at least 2, not {views}")

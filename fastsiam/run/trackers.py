@@ -87,6 +87,7 @@ class _MLflow:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         self._mlflow = mlflow
+        self._last: Any = None  # figures that a thread of MLflow's sends
         if own := _known_id(run, "mlflow", step):
             try:
                 mlflow.start_run(run_id=own)
@@ -100,11 +101,17 @@ class _MLflow:
         _keep_id(run, "mlflow", started.info.run_id)
 
     def log(self, step: int, figures: dict[str, float]) -> None:
-        self._mlflow.log_metrics(figures, step=step, synchronous=False)
+        self._wait()
+        self._last = self._mlflow.log_metrics(figures, step=step, synchronous=False)
 
     def close(self, *, complete: bool) -> None:
-        self._mlflow.flush_async_logging()
+        self._wait()
         self._mlflow.end_run("FINISHED" if complete else "KILLED")
+
+    def _wait(self) -> None:
+        """Wait until the last figures were sent; raises the error if that failed."""
+        if self._last is not None:
+            self._last.wait()
 
 
 TRACKERS: dict[str, type[Tracker]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import struct
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import pytest
 from fastsiam.config import TrainConfig
 from fastsiam.config.flags import to_flags
 from fastsiam.config.train import TRACKERS as NAMES
+from fastsiam.console import Console
 from fastsiam.errors import BackendError
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
-from fastsiam.run.trackers import TRACKERS, check_trackers
+from fastsiam.run.trackers import TRACKERS, Trackers, check_trackers
 from tests.configs import flags, with_settings
 from tests.conftest import skip
 from tests.processes import fastsiam
@@ -153,6 +155,25 @@ def test_wandb_without_a_key_is_refused(small: TrainConfig, tmp_path: Path) -> N
     errors = fastsiam("train", *arguments, code=1, environment=nobody).stderr
     said = "error: --tracker wandb has no API key: run `wandb login`"
     assert errors.splitlines()[-1].startswith(said) and not (tmp_path / "run").exists()
+
+
+def test_figures_that_mlflow_could_not_send_disable_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own thread sends them: the next figures, or the run's end, find out."""
+    mlflow = needs("mlflow")
+    from mlflow.utils.async_logging.run_operations import RunOperations
+
+    failed: Future[None] = Future()
+    failed.set_exception(ConnectionError("the server is gone"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setattr(mlflow, "log_metrics", lambda *_, **__: RunOperations([failed]))
+    trackers = Trackers(["mlflow"], run=tmp_path, settings={}, step=0, console=Console())
+    trackers.log(1, {"train/loss": 0.5})
+    assert "disabled" not in capsys.readouterr().err
+    trackers.log(2, {"train/loss": 0.4})
+    assert "--tracker mlflow failed and is disabled" in capsys.readouterr().err
+    mlflow.end_run()
 
 
 def test_a_server_that_is_not_there_ends_nothing(small: TrainConfig, tmp_path: Path) -> None:
