@@ -43,8 +43,8 @@ PEERS = {
         title="lightly SimSiamTransform",
         packages=("lightly",),
         install="lightly",
-        differs="PIL and torchvision; decoded once. The flip comes before the colours; all else "
-        "is equal.",
+        differs="PIL and torchvision; decoded once. The flip comes before the colours, which "
+        "gives the same pixels.",
     ),
     "torchvision-v2": Peer(
         title="torchvision transforms.v2",
@@ -75,7 +75,7 @@ PEERS = {
         differs="Decoded once. Crops cover at least 0.08 of the area and are resized with "
         "antialiased bicubic interpolation. Jitter is one linear map (color_twist) in a fixed "
         "order, with contrast around 128 and hue in YIQ. Blurs with a Gaussian kernel of 23 "
-        "pixels. Jitter, gray and blur are computed for every view, then selected.",
+        "pixels. Jitter, gray and blur are computed for every view, then kept or dropped.",
     ),
     "slipstream": Peer(
         title="slipstream, SimCLR's preset",
