@@ -83,7 +83,7 @@ def test_every_figure_is_found(tmp_path: Path) -> None:
     assert not any(map(isnan, values.values())), values
     assert values["photometric stage of 512 images"] == pytest.approx(2.0)
     assert values["... compiled, relative to the authors' code"] == pytest.approx(4.0)
-    assert values["... compiled, times not compiled"] == pytest.approx(1.25)
+    assert values["... compiled, relative to not compiled"] == pytest.approx(1.25)
     assert values["... peak memory in float32 (H100: batch 256)"] == pytest.approx(100)
     assert values["step of CIFAR-10's ResNet-18, batch 512"] == pytest.approx(15)
     assert values["800 epochs of CIFAR-10, extrapolated"] == pytest.approx(20)
