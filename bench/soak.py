@@ -53,6 +53,7 @@ _COMPARED = ("kind", "step", "epoch", "loss", "z_std", "rank", "lr", "top1", "se
 _KEYS = {"minutes", "seed", "ranks", "runs", "findings", "command", "environment", "date"}
 """Fields of a record. Each of its runs has pipeline, seed, steps, starts, faults, difference, left.
 """
+_NOTHING = "No run differed from the undisturbed one, and no other problem was found."
 
 
 @dataclass(slots=True)
@@ -398,5 +399,5 @@ def as_markdown(record: Mapping[str, Any]) -> str:
     heads = ("pipeline", "runs", "steps", "starts", "faults", "unlike the undisturbed run")
     faults = Counter(fault for one in runs for fault in one["faults"]).most_common()
     drawn = markdown(("fault", "times"), [[name, f"{n}"] for name, n in faults])
-    found = [f"- {one}" for one in record["findings"]] or ["Nothing else was found."]
+    found = [f"- {one}" for one in record["findings"]] or [_NOTHING]
     return "\n\n".join([caption, markdown(heads, rows), drawn, "\n".join(found)])
