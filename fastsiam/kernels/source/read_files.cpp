@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <stdint.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -23,11 +22,12 @@ int open_again(int folder, const char *path, int flags) {
 
 // Reads an open file into memory. Returns its bytes, or -1 if it does not fit or cannot be read.
 int64_t read_whole(int file, uint8_t *memory, int64_t capacity) {
-    struct stat status;
-    if (fstat(file, &status) || status.st_size > capacity) return -1;
+    // Not fstat: its symbol would need glibc 2.33.
+    const int64_t size = lseek(file, 0, SEEK_END);
+    if (size < 0 || size > capacity) return -1;
     int64_t done = 0;
-    while (done < status.st_size) {
-        const int64_t count = read(file, memory + done, status.st_size - done);
+    while (done < size) {
+        const int64_t count = pread(file, memory + done, size - done, done);
         if (count < 0 && errno != EINTR) return -1;
         if (count == 0) break;  // it became shorter
         if (count > 0) done += count;
