@@ -36,7 +36,7 @@ from torch import Tensor
 
 from fastsiam.views.batch import to_device
 
-from .job import Cuts
+from .cuts import Cuts
 
 _BLOCK = 256  # pixels, or weights' rows, of one program
 _COMPILER: dict[str, Any] = {"enable_fp_fusion": False}

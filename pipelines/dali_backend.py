@@ -24,9 +24,10 @@ from fastsiam.config import AugmentConfig
 from fastsiam.views.batch import Crops
 from fastsiam.views.draws import ViewParams
 
+from .cuts import Cuts, cut_centres, cut_views
 from .dali_cropper import Cropper, Task
 from .engine import Engine
-from .job import Cuts, Images, cut_centres, cut_views
+from .job import Images
 from .loaders import Augmented, CropLoader
 from .order import Order
 from .store import Store

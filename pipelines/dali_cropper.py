@@ -22,8 +22,9 @@ from fastsiam.errors import DataError, ImageError
 from fastsiam.trace import span
 from fastsiam.views.batch import Shape
 
+from .cuts import Cuts
 from .dali_graph import build_graph, cut_arguments, refuses_an_image
-from .job import Cuts, Images
+from .job import Images
 from .store import Store
 from .store.decode import MOST_PIXELS
 from .store.probe import Bytes, is_all_code

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fastsiam.views.batch import Shape
 
-from .job import Cuts
+from .cuts import Cuts
 
 # The decoders' own messages do not name the image; fastsiam's error does.
 os.environ.setdefault("DALI_NVIMGCODEC_LOG_LEVEL", "1")

@@ -25,8 +25,9 @@ from fastsiam.trace import span
 from fastsiam.views.batch import Crops
 from fastsiam.views.photometric.cpu import Stage
 
+from .cuts import Cuts
 from .headers import Headers
-from .job import PILLOW, Cuts, Images, Job
+from .job import PILLOW, Images, Job
 from .store import Store
 from .workers import count, made_ahead
 

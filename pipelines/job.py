@@ -27,60 +27,13 @@ from fastsiam.views.draws import ViewParams
 from fastsiam.views.photometric.cpu import Stage
 from fastsiam.views.photometric.operations import in_views_order, operations
 
+from .cuts import Cuts, cut_views
+
 JPEG, PIXELS = range(2)
 """How an image is stored in memory; the modes of a .beton file are the same numbers."""
 PILLOW = 255
 """Marks an image that compiled code skips: pass it to ``Job.make_pixels`` once it is decoded."""
 _STAGES = "decode", "crop", "photometric"
-
-
-@dataclass(frozen=True, slots=True)
-class Cuts:
-    """V crops of each of N images: a box of the image is resized, and a square is cut out of that.
-
-    All arrays are numpy, on the host.
-    """
-
-    box: NDArray[np.int32]
-    """(V, N, 4): top, left, height, width in pixels of the image. The filter sees no others."""
-    flip: NDArray[np.bool_]
-    """(V, N): mirror the crop left to right."""
-    resized: NDArray[np.int32]
-    """(V, N, 2): height and width that the box gets."""
-    corner: NDArray[np.int32]
-    """(V, N, 2): top and left of the square in the resized box; what lies outside that is black."""
-
-
-def cut_views(params: ViewParams, config: AugmentConfig) -> tuple[Cuts, ...]:
-    """Return the views of N images as cuts, of one side after the other.
-
-    Returns:
-        For each side of ``config.by_side`` the boxes of its views, resized to that many pixels
-        square.
-    """
-    sides = []
-    for side, numbers in config.by_side.items():
-        own = params.views(numbers)
-        resized = np.full((*own.flip.shape, 2), side, np.int32)
-        sides.append(Cuts(own.box, own.flip, resized, np.zeros_like(resized)))
-    return tuple(sides)
-
-
-def cut_centres(size: NDArray[np.int64], *, resize: int, side: int) -> Cuts:
-    """Return the central crops of N images as cuts, with torchvision's roundings.
-
-    Args:
-        size: (N, 2) height and width of each image.
-        resize: what its shorter side becomes, as in ``Resize(resize)``.
-        side: of the result, as in ``CenterCrop(side)``; a smaller image gets a black border.
-    """
-    short, long = size.min(1), size.max(1)
-    resized = np.where(size > short[:, None], (resize * long / short)[:, None], resize)
-    resized = resized.astype(np.int32)
-    excess = resized - side
-    corner = np.where(excess < 0, -(-excess // 2), np.rint(excess / 2)).astype(np.int32)
-    box = np.concatenate([np.zeros_like(size), size], axis=1).astype(np.int32)
-    return Cuts(box[None], np.zeros((1, len(size)), np.bool_), resized[None], corner[None])
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,10 @@ from fastsiam.environment import USABLE, free_bytes
 from fastsiam.errors import DataError, ImageError
 from fastsiam.views.draws import ViewParams
 
+from .cuts import cut_views
 from .engine import Engine
 from .headers import Headers
-from .job import Images, crop_views, cut_views, stages_of, views_of
+from .job import Images, crop_views, stages_of, views_of
 from .loaders import Augmented, CropLoader
 from .order import Order
 from .store import Store

@@ -22,8 +22,9 @@ from fastsiam.trace import span
 from fastsiam.views.batch import Crops
 from fastsiam.views.draws import ViewParams
 
+from .cuts import cut_centres, cut_views
 from .engine import Engine, PendingBatch, batches_ahead
-from .job import Images, cut_centres, cut_views, stages_of, views_of
+from .job import Images, stages_of, views_of
 from .loaders import Augmented, CropLoader
 from .order import Order
 from .store import Store

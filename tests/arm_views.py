@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from fastsiam.config import AugmentConfig
 from fastsiam.config.views import ViewConfig
+from fastsiam.pipelines.cuts import cut_views
 from fastsiam.pipelines.engine import Engine
-from fastsiam.pipelines.job import cut_views
 from fastsiam.views.batch import crop_shapes
 from fastsiam.views.draws import draw_views
 from fastsiam.views.photometric.cpu import Stage

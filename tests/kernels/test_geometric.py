@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fastsiam.kernels import library
-from fastsiam.pipelines.job import JPEG, PIXELS, Cuts, Images, Job, cut_centres
+from fastsiam.pipelines.cuts import Cuts, cut_centres
+from fastsiam.pipelines.job import JPEG, PIXELS, Images, Job
 from tests.kernels.decoders import Made
 from tests.processes import Forked
 

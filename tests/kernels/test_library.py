@@ -17,7 +17,8 @@ import torch
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import BackendError
 from fastsiam.kernels import build, library
-from fastsiam.pipelines.job import Images, Job, cut_views, run_in_threads, stages_of
+from fastsiam.pipelines.cuts import cut_views
+from fastsiam.pipelines.job import Images, Job, run_in_threads, stages_of
 from fastsiam.views.draws import draw_views
 from fastsiam.views.photometric.operations import in_views_order
 

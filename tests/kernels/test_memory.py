@@ -17,7 +17,8 @@ import torch
 
 from fastsiam.config import AugmentConfig
 from fastsiam.kernels import build
-from fastsiam.pipelines.job import Cuts, Images, Job
+from fastsiam.pipelines.cuts import Cuts
+from fastsiam.pipelines.job import Images, Job
 from fastsiam.views.draws import draw_views
 from fastsiam.views.photometric.cpu import photometric
 from tests.kernels.decoders import ROOM_BEHIND

@@ -19,8 +19,8 @@ from PIL import Image
 from fastsiam.config import DataConfig
 from fastsiam.errors import ImageError
 from fastsiam.pipelines import build_loader, headers
+from fastsiam.pipelines.cuts import Cuts
 from fastsiam.pipelines.engine import Engine
-from fastsiam.pipelines.job import Cuts
 from fastsiam.pipelines.loaders import CropLoader
 from fastsiam.pipelines.store import Store
 from fastsiam.views.batch import Batch

@@ -19,7 +19,8 @@ from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig, Pipeline
 from fastsiam.errors import DataError
 from fastsiam.pipelines import Store, backends, build_eval_loader, central, open_store
 from fastsiam.pipelines.convert.command import convert_data
-from fastsiam.pipelines.job import Images, Job, cut_centres, run_in_threads
+from fastsiam.pipelines.cuts import cut_centres
+from fastsiam.pipelines.job import Images, Job, run_in_threads
 from fastsiam.views.batch import EvalBatch, EvalLoader
 from fastsiam.views.photometric.reference import normalize
 from tests.forms import FORMS

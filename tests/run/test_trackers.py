@@ -168,7 +168,8 @@ def test_figures_that_mlflow_could_not_send_disable_it(
     failed.set_exception(ConnectionError("the server is gone"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/store")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setattr(mlflow, "log_metrics", lambda *_, **__: RunOperations([failed]))
+    sent: Any = RunOperations
+    monkeypatch.setattr(mlflow, "log_metrics", lambda *_, **__: sent([failed]))
     trackers = Trackers(["mlflow"], run=tmp_path, settings={}, step=0, console=Console())
     trackers.log(1, {"train/loss": 0.5})
     assert "disabled" not in capsys.readouterr().err

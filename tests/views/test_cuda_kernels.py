@@ -37,7 +37,8 @@ from tests.views.cases import UNEQUAL, pil_crop
 pytest.importorskip("triton")  # comes with torch where there can be a CUDA GPU
 
 from fastsiam.pipelines import crop_kernels
-from fastsiam.pipelines.job import crop_views, cut_views
+from fastsiam.pipelines.cuts import cut_views
+from fastsiam.pipelines.job import crop_views
 from fastsiam.views.photometric import cuda as photometric_cuda
 
 Run = Callable[..., Any]
