@@ -118,6 +118,10 @@ class Backend:
                 f"{quoted(store.origin or store.root)} --out DIR and train with --data DIR"
             )
 
+    def made(self, loader: object) -> bool:
+        """Tell whether a loader is this pipeline's."""
+        return self.loader.endswith(f".{type(loader).__name__}")
+
     def open(
         self,
         data: DataConfig,

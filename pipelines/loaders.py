@@ -191,7 +191,10 @@ class CropLoader(StoreLoader):
             ValueError: it does not.
         """
         assert self.crop_transform is not None
-        made = tuple(self.crop_transform(crops))
+        made = self.crop_transform(crops)
+        if made is None:
+            raise ValueError("crop_transform must return the crops, and returned None")
+        made = tuple(made)
         shapes, types = [x.shape for x in made], {x.dtype for x in made}
         if shapes != [x.shape for x in crops] or types != {torch.uint8}:
             raise ValueError(

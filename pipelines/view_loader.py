@@ -62,6 +62,16 @@ class ViewLoader:
         crop_transform: CropTransform | None = None,
         transform: Callable[[Batch], Any] | None = None,
     ) -> None:
+        if not isinstance(data, DataConfig | Path | str):
+            raise TypeError(
+                f"data is the path or address of images, or a DataConfig, not a "
+                f"{type(data).__name__}: the loader reads the files itself; chosen takes a part"
+            )
+        if not isinstance(augment, AugmentConfig | None):
+            raise TypeError(
+                f"augment is an AugmentConfig, not a {type(augment).__name__}: set ranges and "
+                "probabilities there; transform and crop_transform take functions of your own"
+            )
         self._data = data if isinstance(data, DataConfig) else DataConfig(data=str(data))
         self._settings: dict[str, Any] = {
             "augment": augment,
@@ -76,6 +86,10 @@ class ViewLoader:
         self._next = self._position = 0, 0
         self._known = ""
         self._loader: Loader | None = None
+
+    def __repr__(self) -> str:
+        name = self._data.pipeline if self._loader is None else self.pipeline
+        return f"ViewLoader({self._data.data!r}, batch={self._settings['batch']}, pipeline={name})"
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch."""
@@ -138,6 +152,14 @@ class ViewLoader:
     def images(self) -> int:
         """Number of images in an epoch, over all ranks, the ones that fill no batch included."""
         return self._opened().images
+
+    @property
+    def pipeline(self) -> str:
+        """Name of the pipeline that loads; with ``auto`` the one that was chosen."""
+        from .backends import BACKENDS
+
+        loader = self._opened()
+        return next(name for name, backend in BACKENDS.items() if backend.made(loader))
 
     def close(self) -> None:
         """End threads and processes and free memory; the next iteration opens the images again."""

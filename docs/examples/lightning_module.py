@@ -27,9 +27,6 @@ class Views(lightning.LightningDataModule):
         device = self.trainer.strategy.root_device
         return ViewLoader(self.source, self.augment, batch=self.batch, device=device)
 
-    def transfer_batch_to_device(self, batch: Batch, *_: object) -> Batch:
-        return batch  # it is there already
-
 
 class SimSiam(lightning.LightningModule):
     def __init__(self) -> None:

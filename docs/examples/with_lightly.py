@@ -1,4 +1,4 @@
-"""lightly's SimSiam with fastsiam's loader: two lines differ from lightly's own example.
+"""lightly's SimSiam with fastsiam's loader in place of its dataset, transform and DataLoader.
 
 python docs/examples/with_lightly.py /data/imagenet [native|dali|memory]
 """
@@ -31,7 +31,7 @@ def main(data: str, pipeline: str = "native", epochs: int = 10, crop: int = 224)
 
     for epoch in range(epochs):
         total = 0.0
-        for views, _targets, _filenames in loader:
+        for step, (views, _targets, _filenames) in enumerate(loader, 1):
             z0, z1 = map(encoder, views)
             p0, p1 = map(predictor, (z0, z1))
             loss = 0.5 * (criterion(z0.detach(), p1) + criterion(z1.detach(), p0))
@@ -39,6 +39,8 @@ def main(data: str, pipeline: str = "native", epochs: int = 10, crop: int = 224)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
+            if step % 10 == 0:
+                print(f"epoch {epoch}, batch {step} of {len(loader)}: loss {loss.item():.3f}")
         print(f"epoch {epoch}: loss {total / len(loader):.3f}")
     mean = total / len(loader)
     loader.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,6 +46,13 @@ class Batch:
     def names(self) -> list[str]:
         """The N images' names within the data set, such as ``class/file.jpg``; "" for noise."""
         return [self.name_of(index) for index in self.index.tolist()]
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
+        """Return the batch with its tensors on a device; Lightning calls this."""
+        views = (view.to(device, non_blocking=non_blocking) for view in self.views)
+        index = self.index.to(device, non_blocking=non_blocking)
+        label = self.label.to(device, non_blocking=non_blocking)
+        return replace(self, views=tuple(views), index=index, label=label)
 
     def chunks(self, count: int) -> list[Batch]:
         """Split into equal parts for gradient accumulation, without digest and params."""

@@ -163,6 +163,29 @@ def test_workers_are_found_while_batches_are_made(
     assert f"loader threads: {found}; time of a step with each number: 4: " in caplog.text
 
 
+def test_a_loader_says_which_pipeline_it_has(root: Path) -> None:
+    with loader_of(root) as loader:
+        assert repr(loader) == f"ViewLoader('{root}', batch=8, pipeline=auto)"
+        assert loader.pipeline == "memory" and repr(loader).endswith("pipeline=memory)")
+    data = DataConfig(data=str(root), pipeline="native")
+    with ViewLoader(data, SMALL, batch=BATCH) as loader:
+        assert loader.pipeline == "native"
+
+
+def test_objects_of_other_packages_are_refused(root: Path) -> None:
+    with pytest.raises(TypeError, match=r"data is the path .* not a list: the loader reads the"):
+        ViewLoader([1, 2], batch=BATCH)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="augment is an AugmentConfig, not a function"):
+        ViewLoader(root, lambda image: image, batch=BATCH)  # type: ignore[arg-type]
+    data = DataConfig(data=str(root), pipeline="native")
+    transform: Any = lambda crops: None  # noqa: E731
+    with (
+        ViewLoader(data, SMALL, batch=BATCH, crop_transform=transform) as loader,
+        pytest.raises(ValueError, match="must return the crops, and returned None"),
+    ):
+        next(iter(loader))
+
+
 def test_batches_as_other_packages_take_them(root: Path) -> None:
     batch = epoch_of(root, 0)[0]
     views, targets, names = lightly_batch(batch)
