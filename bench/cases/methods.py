@@ -85,23 +85,19 @@ def lightly_step(own: Fed) -> Stepper:
 
     ``channels_last`` is as the settings say, whatever the layout of the batches.
     """
-    from fastsiam.bench.lightly import Step, composed, memory_format
+    from fastsiam.bench.lightly import Step
 
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
-    model = composed(own.config, steps_per_epoch=own.loader.steps).to(own.place.device).train()
-    layout = memory_format(own.config)
-    model = model.to(memory_format=layout)
-    step = Step(own.config, model)
+    step = Step(own.config, own.loader.steps, own.place.device)
 
     def take(batch: Batch) -> None:
-        views = [view.float().contiguous(memory_format=layout) for view in batch.views]
-        step(views, at=0)
+        step(batch.views, at=0)
 
     settings = {
         "precision": "fp32",
-        "channels_last": layout == torch.channels_last,
+        "channels_last": step.layout == torch.channels_last,
         "compile": "off",
         "lightly": metadata.version("lightly"),
     }
-    return Stepper(take, model, settings)
+    return Stepper(take, step.model, settings)
