@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fastsiam.bench.cases import title_of
 from fastsiam.bench.records import Record
-from fastsiam.bench.tables import caption
+from fastsiam.bench.tables import caption, number
 from fastsiam.bench.timing import UNSTEADY
 from fastsiam.pipelines.backends import BASELINE
 from fastsiam.report import drawing
@@ -81,7 +81,7 @@ def front_charts(records: Sequence[Record]) -> dict[str, Figure]:
             color=[pipelines.get(one.pipeline, theme.own) for one in records],
         )
         unsteady = (f" (±{one.spread:.0%})" if one.unsteady else "" for one in records)
-        texts = [_short(x.images_per_second) + u for x, u in zip(records, unsteady, strict=True)]
+        texts = [number(x.images_per_second) + u for x, u in zip(records, unsteady, strict=True)]
         axes.bar_label(bars, texts, padding=5, fontsize=8.5, color=theme.ink)
         axes.tick_params(length=0, labelsize=8.5, colors=theme.ink)
         axes.set_xticks([])
@@ -135,11 +135,14 @@ def _bars(records: Sequence[Record]) -> Figure:
 
 def _label(one: Record) -> str:
     """Return a record's speed, and in brackets what it is of others'."""
-    shares = [] if one.ratio is None else [_times(one.ratio)]
-    shares += [] if one.share_of_ceiling is None else [f"{one.share_of_ceiling:.0%}"]
+    shares = []
+    if one.ratio is not None:
+        shares.append(f"{number(one.ratio)}x")
+    if one.share_of_ceiling is not None:
+        shares.append(f"{one.share_of_ceiling:.0%}")
     if "data_wait" in one.facts:
         shares.append(f"waits {one.facts['data_wait']:.0%}")
-    speed = _short(one.images_per_second)
+    speed = number(one.images_per_second)
     return f"{speed} ({', '.join(shares)})" if shares else speed
 
 
@@ -179,13 +182,3 @@ def _colour(one: Record) -> str:
 def _tick(name: str) -> str:
     """Return a name as it stands beside an axis: in two lines at most."""
     return shown(textwrap.fill(name, 32, max_lines=2, placeholder=" ..."))
-
-
-def _times(ratio: float) -> str:
-    """Format a ratio of speeds."""
-    return f"{ratio:,.0f}x" if ratio >= 9.95 else f"{ratio:.2g}x"
-
-
-def _short(value: float) -> str:
-    """Format a speed."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

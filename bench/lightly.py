@@ -313,14 +313,14 @@ class Step:
         self.layout = torch.channels_last if channels_last else torch.contiguous_format
         self.device, self._optim, self._steps_per_epoch = device, config.optim, steps_per_epoch
         model = composed(config, steps_per_epoch=steps_per_epoch)
-        self.model = model.to(device, memory_format=self.layout).train()
+        self.model = model.to(device).to(memory_format=self.layout).train()
+        has_constant_rate = getattr(config.model.method, "predictor_lr", "") == "constant"
+        decaying: list[nn.Parameter] = []
         constant: list[nn.Parameter] = []
-        if getattr(config.model.method, "predictor_lr", "") == "constant":
-            predictor: Any = self.model.predictor
-            constant = list(predictor.parameters())
-        apart = {id(parameter) for parameter in constant}
-        trained = [one for one in self.model.parameters() if one.requires_grad]
-        decaying = [one for one in trained if id(one) not in apart]
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                apart = has_constant_rate and name.startswith("predictor.")
+                (constant if apart else decaying).append(parameter)
         self._optimizer = torch.optim.SGD(
             [{"params": decaying}, *([{"params": constant}] if constant else [])],
             lr=peak_lr(config.optim),
@@ -336,7 +336,7 @@ class Step:
             view.to(self.device, torch.float32, memory_format=self.layout, non_blocking=True)
             for view in views
         ]
-        loss = self.model.loss(moved, at)
+        loss: Tensor = self.model.loss(moved, at)
         self._optimizer.zero_grad()
         loss.backward()
         self._optimizer.step()
@@ -375,16 +375,17 @@ def _view(method: str, view: ViewConfig, augment: AugmentConfig) -> Callable[[An
         "hf_prob": view.flip_p,
         "normalize": {"mean": list(augment.mean), "std": list(augment.std)},
     }
-    transform: Callable[[Any], Tensor]
     if method == "swav":
         crop = v2.RandomResizedCrop(view.crop, scale=(view.scale_min, view.scale_max))
-        transform = v2.Compose([crop, SwaVViewTransform(**settings)])
-        return transform
+        return v2.Compose([crop, SwaVViewTransform(**settings)])
+    settings |= {"input_size": view.crop, "min_scale": view.scale_min}
+    transform: Callable[[Any], Tensor]
     if method == "byol":
-        settings["solarization_prob"] = view.solarise_p
-    kinds = {"byol": BYOLView2Transform, "simsiam": SimSiamViewTransform}
-    kind = kinds.get(method, SimCLRViewTransform)
-    transform = kind(input_size=view.crop, min_scale=view.scale_min, **settings)
+        transform = BYOLView2Transform(solarization_prob=view.solarise_p, **settings)
+    elif method == "simsiam":
+        transform = SimSiamViewTransform(**settings)
+    else:
+        transform = SimCLRViewTransform(**settings)
     return transform
 
 

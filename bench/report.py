@@ -5,11 +5,9 @@ It reads records and measures nothing: neither torch nor what times is imported.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from fastsiam.bench import soak as soaks
 from fastsiam.bench.cases import title_of
@@ -20,7 +18,7 @@ from fastsiam.bench.tables import caption, differences, rows_of, table
 from fastsiam.errors import DataError
 from fastsiam.files import explained, written_whole
 from fastsiam.report.drawing import png
-from fastsiam.report.page import Figure, Section, Table, flat, render
+from fastsiam.report.page import Figure, Section, Table, flat, render, text_of
 from fastsiam.study import record as studies_of
 from fastsiam.study import table as studies
 
@@ -162,7 +160,7 @@ def _section(title: str, records: Sequence[Record], drawn: Mapping[str, bytes]) 
     for one in records:
         about = {"command": one.command, "date": one.date, "in the clock": one.in_the_clock}
         settings = {**about, **one.config, **one.facts, **one.environment}
-        text = "; ".join(f"{name} {_value(value)}" for name, value in flat(settings).items())
+        text = "; ".join(f"{name} {text_of(value)}" for name, value in flat(settings).items())
         details.append((one.name, text))
     return Section(
         title=title,
@@ -175,9 +173,3 @@ def _section(title: str, records: Sequence[Record], drawn: Mapping[str, bytes]) 
         tables=[Table(rows, heads)],
         details=[Table(details)],
     )
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return value if isinstance(value, str) else json.dumps(value)

@@ -7,7 +7,7 @@ import math
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 
 from fastsiam.bench.config import CONTAINERS, ORIGINAL, BenchConfig, Stored
 from fastsiam.bench.images import Images, take_images
-from fastsiam.bench.runner import Comparison
+from fastsiam.bench.runner import Build, Timings, compare
 from fastsiam.config import DataConfig, NumericsConfig, Pipeline, RunConfig, TrainConfig
 from fastsiam.console import Console
 from fastsiam.distributed import check_devices
@@ -43,8 +43,8 @@ class Session:
     folder: Path
     """For files; they go when the session ends."""
     console: Console
-    not_measured: list[str] = field(default_factory=list)
-    """Variants of the step that were asked for and failed, each with the reason."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Runners that could not be measured, and why."""
     _images: dict[int, Images] = field(default_factory=dict)
 
     @property
@@ -142,9 +142,24 @@ class Session:
             run=RunConfig(device="cuda" if self.gpu else "cpu"),
         )
 
-    def comparison(self, *, apart: bool = False) -> Comparison:
-        """Return a comparison of runners that tells the console what it does."""
-        return Comparison(self.console.say, apart=apart, patience=_PATIENCE if self.gpu else None)
+    def compare(
+        self,
+        runners: Mapping[str, Build],
+        *,
+        ranks: Mapping[str, int] | None = None,
+        apart: bool = False,
+    ) -> Timings:
+        """Measure runners as ``runner.compare`` does, and note which fail."""
+        timings, failed = compare(
+            runners,
+            self.config.repeats,
+            say=self.console.say,
+            ranks=ranks,
+            apart=apart,
+            patience=_PATIENCE if self.gpu else None,
+        )
+        self.failed |= failed
+        return timings
 
     def settings(self, **more: Any) -> dict[str, Any]:
         """Return what a record's figures depend on: of the recipe, and ``more``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, partial
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fastsiam.bench.config import CONTAINERS
 from fastsiam.bench.images import FORMS, Images
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Comparison, Task
+from fastsiam.bench.runner import Build, Task, Timings
 from fastsiam.bench.session import Session
 from fastsiam.bench.timing import Timing
 from fastsiam.config import AugmentConfig, DataConfig
@@ -35,8 +35,8 @@ OURS, OUR_PART = "fastsiam", "fastsiam: the boxes' part"
 TURBO, TURBO_PART = "libjpeg-turbo", "libjpeg-turbo with crop and skip"
 """libjpeg-turbo by its public functions: whole images, and the same part."""
 _CROP_AND_SKIP = Path(__file__).with_name("crop_and_skip.cpp")
-_POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int32
-_ARGUMENTS = [_POINTER, ctypes.c_int64, _NUMBER, _NUMBER, _POINTER, _POINTER, _POINTER]
+_POINTER, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+_ARGUMENTS: Any = (_POINTER, _INT64, _INT32, _INT32, _POINTER, _POINTER, _POINTER)
 """Of C functions: bytes and how many, height, width, box, pixels, the place of the pixels."""
 _BEHIND = 64
 """Bytes that may be written behind the pixels; the place of the pixels needs fewer."""
@@ -45,30 +45,26 @@ _BEHIND = 64
 def measure(session: Session) -> list[Record]:
     """Measure decoders on each form of the images that is encoded."""
     images = session.images(session.loaded_batch)
-    with session.comparison() as comparison:
-        add_decoders(comparison, session, images)
-        timings = comparison.run(session.config.repeats)
-    return decode_records(session, images, timings)
+    return decode_records(session, images, session.compare(decoders(session, images)))
 
 
-def add_decoders(comparison: Comparison, session: Session, images: Images) -> None:
-    """Add a runner of all decoders for each form of the images that is encoded."""
-    for form in session.config.forms:
-        if form in CONTAINERS or FORMS[form].raw:
-            continue  # it has the original images' bytes, or nothing to decode
-        comparison.add(
-            f"{_DECODE}, {form}",
+def decoders(session: Session, images: Images) -> dict[str, Build]:
+    """Return a runner of all decoders for each form of the images that is encoded."""
+    return {
+        f"{_DECODE}, {form}": partial(
             build_decoding,
             path=str(images.folder if form == "original" else images.stored(form)),
             workers=session.workers,
             batch=session.loaded_batch,
             device=session.device,
         )
+        for form in session.config.forms
+        # Others have the original images' bytes, or nothing to decode.
+        if form not in CONTAINERS and not FORMS[form].raw
+    }
 
 
-def decode_records(
-    session: Session, images: Images, timings: Mapping[tuple[str, str], Timing]
-) -> list[Record]:
+def decode_records(session: Session, images: Images, timings: Timings) -> list[Record]:
     """Return the records of the decoders that were measured; name those that were left out."""
     for (runner, _), timing in timings.items():
         for decoder, why in timing.facts.pop("left_out", {}).items():
@@ -88,7 +84,7 @@ def decode_records(
     ]
 
 
-def fastest(timings: Mapping[tuple[str, str], Timing], form: str, *, on_gpu: bool) -> Timing | None:
+def fastest(timings: Timings, form: str, *, on_gpu: bool) -> Timing | None:
     """Return the timing of bare decoding: the fastest decoder of whole images except fastsiam's.
 
     What fastsiam's decoder saves is part of what its pipelines gain.

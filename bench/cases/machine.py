@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,9 +17,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 def measure(session: Session) -> list[Record]:
     """Measure copies within memory (and to a GPU's), and matrix products, as torch does them."""
-    with session.comparison() as comparison:
-        comparison.add("machine", build_machine, device=session.device)
-        timings = comparison.run(session.config.repeats)
+    timings = session.compare({"machine": partial(build_machine, device=session.device)})
     return [
         record(
             "machine",

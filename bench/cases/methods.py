@@ -7,6 +7,7 @@ Network, heads, tensors and settings are the same. Ours is taken in some of the 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
 
 import torch
@@ -15,7 +16,7 @@ from fastsiam.bench.cases.step import Fed, Stepper, build_step, stepping
 from fastsiam.bench.config import AUTHORS, METHODS, ONLY_ON_GPU, SYNC_BN, VARIANTS
 from fastsiam.bench.peers import require_lightly
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Task
+from fastsiam.bench.runner import Build, Task
 from fastsiam.bench.session import Session
 from fastsiam.config import METHOD_CONFIGS, TrainConfig
 from fastsiam.views.batch import Batch
@@ -34,23 +35,21 @@ def _measured(session: Session, name: str) -> list[Record]:
     """Measure a method; lightly's is what others are compared with."""
     theirs = f"{name}, lightly"
     configs = {theirs: _config(session, name, "plain")}
-    with session.comparison(apart=session.gpu) as comparison:
-        comparison.add(theirs, build_lightly, config=configs[theirs])
-        for way in session.config.variants.split(",") if session.config.variants else _WAYS:
-            who = f"{name}, {way}"
-            if way in (SYNC_BN, AUTHORS):
-                session.console.say(f"{who}: not measured: it is of fastsiam bench step")
-            elif session.gpu or way not in ONLY_ON_GPU:
-                configs[who] = _config(session, name, way)
-                comparison.add(who, build_step, config=configs[who])
-        timings = comparison.run(session.config.repeats)
-    lightly = timings.get((theirs, "step"))
+    runners: dict[str, Build] = {theirs: partial(build_lightly, config=configs[theirs])}
+    for way in session.config.variants.split(",") if session.config.variants else _WAYS:
+        who = f"{name}, {way}"
+        if way in (SYNC_BN, AUTHORS):
+            session.console.say(f"{who}: not measured: it is of fastsiam bench step")
+        elif session.gpu or way not in ONLY_ON_GPU:
+            configs[who] = _config(session, name, way)
+            runners[who] = partial(build_step, config=configs[who])
+    timings = session.compare(runners, apart=session.gpu)
     return [
         record(
             "methods",
             who,
             timing,
-            baseline=(theirs, lightly) if lightly else None,
+            baseline=(theirs, timings.get((theirs, "step"))),
             in_the_clock="forward, backward, optimizer, momentum encoder and queue, on tensors "
             "that are ready",
             config=session.settings(

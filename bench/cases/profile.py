@@ -13,7 +13,9 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -124,11 +126,9 @@ def _traced(
 ) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
     """Trace steps in a process of its own; return torch's trace, fastsiam's ranges and facts."""
     with tempfile.TemporaryDirectory(prefix="fastsiam-trace-") as folder:
-        runner = Runner(build_profile, {"config": config, "steps": steps, "folder": folder})
-        try:
+        build = partial(build_profile, config=config, steps=steps, folder=folder)
+        with closing(Runner(build)) as runner:
             facts = runner.facts("profile")
-        finally:
-            runner.close()
         return json.loads(Path(folder, "torch.json").read_text()), trace.read(Path(folder)), facts
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,18 +73,16 @@ def _start(session: Session, data: DataConfig, *, cold: bool) -> tuple[Sample, d
     """Start a process that loads; return its time to the end of the first epoch, and its facts."""
     files = [path for path in Path(data.data).rglob("*") if path.is_file()]
     cached = drop_from_cache(files) if cold else 1.0
-    settings = {
-        "data": data,
-        "augment": session.config.augment,
-        "batch": session.loaded_batch,
-        "device": session.device,
-        "began": time.monotonic(),
-    }
-    runner = Runner(build_startup, settings, fresh=True)
-    try:
+    build = partial(
+        build_startup,
+        data=data,
+        augment=session.config.augment,
+        batch=session.loaded_batch,
+        device=session.device,
+        began=time.monotonic(),
+    )
+    with closing(Runner(build, fresh=True)) as runner:
         facts = runner.facts("startup") | {"cached": cached}
-    finally:
-        runner.close()
     wall, cpu = facts["first_epoch_over"], facts.pop("cpu_until_then")
     return replace(runner.first["startup"], wall=wall, cpu=cpu), facts
 
