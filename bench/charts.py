@@ -49,12 +49,33 @@ THEMES = {
 }
 
 
-def charts(records: Sequence[Record]) -> dict[str, Figure]:
-    """Draw the records of one case as bars, by the case's name; nothing if it has no images/s."""
-    drawn = [one for one in records if one.images]
+def chart(records: Sequence[Record]) -> Figure | None:
+    """Draw a bar for each record of a case, with its ceiling; None if it has no images/s."""
+    records = [one for one in records if one.images]
+    if not records:
+        return None
     if records[0].case == "peers":
-        drawn.sort(key=lambda one: -one.images_per_second)
-    return {plain_name(records[0].case): _bars(drawn)} if drawn else {}
+        records = sorted(records, key=lambda one: -one.images_per_second)
+    title = title_of(records[0].case)
+    figure = drawing.canvas(title, caption(records[:1]), 0.27 * len(records) + 0.45)
+    axes = drawing.plain(figure.add_subplot())
+    edge = 0.0
+    for y, one in enumerate(records):
+        hatch, speed = "////" if one.unsteady else None, one.images_per_second
+        axes.barh(y, speed, 0.72, color=_colour(one), hatch=hatch, edgecolor="white", lw=0)
+        axes.errorbar(speed, y, xerr=_whisker(one), color=INK, linewidth=0.8, capsize=2)
+        label, high = _label(one), one.images / min(one.all_seconds)
+        note(axes, high, y, label)
+        edge = max(edge, high / (1 - (len(label) + 2) / 70))
+        if one.share_of_ceiling:
+            ceiling = speed / one.share_of_ceiling
+            axes.vlines(ceiling, y - 0.5, y + 0.5, colors=INK, linestyles="--", lw=1)
+            edge = max(edge, 1.1 * ceiling)
+    axes.set_xlim(0, edge)
+    axes.set_yticks(range(len(records)), [_tick(one.name) for one in records])
+    axes.set_ylim(len(records) - 0.4, -0.6)
+    axes.set_xlabel(_legend(records))
+    return figure
 
 
 def front_charts(records: Sequence[Record]) -> dict[str, Figure]:
@@ -81,7 +102,7 @@ def front_charts(records: Sequence[Record]) -> dict[str, Figure]:
             color=[pipelines.get(one.pipeline, theme.own) for one in records],
         )
         unsteady = (f" (±{one.spread:.0%})" if one.unsteady else "" for one in records)
-        texts = [number(x.images_per_second) + u for x, u in zip(records, unsteady, strict=True)]
+        texts = [_number(x.images_per_second) + u for x, u in zip(records, unsteady, strict=True)]
         axes.bar_label(bars, texts, padding=5, fontsize=8.5, color=theme.ink)
         axes.tick_params(length=0, labelsize=8.5, colors=theme.ink)
         axes.set_xticks([])
@@ -109,30 +130,6 @@ def plain_name(text: str) -> str:
     return re.sub(r"[^\w.-]+", "-", text).strip("-.")
 
 
-def _bars(records: Sequence[Record]) -> Figure:
-    """Draw a bar for each record, with its ceiling."""
-    title = title_of(records[0].case)
-    figure = drawing.canvas(title, caption(records[:1]), 0.27 * len(records) + 0.45)
-    axes = drawing.plain(figure.add_subplot())
-    edge = 0.0
-    for y, one in enumerate(records):
-        hatch, speed = "////" if one.unsteady else None, one.images_per_second
-        axes.barh(y, speed, 0.72, color=_colour(one), hatch=hatch, edgecolor="white", lw=0)
-        axes.errorbar(speed, y, xerr=_whisker(one), color=INK, linewidth=0.8, capsize=2)
-        label, high = _label(one), one.images / min(one.all_seconds)
-        note(axes, high, y, label)
-        edge = max(edge, high / (1 - (len(label) + 2) / 70))
-        if one.share_of_ceiling:
-            ceiling = speed / one.share_of_ceiling
-            axes.vlines(ceiling, y - 0.5, y + 0.5, colors=INK, linestyles="--", lw=1)
-            edge = max(edge, 1.1 * ceiling)
-    axes.set_xlim(0, edge)
-    axes.set_yticks(range(len(records)), [_tick(one.name) for one in records])
-    axes.set_ylim(len(records) - 0.4, -0.6)
-    axes.set_xlabel(_legend(records))
-    return figure
-
-
 def _label(one: Record) -> str:
     """Return a record's speed, and in brackets what it is of others'."""
     shares = []
@@ -142,7 +139,7 @@ def _label(one: Record) -> str:
         shares.append(f"{one.share_of_ceiling:.0%}")
     if "data_wait" in one.facts:
         shares.append(f"waits {one.facts['data_wait']:.0%}")
-    speed = number(one.images_per_second)
+    speed = _number(one.images_per_second)
     return f"{speed} ({', '.join(shares)})" if shares else speed
 
 
@@ -182,3 +179,8 @@ def _colour(one: Record) -> str:
 def _tick(name: str) -> str:
     """Return a name as it stands beside an axis: in two lines at most."""
     return shown(textwrap.fill(name, 32, max_lines=2, placeholder=" ..."))
+
+
+def _number(value: float) -> str:
+    """Format a speed with three digits at least."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

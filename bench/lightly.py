@@ -96,16 +96,15 @@ class Composed(nn.Module, ABC):
     def loss(self, views: Views, step: int) -> Tensor:
         """Return a batch's loss at a step, from 0; update before it what has no gradient."""
 
-    def projection(
-        self, hidden: int | None = None, *, last: nn.Module | None = None
-    ) -> ProjectionHead:
+    def projection(self, last: nn.Module | None = None) -> ProjectionHead:
         """Build a head with BN after its hidden layers, and ``last`` behind its output."""
-        own, hidden = self.method, hidden or self.method.projector_dim
-        widths = [self.backbone.features, *[hidden] * (own.projector_layers - 1)]
+        method = self.method
+        hidden = [method.projector_dim or method.dim] * (method.projector_layers - 1)
+        widths = [self.backbone.features, *hidden]
         blocks: list[Any] = [
             (width, to, nn.BatchNorm1d(to), nn.ReLU()) for width, to in pairwise(widths)
         ]
-        return ProjectionHead([*blocks, (widths[-1], own.dim, last, None)])
+        return ProjectionHead([*blocks, (widths[-1], method.dim, last, None)])
 
 
 class SimSiam(Composed):
@@ -114,8 +113,7 @@ class SimSiam(Composed):
     settings = "projector_dim", "predictor_dim", "predictor_lr"
 
     def _build(self, method: Any) -> None:
-        last = nn.BatchNorm1d(method.dim, affine=False)
-        self.projector = self.projection(method.projector_dim or method.dim, last=last)
+        self.projector = self.projection(nn.BatchNorm1d(method.dim, affine=False))
         self.predictor = SimSiamPredictionHead(method.dim, method.predictor_dim, method.dim)
         self.criterion = NegativeCosineSimilarity()
 
@@ -375,17 +373,16 @@ def _view(method: str, view: ViewConfig, augment: AugmentConfig) -> Callable[[An
         "hf_prob": view.flip_p,
         "normalize": {"mean": list(augment.mean), "std": list(augment.std)},
     }
+    transform: Callable[[Any], Tensor]
     if method == "swav":
         crop = v2.RandomResizedCrop(view.crop, scale=(view.scale_min, view.scale_max))
-        return v2.Compose([crop, SwaVViewTransform(**settings)])
-    settings |= {"input_size": view.crop, "min_scale": view.scale_min}
-    transform: Callable[[Any], Tensor]
+        transform = v2.Compose([crop, SwaVViewTransform(**settings)])
+        return transform
     if method == "byol":
-        transform = BYOLView2Transform(solarization_prob=view.solarise_p, **settings)
-    elif method == "simsiam":
-        transform = SimSiamViewTransform(**settings)
-    else:
-        transform = SimCLRViewTransform(**settings)
+        settings["solarization_prob"] = view.solarise_p
+    kinds = {"byol": BYOLView2Transform, "simsiam": SimSiamViewTransform}
+    kind = kinds.get(method, SimCLRViewTransform)
+    transform = kind(input_size=view.crop, min_scale=view.scale_min, **settings)
     return transform
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fastsiam.bench import soak as soaks
 from fastsiam.bench.cases import title_of
-from fastsiam.bench.charts import charts, front_charts, plain_name, svg
+from fastsiam.bench.charts import chart, front_charts, plain_name, svg
 from fastsiam.bench.finding import finding
 from fastsiam.bench.records import Record, grouped, read
 from fastsiam.bench.tables import caption, differences, rows_of, table
@@ -49,7 +49,8 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
     for number, (file, run) in enumerate(zip(files, runs, strict=True), 1):
         prefix = f"{number}-{plain_name(file.stem)}-" if len(files) > 1 else ""
         for case, records in grouped(run, lambda one: one.case).items():
-            drawn = {f"{prefix}{n}.png": png(f) for n, f in charts(records).items()}
+            figure = chart(records)
+            drawn = {f"{prefix}{plain_name(case)}.png": png(figure)} if figure else {}
             pictures |= drawn
             if case == "peers":
                 pictures |= {f"{prefix}{n}.svg": svg(f) for n, f in front_charts(records).items()}

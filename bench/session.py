@@ -22,6 +22,7 @@ from fastsiam.console import Console
 from fastsiam.distributed import check_devices
 from fastsiam.pipelines.backends import BACKENDS, BASELINE
 from fastsiam.pipelines.workers import count as count_workers
+from fastsiam.signals import handled
 
 _PATIENCE = 300.0
 """Seconds that a runner may take for an answer on a GPU: it compiles a ResNet-50 in a minute."""
@@ -182,9 +183,8 @@ def session(config: BenchConfig) -> Iterator[Session]:
     """
     check_devices(RunConfig(device=config.device))
     gpu = config.device != "cpu" and torch.cuda.is_available()
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        with tempfile.TemporaryDirectory(prefix="fastsiam-bench-") as folder:
-            yield Session(config, "cuda" if gpu else "cpu", Path(folder), Console())
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with (
+        handled([signal.SIGTERM], lambda number, _: sys.exit(128 + number)),
+        tempfile.TemporaryDirectory(prefix="fastsiam-bench-") as folder,
+    ):
+        yield Session(config, "cuda" if gpu else "cpu", Path(folder), Console())

@@ -13,7 +13,7 @@ from importlib import metadata
 import torch
 
 from fastsiam.bench.cases.step import Fed, Stepper, build_step, stepping
-from fastsiam.bench.config import AUTHORS, METHODS, ONLY_ON_GPU, SYNC_BN, VARIANTS
+from fastsiam.bench.config import AUTHORS, ONLY_ON_GPU, SYNC_BN, VARIANTS
 from fastsiam.bench.peers import require_lightly
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.runner import Build, Task
@@ -27,8 +27,7 @@ _WAYS = ("default", "eager", "plain")
 
 def measure(session: Session) -> list[Record]:
     """Measure the methods one after the other, fastsiam's and lightly's interleaved."""
-    chosen = session.config.methods.split(",") if session.config.methods else METHODS
-    return [one for name in chosen for one in _measured(session, name)]
+    return [one for name in session.config.method_names for one in _measured(session, name)]
 
 
 def _measured(session: Session, name: str) -> list[Record]:

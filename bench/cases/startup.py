@@ -27,22 +27,20 @@ _STILL_COLD = 0.05
 def measure(session: Session) -> list[Record]:
     """Measure each pipeline, warm and cold, in a new process for each repeat."""
     images = session.images(session.loaded_batch)
-    failed: set[Pipeline] = set()
-    runs: dict[tuple[Pipeline, str], list[tuple[Sample, dict[str, Any]]]] = {}
+    runs: dict[tuple[Pipeline, str], list[tuple[Sample, dict[str, Any]]]] = {
+        (pipeline, state): []
+        for pipeline in session.config.pipeline_names
+        for state in ("warm", "cold")
+    }
     for number in range(session.config.repeats):
         session.console.say(f"startup: round {number + 1} of {session.config.repeats}")
-        for pipeline in session.config.pipeline_names:
-            data = session.data(images, pipeline)
-            for state in ("warm", "cold"):
-                if pipeline in failed:
-                    continue
-                try:
-                    one = _start(session, data, cold=state == "cold")
-                except RunnerError as failure:
-                    failed.add(pipeline)
-                    session.console.say(f"{pipeline}: not measured: {failure}")
-                else:
-                    runs.setdefault((pipeline, state), []).append(one)
+        for pipeline, state in list(runs):
+            try:
+                data = session.data(images, pipeline)
+                runs[pipeline, state].append(_start(session, data, cold=state == "cold"))
+            except RunnerError as failure:
+                session.console.say(f"{pipeline}, {state}: not measured: {failure}")
+                del runs[pipeline, state]
     records = []
     for (pipeline, state), started in runs.items():
         numbers = {

@@ -82,10 +82,10 @@ def test_bench_alone_measures_all(little: BenchConfig, tmp_path: Path) -> None:
     assert (tmp_path / "report" / "index.html").exists()
 
 
-def test_a_signal_leaves_nothing_behind(little: BenchConfig, tmp_path: Path) -> None:
+def test_a_signal_leaves_nothing_behind(tmp_path: Path) -> None:
     temporary, said = tmp_path / "tmp", tmp_path / "said"
     temporary.mkdir()
-    process = Forked(_measure_for_ever, little.data, said, environment={"TMPDIR": str(temporary)})
+    process = Forked(_measure_for_ever, said, environment={"TMPDIR": str(temporary)})
     try:
         deadline = time.monotonic() + 120
         while not said.exists() or "\nmeasuring" not in said.read_text():
@@ -101,14 +101,14 @@ def test_a_signal_leaves_nothing_behind(little: BenchConfig, tmp_path: Path) -> 
     assert not psutil.wait_procs(started, timeout=30)[1]
 
 
-def _measure_for_ever(data: str, said: Path) -> None:
+def _measure_for_ever(said: Path) -> None:
     """Run the command as users do."""
     from fastsiam.cli import main
 
     tempfile.tempdir = None  # it may be known already
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
     sys.argv = [
-        "fastsiam", "bench", "decode", "--data", data, "--images", "24", "--batch", "8",
+        "fastsiam", "bench", "photometric", "--recipe", "demo", "--batch", "8",
         "--repeats", "100000", "--device", "cpu",
     ]  # fmt: skip
     main()
