@@ -16,16 +16,21 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastsiam.bench.measure import clocked, empty_gpu_cache, gpu_memory
 from fastsiam.bench.timing import Sample, Timing
 from fastsiam.errors import FastSiamError
 
+if TYPE_CHECKING:
+    from fastsiam.bench.session import Session
+
 _CONTEXT = multiprocessing.get_context("forkserver")
 _FRESH = multiprocessing.get_context("spawn")
 _PATIENCE = 5.0
 """Seconds that a process has to end after its connection was closed."""
+_PATIENCE_ON_GPU = 300.0
+"""Seconds that a runner may take for an answer on a GPU: it compiles a ResNet-50 in a minute."""
 
 
 @dataclass(frozen=True)
@@ -163,29 +168,26 @@ class Runner:
 
 
 def compare(
+    session: Session,
     runners: Mapping[str, Build],
-    repeats: int,
     *,
-    say: Callable[[str], None],
     ranks: Mapping[str, int] | None = None,
     apart: bool = False,
-    patience: float | None = None,
-) -> tuple[Timings, dict[str, str]]:
+) -> Timings:
     """Measure runners that are warmed up and then take turns: A B C A B C ...
 
     Args:
+        session: says how often each task is timed; notes which runners fail, and why.
         runners: by name; each has processes of its own.
-        repeats: how often each of their tasks is timed.
-        say: is told what happens, line by line.
         ranks: processes of the runners that have several.
         apart: end each runner before the next one starts (A A B B C C), because their memory would
             not fit side by side.
-        patience: seconds that a runner may take for an answer; None for no limit.
 
     Returns:
-        Timings, with the facts of their tasks; and why others could not be measured, by runner.
+        Timings, with the facts of their tasks.
     """
-    failed: dict[str, str] = {}
+    say, repeats = session.console.say, session.config.repeats
+    patience = _PATIENCE_ON_GPU if session.gpu else None
     running: dict[str, Runner] = {}
 
     @contextlib.contextmanager
@@ -194,7 +196,7 @@ def compare(
         try:
             yield
         except RunnerError as failure:
-            failed[name] = str(failure)
+            session.failed[name] = str(failure)
             say(f"{name}: not measured: {failure}")
             if name in running:
                 running.pop(name).close()  # its other ranks would wait for ever
@@ -211,7 +213,8 @@ def compare(
             for name, runner in running.items()
             for task, images in runner.images.items()
         }
-        say(f"measuring: {repeats} rounds of {len(timings)}")
+        if timings:
+            say(f"measuring: {repeats} rounds of {len(timings)}")
         for _ in range(repeats):
             for (name, task), timing in timings.items():
                 if name in running:
@@ -232,7 +235,7 @@ def compare(
         finally:
             while running:
                 running.popitem()[1].close()
-    return timings, failed
+    return timings
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import math
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import torch
 
 from fastsiam.bench.config import CONTAINERS, ORIGINAL, BenchConfig, Stored
 from fastsiam.bench.images import Images, take_images
-from fastsiam.bench.runner import Build, Timings, compare
 from fastsiam.config import DataConfig, NumericsConfig, Pipeline, RunConfig, TrainConfig
 from fastsiam.console import Console
 from fastsiam.distributed import check_devices
@@ -24,8 +23,6 @@ from fastsiam.pipelines.backends import BACKENDS, BASELINE
 from fastsiam.pipelines.workers import count as count_workers
 from fastsiam.signals import handled
 
-_PATIENCE = 300.0
-"""Seconds that a runner may take for an answer on a GPU: it compiles a ResNet-50 in a minute."""
 _LOADED_ON_CPU = 64
 _TRAINED_ON_CPU, _SMALL_TRAINED_ON_CPU = 8, 64
 """Views that take a CPU about half a second, large and small ones; twice as many in narrow nets."""
@@ -142,25 +139,6 @@ class Session:
             step=replace(config.step, **step),
             run=RunConfig(device="cuda" if self.gpu else "cpu"),
         )
-
-    def compare(
-        self,
-        runners: Mapping[str, Build],
-        *,
-        ranks: Mapping[str, int] | None = None,
-        apart: bool = False,
-    ) -> Timings:
-        """Measure runners as ``runner.compare`` does, and note which fail."""
-        timings, failed = compare(
-            runners,
-            self.config.repeats,
-            say=self.console.say,
-            ranks=ranks,
-            apart=apart,
-            patience=_PATIENCE if self.gpu else None,
-        )
-        self.failed |= failed
-        return timings
 
     def settings(self, **more: Any) -> dict[str, Any]:
         """Return what a record's figures depend on: of the recipe, and ``more``."""

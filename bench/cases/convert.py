@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fastsiam.bench.images import Silent
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Task
+from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import ConvertConfig
 from fastsiam.pipelines.convert import convert
@@ -28,7 +28,8 @@ def measure(session: Session) -> list[Record]:
     """Measure conversion of a folder of files."""
     images = session.images(session.loaded_batch)
     size = int(open_store(images.folder, "train", sources=True).sizes().sum())
-    timings = session.compare(
+    timings = compare(
+        session,
         {
             name: partial(
                 build_convert,
@@ -38,7 +39,7 @@ def measure(session: Session) -> list[Record]:
                 workers=session.workers,
             )
             for name in ("cp", "fastsiam", "ffcv")
-        }
+        },
     )
     return [
         record(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fastsiam.bench.config import CONTAINERS
 from fastsiam.bench.images import FORMS, Images
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Build, Task, Timings
+from fastsiam.bench.runner import Build, Task, Timings, compare
 from fastsiam.bench.session import Session
 from fastsiam.bench.timing import Timing
 from fastsiam.config import AugmentConfig, DataConfig
@@ -45,7 +45,7 @@ _BEHIND = 64
 def measure(session: Session) -> list[Record]:
     """Measure decoders on each form of the images that is encoded."""
     images = session.images(session.loaded_batch)
-    return decode_records(session, images, session.compare(decoders(session, images)))
+    return decode_records(session, images, compare(session, decoders(session, images)))
 
 
 def decoders(session: Session, images: Images) -> dict[str, Build]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from fastsiam.bench.cases.step import build_step
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Task
+from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig
 from fastsiam.views.digest import batch_digest
@@ -22,11 +22,12 @@ def measure(session: Session) -> list[Record]:
     """Measure digests and steps of the same batch."""
     batch = session.trained_batch
     config = session.train_config(batch)
-    timings = session.compare(
+    timings = compare(
+        session,
         {
             "digest": partial(build_digest, augment=config.augment, batch=batch),
             "step": partial(build_step, config=config),
-        }
+        },
     )
     step = timings.get(("step", "step"))
     records = []

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Task
+from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.evaluate.knn import knn_accuracy
 
@@ -32,11 +32,12 @@ def measure(session: Session) -> list[Record]:
     """Measure ours and lightly's on each set of features."""
     records = []
     for title, size in _SIZES.items():
-        timings = session.compare(
+        timings = compare(
+            session,
             {
                 name: partial(build_knn, name=name, device=session.device, **size)
                 for name in ("fastsiam", "lightly")
-            }
+            },
         )
         records += [
             record(

@@ -11,7 +11,7 @@ from fastsiam.bench.cases.decode import decode_records, decoders, fastest
 from fastsiam.bench.config import CONTAINERS, ORIGINAL, Stored
 from fastsiam.bench.measure import children
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Task, Timings
+from fastsiam.bench.runner import Task, Timings, compare
 from fastsiam.bench.session import Session
 from fastsiam.bench.timing import Timing
 from fastsiam.config import AugmentConfig, DataConfig, Pipeline
@@ -41,7 +41,7 @@ def measure(session: Session) -> list[Record]:
                     images=images.count,
                     device=session.device,
                 )
-    timings = session.compare(runners)
+    timings = compare(session, runners)
     records = decode_records(session, images, timings)
     for (runner, work), timing in timings.items():
         if runner not in added:

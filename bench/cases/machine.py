@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Task
+from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.bench.timing import Timing
 
@@ -17,7 +17,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 def measure(session: Session) -> list[Record]:
     """Measure copies within memory (and to a GPU's), and matrix products, as torch does them."""
-    timings = session.compare({"machine": partial(build_machine, device=session.device)})
+    timings = compare(session, {"machine": partial(build_machine, device=session.device)})
     return [
         record(
             "machine",

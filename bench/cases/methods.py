@@ -16,7 +16,7 @@ from fastsiam.bench.cases.step import Fed, Stepper, build_step, stepping
 from fastsiam.bench.config import AUTHORS, ONLY_ON_GPU, SYNC_BN, VARIANTS
 from fastsiam.bench.peers import require_lightly
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Build, Task
+from fastsiam.bench.runner import Build, Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import METHOD_CONFIGS, TrainConfig
 from fastsiam.views.batch import Batch
@@ -42,7 +42,7 @@ def _measured(session: Session, name: str) -> list[Record]:
         elif session.gpu or way not in ONLY_ON_GPU:
             configs[who] = _config(session, name, way)
             runners[who] = partial(build_step, config=configs[who])
-    timings = session.compare(runners, apart=session.gpu)
+    timings = compare(session, runners, apart=session.gpu)
     return [
         record(
             "methods",

@@ -23,7 +23,7 @@ from torch.utils.dlpack import from_dlpack
 from fastsiam.bench.cases.loader import build_loading
 from fastsiam.bench.peers import PEERS
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Build, Task
+from fastsiam.bench.runner import Build, Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig, ViewConfig
 from fastsiam.pipelines.backends import BASELINE
@@ -102,7 +102,7 @@ def measure(session: Session) -> list[Record]:
             session.console.say(f"{peer}: not measured: {reason}")
         else:
             runners[PEERS[peer].title] = partial(build_peer, peer=peer, job=job)
-    timings = session.compare(runners)
+    timings = compare(session, runners)
     baseline = timings.get((f"fastsiam --pipeline {BASELINE}", "views"))
     return [
         record(

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Task
+from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig
 from fastsiam.views.draws import draw_views
@@ -64,7 +64,7 @@ def measure_stage(
         batches=max(1, on_gpu // batch) if session.gpu else 2,
         device=session.device,
     )
-    timings = session.compare({case: build})
+    timings = compare(session, {case: build})
     return [
         record(
             case,

@@ -17,7 +17,7 @@ from fastsiam import distributed
 from fastsiam.bench.config import AUTHORS, ONLY_ON_GPU, SYNC_BN, VARIANTS
 from fastsiam.bench.measure import wait_for_gpu
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Build, Task
+from fastsiam.bench.runner import Build, Task, compare
 from fastsiam.config import DataConfig, SimSiamConfig, TrainConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import BackendError
@@ -60,7 +60,7 @@ def measure(session: Session) -> list[Record]:
             config = session.train_config(batch, **settings)
             runners[name] = partial(build_step, config=config, authors=name == AUTHORS)
     several = {name: ranks for name in runners if name not in VARIANTS}
-    timings = session.compare(runners, ranks=several, apart=session.gpu)
+    timings = compare(session, runners, ranks=several, apart=session.gpu)
     return [
         record(
             "step",

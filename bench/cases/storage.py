@@ -21,7 +21,7 @@ from fastsiam.bench.cases.peers import Twice, Views, torchvision_view
 from fastsiam.bench.images import add_to_tar
 from fastsiam.bench.peers import Peer
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Build, Task
+from fastsiam.bench.runner import Build, Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.pipelines import ViewLoader
@@ -76,7 +76,7 @@ def measure(session: Session) -> list[Record]:
                 )
                 added[f"{title}, {place}"] = reader
                 runners[f"{title}, {place}"] = partial(build_reading, reader=reader, job=job)
-        timings = session.compare(runners, apart=True)
+        timings = compare(session, runners, apart=True)
     return [
         record(
             "storage",

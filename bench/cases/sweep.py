@@ -12,7 +12,7 @@ from fastsiam.bench.cases.loader import build_loading
 from fastsiam.bench.cases.train import build_fed
 from fastsiam.bench.config import Over
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Build
+from fastsiam.bench.runner import Build, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import DataConfig, Pipeline
 from fastsiam.errors import DeviceError
@@ -41,7 +41,7 @@ def measure(session: Session) -> list[Record]:
             own = _ranks(session, value) if ranks else _settings(session, over, value, pipeline)
             runners[name] = partial(build, **own)
     several = {name: value for name, (_, value) in added.items() if ranks}
-    timings = session.compare(runners, ranks=several)
+    timings = compare(session, runners, ranks=several)
     batches = {"batch": session.trained_batch if ranks else session.loaded_batch}
     batches |= {"workers": session.workers}
     records = []

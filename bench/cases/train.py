@@ -13,7 +13,7 @@ from fastsiam.bench.cases.step import Fed, fed, step_of, steps_in_time
 from fastsiam.bench.config import ORIGINAL
 from fastsiam.bench.measure import wait_for_gpu
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Build, Task
+from fastsiam.bench.runner import Build, Task, compare
 from fastsiam.config import DataConfig, TrainConfig
 from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, backend_of
 from fastsiam.train.clock import Clock
@@ -43,7 +43,7 @@ def measure(session: Session) -> list[Record]:
             name = pipeline if form == "original" else f"{pipeline}, {form}"
             data = session.data(images, pipeline, form)
             runners[name] = partial(build_fed, config=replace(config, data=data))
-    timings = session.compare(runners)
+    timings = compare(session, runners)
     baseline, ceiling = (timings.get((name, "train")) for name in (BASELINE, CEILING))
     return [
         record(

@@ -13,8 +13,10 @@ import numpy as np
 import psutil
 import pytest
 
+from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.measure import host_memory
 from fastsiam.bench.runner import Runner, RunnerError, Task, compare
+from fastsiam.console import Console
 
 
 def build_words(
@@ -61,6 +63,8 @@ def build_busy() -> dict[str, Task]:
 @pytest.mark.parametrize("apart", [False, True])
 def test_runners_take_turns(apart: bool, tmp_path: Path) -> None:
     """Or, apart, one after the other; one that fails or dies is left out and named."""
+    from fastsiam.bench.session import Session  # loads torch, which fresh processes must not
+
     log = tmp_path / "log"
     log.touch()
     words = partial(build_words, log=str(log))
@@ -70,7 +74,8 @@ def test_runners_take_turns(apart: bool, tmp_path: Path) -> None:
         "dies": partial(words, words=["x"], die="x"),
         "two": partial(words, words=["c"]),
     }
-    timings, failed = compare(runners, 2, say=lambda _: None, apart=apart)
+    session = Session(BenchConfig(repeats=2), "cpu", tmp_path, Console())
+    timings, failed = compare(session, runners, apart=apart), session.failed
     assert log.read_text() == ("ab" * 3 + "xx" + "ccc" if apart else "abxc" + "abxc" + "abc")
     assert set(timings) == {("one", "a"), ("one", "b"), ("two", "c")}
     assert all(len(t.samples) == 2 and t.images == 10 for t in timings.values())
@@ -81,7 +86,8 @@ def test_runners_take_turns(apart: bool, tmp_path: Path) -> None:
     assert not any(map(psutil.pid_exists, pids))
 
 
-def test_ranks_work_together() -> None:
+def test_ranks_work_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastsiam.bench.runner._PATIENCE", 0.5)
     runner = Runner(build_ranks, ranks=2)
     try:
         assert runner.run("meet").wall >= 0.2  # as long as the slowest

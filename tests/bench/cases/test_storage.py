@@ -97,7 +97,7 @@ def test_what_was_uploaded_comes_by_the_proxy_too(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_places_are_measured_beside_the_local_disk(little: BenchConfig) -> None:
     pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
-    with session(replace(little, latencies="0,3", repeats=1)) as own:
+    with session(replace(little, latencies="0,3")) as own:
         records = CASES["storage"].measure(own)
     found = {one.name: one for one in records}
     places = ["local disk", *(f"S3, {ms} ms, {state} cache" for ms in (0, 3)
