@@ -142,7 +142,7 @@ def run(config: HeadlineConfig) -> dict[str, Any]:
     with explained(FastSiamError, f"cannot write {out}"):
         out.mkdir(parents=True, exist_ok=True)
     for one in trainings:
-        while not one.is_done and time.monotonic() < until:
+        if not one.is_done and time.monotonic() < until:
             one.train(until)
         console.say(_progress(one))
     record = _record(config, trainings)

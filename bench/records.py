@@ -163,10 +163,9 @@ def read(path: Path) -> list[Record]:
     """
     known = {f.name for f in fields(Record)}
     try:
-        found = parsed_json(path.read_text())
+        with explained(DataError, f"cannot read {path}"):
+            found = parsed_json(path.read_text())
         return [Record(**{k: v for k, v in one.items() if k in known}) for one in found]
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, TypeError, AttributeError) as error:
         raise DataError(f"{path} holds no records of fastsiam bench") from error
 

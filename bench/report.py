@@ -42,7 +42,6 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
     Raises:
         DataError: a file cannot be read or holds no records, or the folder cannot be written.
     """
-    files = list(dict.fromkeys(files))
     runs = [_records(file) for file in files]
     pictures: dict[str, bytes] = {}
     sections, tables = [], []
@@ -90,12 +89,10 @@ def renew(readme: Path, root: Path) -> list[str]:
         DataError: a file or a case is missing, or a marker is not closed. Nothing is changed.
     """
     try:
-        content = readme.read_bytes().decode()
-    except OSError as error:
-        raise DataError(f"cannot read {readme}: {error.strerror}") from error
+        with explained(DataError, f"cannot read {readme}"):
+            before = readme.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{readme} is not a text in UTF-8") from error
-    before = content.replace("\r\n", "\n")
     renewed: list[str] = []
 
     def table_of(found: re.Match[str]) -> str:
@@ -118,11 +115,9 @@ def renew(readme: Path, root: Path) -> list[str]:
     after = _TABLE.sub(table_of, before)
     if 2 * len(renewed) != len(re.findall(r"^<!-- /?(?:bench|study|soak)\b", before, re.M)):
         raise DataError(f"{readme}: the marker of a table is not closed, or not opened")
-    if "\r\n" in content:
-        after = after.replace("\n", "\r\n")
-    if after != content:
+    if after != before:
         with explained(DataError, f"cannot write {readme}"), written_whole(readme) as temporary:
-            temporary.write_bytes(after.encode())
+            temporary.write_text(after, "utf-8")
     return renewed
 
 
