@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fastsiam.bench.cases import title_of
 from fastsiam.bench.records import Record
-from fastsiam.bench.tables import caption
+from fastsiam.bench.tables import caption, number
 from fastsiam.bench.timing import UNSTEADY
 from fastsiam.pipelines.backends import BASELINE
 from fastsiam.report import drawing
@@ -49,12 +49,33 @@ THEMES = {
 }
 
 
-def charts(records: Sequence[Record]) -> dict[str, Figure]:
-    """Draw the records of one case as bars, by the case's name; nothing if it has no images/s."""
-    drawn = [one for one in records if one.images]
+def chart(records: Sequence[Record]) -> Figure | None:
+    """Draw a bar for each record of a case, with its ceiling; None if it has no images/s."""
+    records = [one for one in records if one.images]
+    if not records:
+        return None
     if records[0].case == "peers":
-        drawn.sort(key=lambda one: -one.images_per_second)
-    return {plain_name(records[0].case): _bars(drawn)} if drawn else {}
+        records = sorted(records, key=lambda one: -one.images_per_second)
+    title = title_of(records[0].case)
+    figure = drawing.canvas(title, caption(records[:1]), 0.27 * len(records) + 0.45)
+    axes = drawing.plain(figure.add_subplot())
+    edge = 0.0
+    for y, one in enumerate(records):
+        hatch, speed = "////" if one.unsteady else None, one.images_per_second
+        axes.barh(y, speed, 0.72, color=_colour(one), hatch=hatch, edgecolor="white", lw=0)
+        axes.errorbar(speed, y, xerr=_whisker(one), color=INK, linewidth=0.8, capsize=2)
+        label, high = _label(one), one.images / min(one.all_seconds)
+        note(axes, high, y, label)
+        edge = max(edge, high / (1 - (len(label) + 2) / 70))
+        if one.share_of_ceiling:
+            ceiling = speed / one.share_of_ceiling
+            axes.vlines(ceiling, y - 0.5, y + 0.5, colors=INK, linestyles="--", lw=1)
+            edge = max(edge, 1.1 * ceiling)
+    axes.set_xlim(0, edge)
+    axes.set_yticks(range(len(records)), [_tick(one.name) for one in records])
+    axes.set_ylim(len(records) - 0.4, -0.6)
+    axes.set_xlabel(_legend(records))
+    return figure
 
 
 def front_charts(records: Sequence[Record]) -> dict[str, Figure]:
@@ -81,7 +102,7 @@ def front_charts(records: Sequence[Record]) -> dict[str, Figure]:
             color=[pipelines.get(one.pipeline, theme.own) for one in records],
         )
         unsteady = (f" (±{one.spread:.0%})" if one.unsteady else "" for one in records)
-        texts = [_short(x.images_per_second) + u for x, u in zip(records, unsteady, strict=True)]
+        texts = [_number(x.images_per_second) + u for x, u in zip(records, unsteady, strict=True)]
         axes.bar_label(bars, texts, padding=5, fontsize=8.5, color=theme.ink)
         axes.tick_params(length=0, labelsize=8.5, colors=theme.ink)
         axes.set_xticks([])
@@ -109,37 +130,16 @@ def plain_name(text: str) -> str:
     return re.sub(r"[^\w.-]+", "-", text).strip("-.")
 
 
-def _bars(records: Sequence[Record]) -> Figure:
-    """Draw a bar for each record, with its ceiling."""
-    title = title_of(records[0].case)
-    figure = drawing.canvas(title, caption(records[:1]), 0.27 * len(records) + 0.45)
-    axes = drawing.plain(figure.add_subplot())
-    edge = 0.0
-    for y, one in enumerate(records):
-        hatch, speed = "////" if one.unsteady else None, one.images_per_second
-        axes.barh(y, speed, 0.72, color=_colour(one), hatch=hatch, edgecolor="white", lw=0)
-        axes.errorbar(speed, y, xerr=_whisker(one), color=INK, linewidth=0.8, capsize=2)
-        label, high = _label(one), one.images / min(one.all_seconds)
-        note(axes, high, y, label)
-        edge = max(edge, high / (1 - (len(label) + 2) / 70))
-        if one.share_of_ceiling:
-            ceiling = speed / one.share_of_ceiling
-            axes.vlines(ceiling, y - 0.5, y + 0.5, colors=INK, linestyles="--", lw=1)
-            edge = max(edge, 1.1 * ceiling)
-    axes.set_xlim(0, edge)
-    axes.set_yticks(range(len(records)), [_tick(one.name) for one in records])
-    axes.set_ylim(len(records) - 0.4, -0.6)
-    axes.set_xlabel(_legend(records))
-    return figure
-
-
 def _label(one: Record) -> str:
     """Return a record's speed, and in brackets what it is of others'."""
-    shares = [] if one.ratio is None else [_times(one.ratio)]
-    shares += [] if one.share_of_ceiling is None else [f"{one.share_of_ceiling:.0%}"]
+    shares = []
+    if one.ratio is not None:
+        shares.append(f"{number(one.ratio)}x")
+    if one.share_of_ceiling is not None:
+        shares.append(f"{one.share_of_ceiling:.0%}")
     if "data_wait" in one.facts:
         shares.append(f"waits {one.facts['data_wait']:.0%}")
-    speed = _short(one.images_per_second)
+    speed = _number(one.images_per_second)
     return f"{speed} ({', '.join(shares)})" if shares else speed
 
 
@@ -181,11 +181,6 @@ def _tick(name: str) -> str:
     return shown(textwrap.fill(name, 32, max_lines=2, placeholder=" ..."))
 
 
-def _times(ratio: float) -> str:
-    """Format a ratio of speeds."""
-    return f"{ratio:,.0f}x" if ratio >= 9.95 else f"{ratio:.2g}x"
-
-
-def _short(value: float) -> str:
-    """Format a speed."""
+def _number(value: float) -> str:
+    """Format a speed with three digits at least."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -65,6 +65,11 @@ SOAKED: tuple[Pipeline, ...] = (*PIPELINES, "synthetic")
 """What ``fastsiam bench soak`` has runs with."""
 
 
+def _names(text: str) -> tuple[str, ...]:
+    """Return the parts of a list such as a,b; an empty text has no parts."""
+    return tuple(text.split(",")) if text else ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchConfig(Config):
     """Settings of a benchmark: what to measure, on which images, and how often."""
@@ -153,14 +158,11 @@ class BenchConfig(Config):
             ("peers", PEERS),
             ("methods", METHODS),
         ):
-            for name in getattr(self, field).split(","):
-                require(
-                    name in known or not getattr(self, field),
-                    f"{field} are some of {', '.join(known)}, not {name!r}",
-                )
+            for name in _names(getattr(self, field)):
+                require(name in known, f"{field} are some of {', '.join(known)}, not {name!r}")
         for value in self.latencies.split(","):
             require(value.isdigit(), f"latencies are ms such as 0,20,100, not {self.latencies!r}")
-        for value in self.values.split(",") if self.values else ():
+        for value in _names(self.values):
             require(
                 value.isdigit() and (int(value) > 0 or self.over == "jpeg-engine"),
                 f"values are whole numbers such as 1,2,4, not {self.values!r}",
@@ -180,18 +182,23 @@ class BenchConfig(Config):
         """The pipelines, the baseline first, which is always measured."""
         from fastsiam.pipelines.backends import BASELINE
 
-        names: Any = self.pipelines.split(",") if self.pipelines else PIPELINES
+        names: Any = _names(self.pipelines) or PIPELINES
         return (BASELINE, *(name for name in names if name != BASELINE))
 
     @property
     def variant_names(self) -> tuple[str, ...]:
         """The ways to take a training step."""
-        return tuple(self.variants.split(",")) if self.variants else tuple(VARIANTS)
+        return _names(self.variants) or tuple(VARIANTS)
 
     @property
     def peer_names(self) -> tuple[str, ...]:
         """The other libraries."""
-        return tuple(self.peers.split(",")) if self.peers else tuple(PEERS)
+        return _names(self.peers) or tuple(PEERS)
+
+    @property
+    def method_names(self) -> tuple[str, ...]:
+        """The methods to measure beside lightly's."""
+        return _names(self.methods) or METHODS
 
     @property
     def forms(self) -> tuple[Stored, ...]:
@@ -277,7 +284,7 @@ class HeadlineConfig(Config):
     @property
     def methods(self) -> tuple[str, ...]:
         """The methods in turn."""
-        return tuple(self.only.split(",")) if self.only else HEADLINE
+        return _names(self.only) or HEADLINE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,7 +303,7 @@ class SoakConfig(Config):
 
     def check(self) -> None:
         """Refuse unknown pipelines."""
-        for name in self.pipelines.split(",") if self.pipelines else ():
+        for name in _names(self.pipelines):
             require(name in SOAKED, f"pipelines are some of {', '.join(SOAKED)}, not {name!r}")
 
     @property
@@ -304,5 +311,5 @@ class SoakConfig(Config):
         """The pipelines in turn."""
         from fastsiam.pipelines.backends import BACKENDS
 
-        names: Any = self.pipelines.split(",") if self.pipelines else SOAKED
+        names: Any = _names(self.pipelines) or SOAKED
         return tuple(name for name in names if BACKENDS[name].installed)

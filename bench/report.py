@@ -5,22 +5,20 @@ It reads records and measures nothing: neither torch nor what times is imported.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from fastsiam.bench import soak as soaks
 from fastsiam.bench.cases import title_of
-from fastsiam.bench.charts import charts, front_charts, plain_name, svg
+from fastsiam.bench.charts import chart, front_charts, plain_name, svg
 from fastsiam.bench.finding import finding
 from fastsiam.bench.records import Record, grouped, read
 from fastsiam.bench.tables import caption, differences, rows_of, table
 from fastsiam.errors import DataError
 from fastsiam.files import explained, written_whole
 from fastsiam.report.drawing import png
-from fastsiam.report.page import Figure, Section, Table, flat, render
+from fastsiam.report.page import Figure, Section, Table, flat, render, text_of
 from fastsiam.study import record as studies_of
 from fastsiam.study import table as studies
 
@@ -44,14 +42,14 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
     Raises:
         DataError: a file cannot be read or holds no records, or the folder cannot be written.
     """
-    files = list(dict.fromkeys(files))
     runs = [_records(file) for file in files]
     pictures: dict[str, bytes] = {}
     sections, tables = [], []
     for number, (file, run) in enumerate(zip(files, runs, strict=True), 1):
         prefix = f"{number}-{plain_name(file.stem)}-" if len(files) > 1 else ""
         for case, records in grouped(run, lambda one: one.case).items():
-            drawn = {f"{prefix}{n}.png": png(f) for n, f in charts(records).items()}
+            figure = chart(records)
+            drawn = {f"{prefix}{plain_name(case)}.png": png(figure)} if figure else {}
             pictures |= drawn
             if case == "peers":
                 pictures |= {f"{prefix}{n}.svg": svg(f) for n, f in front_charts(records).items()}
@@ -91,12 +89,10 @@ def renew(readme: Path, root: Path) -> list[str]:
         DataError: a file or a case is missing, or a marker is not closed. Nothing is changed.
     """
     try:
-        content = readme.read_bytes().decode()
-    except OSError as error:
-        raise DataError(f"cannot read {readme}: {error.strerror}") from error
+        with explained(DataError, f"cannot read {readme}"):
+            before = readme.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{readme} is not a text in UTF-8") from error
-    before = content.replace("\r\n", "\n")
     renewed: list[str] = []
 
     def table_of(found: re.Match[str]) -> str:
@@ -119,11 +115,9 @@ def renew(readme: Path, root: Path) -> list[str]:
     after = _TABLE.sub(table_of, before)
     if 2 * len(renewed) != len(re.findall(r"^<!-- /?(?:bench|study|soak)\b", before, re.M)):
         raise DataError(f"{readme}: the marker of a table is not closed, or not opened")
-    if "\r\n" in content:
-        after = after.replace("\n", "\r\n")
-    if after != content:
+    if after != before:
         with explained(DataError, f"cannot write {readme}"), written_whole(readme) as temporary:
-            temporary.write_bytes(after.encode())
+            temporary.write_text(after, "utf-8")
     return renewed
 
 
@@ -162,7 +156,7 @@ def _section(title: str, records: Sequence[Record], drawn: Mapping[str, bytes]) 
     for one in records:
         about = {"command": one.command, "date": one.date, "in the clock": one.in_the_clock}
         settings = {**about, **one.config, **one.facts, **one.environment}
-        text = "; ".join(f"{name} {_value(value)}" for name, value in flat(settings).items())
+        text = "; ".join(f"{name} {text_of(value)}" for name, value in flat(settings).items())
         details.append((one.name, text))
     return Section(
         title=title,
@@ -175,9 +169,3 @@ def _section(title: str, records: Sequence[Record], drawn: Mapping[str, bytes]) 
         tables=[Table(rows, heads)],
         details=[Table(details)],
     )
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return value if isinstance(value, str) else json.dumps(value)

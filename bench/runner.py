@@ -13,20 +13,24 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastsiam.bench.measure import clocked, empty_gpu_cache, gpu_memory
 from fastsiam.bench.timing import Sample, Timing
 from fastsiam.errors import FastSiamError
 
+if TYPE_CHECKING:
+    from fastsiam.bench.session import Session
+
 _CONTEXT = multiprocessing.get_context("forkserver")
 _FRESH = multiprocessing.get_context("spawn")
 _PATIENCE = 5.0
 """Seconds that a process has to end after its connection was closed."""
+_PATIENCE_ON_GPU = 300.0
+"""Seconds that a runner may take for an answer on a GPU: it compiles a ResNet-50 in a minute."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,10 @@ class Task:
     """Prepares a repeat, outside of the clock."""
 
 
-Build = Callable[..., Mapping[str, Task]]
-"""A function of a module. Called with a runner's settings it returns its tasks, by name."""
+Build = Callable[[], Mapping[str, Task]]
+"""Returns a runner's tasks, by name: a function of a module with its settings (``partial``)."""
+Timings = dict[tuple[str, str], Timing]
+"""By the names of runner and task."""
 
 
 class RunnerError(FastSiamError):
@@ -56,7 +62,6 @@ class Runner:
 
     Args:
         build: called in each process.
-        settings: arguments of ``build``.
         ranks: number of processes; they find each other as torchrun's do.
         patience: seconds that an answer may take; None for no limit.
         fresh: start new Python processes, which have imported nothing, instead of forks of one that
@@ -69,7 +74,6 @@ class Runner:
     def __init__(
         self,
         build: Build,
-        settings: Mapping[str, Any],
         *,
         ranks: int = 1,
         patience: float | None = None,
@@ -78,14 +82,14 @@ class Runner:
         self._patience = patience
         self._processes: dict[Connection, Any] = {}
         _CONTEXT.set_forkserver_preload(["fastsiam.bench.cases.train"])  # imports torch once
-        before, port = gpu_memory(), _free_port()
+        before, (port,) = gpu_memory(), free_ports(1)
         for rank in range(ranks):
             context: Any = _FRESH if fresh else _CONTEXT
             pipe, remote = context.Pipe()
             place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
             place |= {"LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
             own = os.environ | {"MASTER_ADDR": "127.0.0.1"} | {k: str(v) for k, v in place.items()}
-            process = context.Process(target=_serve, args=(remote, own, build, dict(settings)))
+            process = context.Process(target=_serve, args=(remote, own, build))
             process.start()
             remote.close()
             self._processes[pipe] = process
@@ -163,101 +167,75 @@ class Runner:
         return answer
 
 
-class Comparison:
-    """Runners that take turns: A B C A B C ...
+def compare(
+    session: Session,
+    runners: Mapping[str, Build],
+    *,
+    ranks: Mapping[str, int] | None = None,
+    apart: bool = False,
+) -> Timings:
+    """Measure runners that are warmed up and then take turns: A B C A B C ...
 
     Args:
-        say: is told what happens, line by line.
+        session: says how often each task is timed; notes which runners fail, and why.
+        runners: by name; each has processes of its own.
+        ranks: processes of the runners that have several.
         apart: end each runner before the next one starts (A A B B C C), because their memory would
             not fit side by side.
-        patience: seconds that a runner may take for an answer; None for no limit.
+
+    Returns:
+        Timings, with the facts of their tasks.
     """
-
-    def __init__(
-        self, say: Callable[[str], None], *, apart: bool = False, patience: float | None = None
-    ) -> None:
-        self._say, self._apart, self._patience = say, apart, patience
-        self._pending: dict[str, Callable[[], bool]] = {}
-        self.runners: dict[str, Runner] = {}
-        """Runners that can be measured, by name."""
-        self.failed: dict[str, str] = {}
-        """Runners that cannot be measured, and the reason."""
-
-    def add(self, name: str, build: Build, /, *, ranks: int = 1, **settings: Any) -> bool:
-        """Start a runner, warm it up and return whether it is ready; if apart, do so later.
-
-        Args:
-            name: of the runner.
-            build: makes its tasks from ``settings``, in its own process.
-            ranks: processes that do the tasks together.
-            settings: arguments of ``build``.
-        """
-        start = partial(self._start, name, build, ranks, settings)
-        if self._apart:
-            self._pending[name] = start
-            return True
-        return start()
-
-    def run(self, repeats: int) -> dict[tuple[str, str], Timing]:
-        """Let the runners take turns, each with all of its tasks.
-
-        Returns:
-            Timings, with the facts of their tasks, by the names of runner and task.
-        """
-        if not self._apart:
-            timings = self._measure(list(self.runners), repeats)
-        else:
-            timings = {}
-            for name, start in self._pending.items():
-                if start():
-                    timings |= self._measure([name], repeats)
-                    self.runners[name].close()
-        return {turn: timing for turn, timing in timings.items() if turn[0] not in self.failed}
-
-    def _start(self, name: str, build: Build, ranks: int, settings: Mapping[str, Any]) -> bool:
-        self._say(f"{name}: warming up")
-        with self._failures(name):
-            self.runners[name] = Runner(build, settings, ranks=ranks, patience=self._patience)
-        return name in self.runners
-
-    def _measure(self, names: Sequence[str], repeats: int) -> dict[tuple[str, str], Timing]:
-        turns = [(name, task) for name in names for task in self.runners[name].images]
-        self._say(f"measuring: {repeats} rounds of {len(turns)}")
-        timings = {turn: Timing() for turn in turns}
-        for _ in range(repeats):
-            for (name, task), timing in timings.items():
-                if name not in self.failed:
-                    with self._failures(name):
-                        timing.samples.append(self.runners[name].run(task))
-                        self.runners[name].rest()
-        for (name, task), timing in timings.items():
-            if name in self.failed:
-                continue
-            runner = self.runners[name]
-            timing.images, timing.gpu = runner.images[task], runner.gpu
-            with self._failures(name):
-                timing.facts = runner.facts(task)
-                timing.settings = timing.facts.pop("settings", {})
-                timing.facts |= {"apart": True} if self._apart else {}
-        return timings
+    say, repeats = session.console.say, session.config.repeats
+    patience = _PATIENCE_ON_GPU if session.gpu else None
+    running: dict[str, Runner] = {}
 
     @contextlib.contextmanager
-    def _failures(self, name: str) -> Iterator[None]:
+    def failures(name: str) -> Iterator[None]:
         """Note that a runner fails inside, and end it."""
         try:
             yield
         except RunnerError as failure:
-            self.failed[name] = str(failure)
-            self._say(f"{name}: not measured: {failure}")
-            if name in self.runners:
-                self.runners[name].close()  # its other ranks would wait for ever
+            session.failed[name] = str(failure)
+            say(f"{name}: not measured: {failure}")
+            if name in running:
+                running.pop(name).close()  # its other ranks would wait for ever
 
-    def __enter__(self) -> Comparison:
-        return self
+    def measure(names: Iterable[str]) -> Timings:
+        for name in names:
+            say(f"{name}: warming up")
+            with failures(name):
+                running[name] = Runner(
+                    runners[name], ranks=(ranks or {}).get(name, 1), patience=patience
+                )
+        timings = {
+            (name, task): Timing(images=images, gpu=runner.gpu)
+            for name, runner in running.items()
+            for task, images in runner.images.items()
+        }
+        if timings:
+            say(f"measuring: {repeats} rounds of {len(timings)}")
+        for _ in range(repeats):
+            for (name, task), timing in timings.items():
+                if name in running:
+                    with failures(name):
+                        timing.samples.append(running[name].run(task))
+                        running[name].rest()
+        for (name, task), timing in timings.items():
+            if name in running:
+                with failures(name):
+                    timing.facts = running[name].facts(task) | ({"apart": True} if apart else {})
+                    timing.settings = timing.facts.pop("settings", {})
+        return {turn: timing for turn, timing in timings.items() if turn[0] in running}
 
-    def __exit__(self, *_: object) -> None:
-        for runner in self.runners.values():
-            runner.close()
+    timings: Timings = {}
+    for group in [[name] for name in runners] if apart else [list(runners)]:
+        try:
+            timings |= measure(group)
+        finally:
+            while running:
+                running.popitem()[1].close()
+    return timings
 
 
 @dataclass(frozen=True)
@@ -268,9 +246,7 @@ class _Failure:
     trace: str
 
 
-def _serve(
-    end: Connection, environment: Mapping[str, str], build: Build, settings: Mapping[str, Any]
-) -> None:
+def _serve(end: Connection, environment: Mapping[str, str], build: Build) -> None:
     """Build tasks and run them as told through a connection, until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent closes the connection then
     os.environ.clear()
@@ -281,29 +257,32 @@ def _serve(
         os.dup2(quiet, 2)
     multiprocessing.set_start_method(None, force=True)  # its processes start as in any program
     try:
-        tasks = build(**settings)
+        tasks = build()
         end.send({name: task.images for name, task in tasks.items()})
+
+        def run(name: str) -> Sample:
+            tasks[name].before()
+            return clocked(tasks[name].run)
+
+        answers: dict[str, Callable[[str], Any]] = {
+            "run": run,
+            "rest": lambda _: empty_gpu_cache(),
+            "facts": lambda name: tasks[name].facts(),
+        }
         while True:
             try:
                 what, name = end.recv()
             except (EOFError, ConnectionResetError):
                 return
-            if what == "facts":
-                end.send(tasks[name].facts())
-                continue
-            if what == "rest":
-                empty_gpu_cache()
-                end.send(None)
-                continue
-            tasks[name].before()
-            end.send(clocked(tasks[name].run))
+            end.send(answers[what](name))
     except BaseException as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         with contextlib.suppress(OSError):
             end.send(_Failure(lines[0], traceback.format_exc()))
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens at."""
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [probe.getsockname()[1] for probe in probes]

@@ -16,15 +16,13 @@ import torch
 
 from fastsiam.bench.config import CONTAINERS, ORIGINAL, BenchConfig, Stored
 from fastsiam.bench.images import Images, take_images
-from fastsiam.bench.runner import Comparison
 from fastsiam.config import DataConfig, NumericsConfig, Pipeline, RunConfig, TrainConfig
 from fastsiam.console import Console
 from fastsiam.distributed import check_devices
 from fastsiam.pipelines.backends import BACKENDS, BASELINE
 from fastsiam.pipelines.workers import count as count_workers
+from fastsiam.signals import handled
 
-_PATIENCE = 300.0
-"""Seconds that a runner may take for an answer on a GPU: it compiles a ResNet-50 in a minute."""
 _LOADED_ON_CPU = 64
 _TRAINED_ON_CPU, _SMALL_TRAINED_ON_CPU = 8, 64
 """Views that take a CPU about half a second, large and small ones; twice as many in narrow nets."""
@@ -43,8 +41,8 @@ class Session:
     folder: Path
     """For files; they go when the session ends."""
     console: Console
-    not_measured: list[str] = field(default_factory=list)
-    """Variants of the step that were asked for and failed, each with the reason."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Runners that could not be measured, and why."""
     _images: dict[int, Images] = field(default_factory=dict)
 
     @property
@@ -142,10 +140,6 @@ class Session:
             run=RunConfig(device="cuda" if self.gpu else "cpu"),
         )
 
-    def comparison(self, *, apart: bool = False) -> Comparison:
-        """Return a comparison of runners that tells the console what it does."""
-        return Comparison(self.console.say, apart=apart, patience=_PATIENCE if self.gpu else None)
-
     def settings(self, **more: Any) -> dict[str, Any]:
         """Return what a record's figures depend on: of the recipe, and ``more``."""
         augment = self.config.augment
@@ -167,9 +161,8 @@ def session(config: BenchConfig) -> Iterator[Session]:
     """
     check_devices(RunConfig(device=config.device))
     gpu = config.device != "cpu" and torch.cuda.is_available()
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        with tempfile.TemporaryDirectory(prefix="fastsiam-bench-") as folder:
-            yield Session(config, "cuda" if gpu else "cpu", Path(folder), Console())
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with (
+        handled([signal.SIGTERM], lambda number, _: sys.exit(128 + number)),
+        tempfile.TemporaryDirectory(prefix="fastsiam-bench-") as folder,
+    ):
+        yield Session(config, "cuda" if gpu else "cpu", Path(folder), Console())

@@ -46,6 +46,7 @@ def run(case: str, config: BenchConfig) -> list[Record]:
         print(f"\n{finding(records)}")
     if config.json:
         write(Path(config.json), records)
-    if own.not_measured:
-        raise BackendError(f"not measured: {'; '.join(own.not_measured)}")
+    if case == "step" and own.failed:
+        reasons = (f"{name} ({why})" for name, why in own.failed.items())
+        raise BackendError(f"not measured: {'; '.join(reasons)}")
     return records

@@ -12,11 +12,12 @@ import multiprocessing
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from fastsiam.bench.images import Silent
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Task
+from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import ConvertConfig
 from fastsiam.pipelines.convert import convert
@@ -27,24 +28,25 @@ def measure(session: Session) -> list[Record]:
     """Measure conversion of a folder of files."""
     images = session.images(session.loaded_batch)
     size = int(open_store(images.folder, "train", sources=True).sizes().sum())
-    with session.comparison() as comparison:
-        for name in ("cp", "fastsiam", "ffcv"):
-            comparison.add(
-                name,
+    timings = compare(
+        session,
+        {
+            name: partial(
                 build_convert,
                 name=name,
                 source=images.folder,
                 target=session.folder / f"converted-{name}",
                 workers=session.workers,
             )
-        timings = comparison.run(session.config.repeats)
-    cp = timings.get(("cp", "convert"))
+            for name in ("cp", "fastsiam", "ffcv")
+        },
+    )
     return [
         record(
             "convert",
             f"{name}, files",
             timing,
-            baseline=("cp", cp) if cp else None,
+            baseline=("cp", timings.get(("cp", "convert"))),
             facts={"megabytes_per_second": size / 1e6 / timing.median, "images": timing.images},
             in_the_clock="opening the source, reading from the page cache, writing without "
             "waiting for the disk; not: starting python",

@@ -23,13 +23,14 @@ static void leave(j_common_ptr codec) {
 
 static void print_nothing(j_common_ptr) {}
 
-// Decodes the rows of a box, and its columns or some more, to RGB.
+// Decodes the rows of a box, and its columns or some more, to RGB; the arguments are those of
+// fastsiam_decode, of which the image's height and width are not needed.
 //
 // box: top, left, bottom, right, in pixels. out: has room for the whole image; its rows follow each
 // other without gaps. columns: the first column of out in the image, and how many there are.
 // Returns 0, or 1 if libjpeg-turbo refuses the image or warns of it.
-extern "C" int crop_and_skip(const uint8_t *data, uint64_t bytes, const int32_t *box, uint8_t *out,
-                             uint32_t *columns) {
+extern "C" int crop_and_skip(const uint8_t *data, int64_t bytes, int32_t, int32_t,
+                             const int32_t *box, uint8_t *out, uint32_t *columns) {
     jpeg_decompress_struct codec;
     Errors errors;
     codec.err = jpeg_std_error(&errors.manager);

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from ctypes.util import find_library
 from dataclasses import replace
+from functools import cache, partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from fastsiam.bench.config import CONTAINERS
 from fastsiam.bench.images import FORMS, Images
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Comparison, Task
+from fastsiam.bench.runner import Build, Task, Timings, compare
 from fastsiam.bench.session import Session
 from fastsiam.bench.timing import Timing
 from fastsiam.config import AugmentConfig, DataConfig
@@ -36,6 +35,9 @@ OURS, OUR_PART = "fastsiam", "fastsiam: the boxes' part"
 TURBO, TURBO_PART = "libjpeg-turbo", "libjpeg-turbo with crop and skip"
 """libjpeg-turbo by its public functions: whole images, and the same part."""
 _CROP_AND_SKIP = Path(__file__).with_name("crop_and_skip.cpp")
+_POINTER, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+_ARGUMENTS: Any = (_POINTER, _INT64, _INT32, _INT32, _POINTER, _POINTER, _POINTER)
+"""Of C functions: bytes and how many, height, width, box, pixels, the place of the pixels."""
 _BEHIND = 64
 """Bytes that may be written behind the pixels; the place of the pixels needs fewer."""
 
@@ -43,30 +45,26 @@ _BEHIND = 64
 def measure(session: Session) -> list[Record]:
     """Measure decoders on each form of the images that is encoded."""
     images = session.images(session.loaded_batch)
-    with session.comparison() as comparison:
-        add_decoders(comparison, session, images)
-        timings = comparison.run(session.config.repeats)
-    return decode_records(session, images, timings)
+    return decode_records(session, images, compare(session, decoders(session, images)))
 
 
-def add_decoders(comparison: Comparison, session: Session, images: Images) -> None:
-    """Add a runner of all decoders for each form of the images that is encoded."""
-    for form in session.config.forms:
-        if form in CONTAINERS or FORMS[form].raw:
-            continue  # it has the original images' bytes, or nothing to decode
-        comparison.add(
-            f"{_DECODE}, {form}",
+def decoders(session: Session, images: Images) -> dict[str, Build]:
+    """Return a runner of all decoders for each form of the images that is encoded."""
+    return {
+        f"{_DECODE}, {form}": partial(
             build_decoding,
             path=str(images.folder if form == "original" else images.stored(form)),
             workers=session.workers,
             batch=session.loaded_batch,
             device=session.device,
         )
+        for form in session.config.forms
+        # Others have the original images' bytes, or nothing to decode.
+        if form not in CONTAINERS and not FORMS[form].raw
+    }
 
 
-def decode_records(
-    session: Session, images: Images, timings: Mapping[tuple[str, str], Timing]
-) -> list[Record]:
+def decode_records(session: Session, images: Images, timings: Timings) -> list[Record]:
     """Return the records of the decoders that were measured; name those that were left out."""
     for (runner, _), timing in timings.items():
         for decoder, why in timing.facts.pop("left_out", {}).items():
@@ -86,7 +84,7 @@ def decode_records(
     ]
 
 
-def fastest(timings: Mapping[tuple[str, str], Timing], form: str, *, on_gpu: bool) -> Timing | None:
+def fastest(timings: Timings, form: str, *, on_gpu: bool) -> Timing | None:
     """Return the timing of bare decoding: the fastest decoder of whole images except fastsiam's.
 
     What fastsiam's decoder saves is part of what its pipelines gain.
@@ -122,13 +120,14 @@ def build_decoding(*, path: str, workers: int, batch: int, device: str) -> dict[
 
         return decode_image(tensors[index], ImageReadMode.RGB)
 
+    by_function = partial(_by_function, size=size, data=data, workers=workers)
     makers: dict[str, Callable[[], Callable[[], object]]] = {
         "PIL": lambda: in_threads(lambda _, index: store.decode(index)),
         "torchvision.io": lambda: in_threads(by_torchvision),
-        TURBO: lambda: in_threads(_by_turbo(size, data, workers)),
-        TURBO_PART: lambda: in_threads(_by_crop_and_skip(size, data, workers)),
-        OURS: lambda: in_threads(_by_fastsiam(size, data, workers, part=False)),
-        OUR_PART: lambda: in_threads(_by_fastsiam(size, data, workers, part=True)),
+        TURBO: lambda: in_threads(by_function(crop_and_skip(), part=False)),
+        TURBO_PART: lambda: in_threads(by_function(crop_and_skip(), part=True)),
+        OURS: lambda: in_threads(by_function(_fastsiam_decode(), part=False)),
+        OUR_PART: lambda: in_threads(by_function(_fastsiam_decode(), part=True)),
     }
     makers[_DALI[device]] = lambda: _by_dali(data, workers, device, batch)
     tasks: dict[str, Task] = {}
@@ -137,7 +136,7 @@ def build_decoding(*, path: str, workers: int, batch: int, device: str) -> dict[
         try:
             run = make()
             run()
-        except (ImportError, RuntimeError) as error:  # it is missing, or refuses an image
+        except (ImportError, OSError, RuntimeError) as error:  # missing, or refuses an image
             left_out[name] = str(error).splitlines()[0]
         else:
             tasks[name] = Task(run, len(data))
@@ -146,112 +145,67 @@ def build_decoding(*, path: str, workers: int, batch: int, device: str) -> dict[
     return tasks
 
 
-def _by_turbo(
-    size: NDArray[np.int64], data: Sequence[bytes], workers: int
+def _by_function(
+    function: Any, size: NDArray[np.int64], data: Sequence[bytes], workers: int, *, part: bool
 ) -> Callable[[int, int], object]:
-    """Return libjpeg-turbo's decoding of an image, by the numbers of thread and image."""
-    found = find_library("turbojpeg")
-    if found is None:
-        raise ImportError("no libturbojpeg")
-    turbo: Any = ctypes.CDLL(found)
-    pointer, number = ctypes.c_void_p, ctypes.c_int
-    turbo.tjInitDecompress.restype = pointer
-    turbo.tjDecompress2.argtypes = [pointer, pointer, ctypes.c_ulong, pointer, *[number] * 5]
-    pixels = [np.empty(3 * int(size.prod(1).max()), np.uint8) for _ in range(workers)]
-    handles = [turbo.tjInitDecompress() for _ in range(workers)]
-    rgb, accurate = 0, 4096  # TJPF_RGB, TJFLAG_ACCURATEDCT
+    """Return decoding by a C function, called with the numbers of thread and image.
+
+    Args:
+        function: ``crop_and_skip``, or fastsiam's with the same arguments.
+        size: (N, 2) height and width of the images.
+        data: their bytes.
+        workers: threads.
+        part: decode what the boxes of two views need; else all.
+    """
+    box = np.concatenate([np.zeros_like(size), size], 1)
+    if part:
+        augment, index = AugmentConfig(), np.arange(len(size))
+        boxes = draw_views(augment, seed=0, epoch=0, index=index, size=size).box
+        first, last = boxes[..., :2], boxes[..., :2] + boxes[..., 2:]
+        box = np.concatenate([first.min(0), last.max(0)], 1)
+    box = np.ascontiguousarray(box, np.int32)
+    pixels = [np.empty(3 * int(size.prod(1).max()) + _BEHIND, np.uint8) for _ in range(workers)]
+    places = [np.empty(_BEHIND, np.uint8) for _ in range(workers)]
 
     def one(worker: int, index: int) -> None:
-        height, width = size[index].tolist()
-        image = data[index], len(data[index]), library.at(pixels[worker])
-        if turbo.tjDecompress2(handles[worker], *image, width, 0, height, rgb, accurate):
-            raise RuntimeError(f"libjpeg-turbo refuses image {index}")
+        image = data[index], len(data[index]), *size[index].tolist(), library.at(box[index])
+        if function(*image, library.at(pixels[worker]), library.at(places[worker])):
+            raise RuntimeError(f"it refuses image {index}")
 
     return one
 
 
-def _by_crop_and_skip(
-    size: NDArray[np.int64], data: Sequence[bytes], workers: int
-) -> Callable[[int, int], object]:
-    """Return libjpeg-turbo's decoding of the part that the boxes of two views need."""
-    decode, box = compiled_crop_and_skip(), _parts(size)
-    pixels = [np.empty(3 * int(size.prod(1).max()), np.uint8) for _ in range(workers)]
-    columns = [np.empty(2, np.uint32) for _ in range(workers)]
-
-    def one(worker: int, index: int) -> None:
-        into = library.at(pixels[worker]), library.at(columns[worker])
-        if decode(data[index], len(data[index]), library.at(box[index]), *into):
-            raise RuntimeError(f"libjpeg-turbo refuses image {index}")
-
-    return one
-
-
-def compiled_crop_and_skip() -> Any:
+@cache
+def crop_and_skip() -> Any:
     """Compile ``crop_and_skip.cpp`` against the system's libjpeg-turbo and return its function.
 
     Raises:
-        RuntimeError: g++ or libjpeg-turbo's header is missing, or the system has another libjpeg.
+        OSError: there is no g++.
+        RuntimeError: libjpeg-turbo's header is missing, or the system has another libjpeg.
     """
-    compiler = shutil.which("g++")
-    if compiler is None:
-        raise RuntimeError("no g++ to compile crop_and_skip.cpp")
     with tempfile.TemporaryDirectory() as folder:
         compiled = f"{folder}/crop_and_skip.so"
-        command = [compiler, "-std=c++17", "-O2", "-shared", "-fPIC", "-Wl,-z,defs"]
+        command = ["g++", "-std=c++17", "-O2", "-shared", "-fPIC", "-Wl,-z,defs"]
         command += [str(_CROP_AND_SKIP), "-ljpeg", "-o", compiled]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"g++ cannot compile {_CROP_AND_SKIP}: {done.stderr}")
         function = ctypes.CDLL(compiled).crop_and_skip  # it stays loaded without its file
-    pointer = ctypes.c_void_p
-    function.argtypes = [pointer, ctypes.c_uint64, pointer, pointer, pointer]
+    function.argtypes = _ARGUMENTS
     return function
 
 
-def _parts(size: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Return (N, 4) top, left, bottom, right of what the boxes of two views need.
-
-    Args:
-        size: (N, 2) height and width of images; the boxes are drawn with the default settings.
-    """
-    index = np.arange(len(size))
-    boxes = draw_views(AugmentConfig(), seed=0, epoch=0, index=index, size=size).box
-    first, last = boxes[..., :2], boxes[..., :2] + boxes[..., 2:]
-    return np.ascontiguousarray(np.concatenate([first.min(0), last.max(0)], 1), np.int32)
-
-
-def _by_fastsiam(
-    size: NDArray[np.int64], data: Sequence[bytes], workers: int, *, part: bool
-) -> Callable[[int, int], object]:
-    """Return a loader thread's decoding of an image, by the numbers of thread and image.
-
-    Args:
-        size: (N, 2) height and width of the images.
-        data: their bytes.
-        workers: threads.
-        part: decode what the boxes of two views need, drawn with the default settings; else all.
+def _fastsiam_decode() -> Any:
+    """Return fastsiam's decoder.
 
     Raises:
         RuntimeError: fastsiam was compiled without libjpeg-turbo.
     """
-    decode: Any = getattr(library.jpeg(), "fastsiam_decode", None)
-    if decode is None:
+    function: Any = getattr(library.jpeg(), "fastsiam_decode", None)
+    if function is None:
         raise RuntimeError("compiled without libjpeg-turbo")
-    pointer, number = ctypes.c_void_p, ctypes.c_int32
-    decode.argtypes = [pointer, ctypes.c_int64, number, number, pointer, pointer, pointer]
-    whole = np.concatenate([np.zeros_like(size), size], 1)
-    box = _parts(size) if part else np.ascontiguousarray(whole, np.int32)
-    pixels = [np.empty(3 * int(size.prod(1).max()) + _BEHIND, np.uint8) for _ in range(workers)]
-    places = [np.empty(_BEHIND, np.uint8) for _ in range(workers)]
-
-    def one(worker: int, index: int) -> None:
-        height, width = size[index].tolist()
-        where = box.ctypes.data + box.strides[0] * index
-        into = library.at(pixels[worker]), library.at(places[worker])
-        if decode(data[index], len(data[index]), height, width, where, *into):
-            raise RuntimeError(f"fastsiam's decoder refuses image {index}")
-
-    return one
+    function.argtypes = _ARGUMENTS
+    return function
 
 
 def _by_dali(data: Sequence[bytes], workers: int, device: str, batch: int) -> Callable[[], object]:

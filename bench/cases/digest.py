@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from fastsiam.bench.cases.step import build_step
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Task
+from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig
 from fastsiam.views.digest import batch_digest
@@ -20,10 +22,13 @@ def measure(session: Session) -> list[Record]:
     """Measure digests and steps of the same batch."""
     batch = session.trained_batch
     config = session.train_config(batch)
-    with session.comparison() as comparison:
-        comparison.add("digest", build_digest, augment=config.augment, batch=batch)
-        comparison.add("step", build_step, config=config)
-        timings = comparison.run(session.config.repeats)
+    timings = compare(
+        session,
+        {
+            "digest": partial(build_digest, augment=config.augment, batch=batch),
+            "step": partial(build_step, config=config),
+        },
+    )
     step = timings.get(("step", "step"))
     records = []
     for (_, name), timing in timings.items():

@@ -9,6 +9,7 @@ Both classify all queries with k 200 and T 0.1; lightly takes them in batches of
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Task
+from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.evaluate.knn import knn_accuracy
 
@@ -31,17 +32,19 @@ def measure(session: Session) -> list[Record]:
     """Measure ours and lightly's on each set of features."""
     records = []
     for title, size in _SIZES.items():
-        with session.comparison() as comparison:
-            for name in ("fastsiam", "lightly"):
-                comparison.add(name, build_knn, name=name, device=session.device, **size)
-            timings = comparison.run(session.config.repeats)
-        lightly = timings.get(("lightly", "knn"))
+        timings = compare(
+            session,
+            {
+                name: partial(build_knn, name=name, device=session.device, **size)
+                for name in ("fastsiam", "lightly")
+            },
+        )
         records += [
             record(
                 "knn",
                 f"{name}, {title}",
                 timing,
-                baseline=("lightly", lightly) if lightly else None,
+                baseline=("lightly", timings.get(("lightly", "knn"))),
                 in_the_clock="normalising, search and vote; features are on the device",
                 config={"k": K, "temperature": TEMPERATURE, "device": session.device, **size},
             )

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import count
 from typing import Any
 
-from fastsiam.bench.cases.decode import add_decoders, decode_records, fastest
+from fastsiam.bench.cases.decode import decode_records, decoders, fastest
 from fastsiam.bench.config import CONTAINERS, ORIGINAL, Stored
-from fastsiam.bench.images import Images
 from fastsiam.bench.measure import children
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Comparison, Task
+from fastsiam.bench.runner import Task, Timings, compare
 from fastsiam.bench.session import Session
 from fastsiam.bench.timing import Timing
 from fastsiam.config import AugmentConfig, DataConfig, Pipeline
@@ -24,68 +23,55 @@ from fastsiam.pipelines.loaders import CropLoader
 def measure(session: Session) -> list[Record]:
     """Measure each pipeline on each form of the images, and the decoders."""
     images = session.images(session.loaded_batch)
-    with session.comparison() as comparison:
-        add_decoders(comparison, session, images)
-        added = _add_pipelines(comparison, session, images)
-        timings = comparison.run(session.config.repeats)
-    baseline = timings.get((BASELINE, "views"))
-    records = decode_records(session, images, timings)
-    for name, (pipeline, form) in added.items():
-        records += [
-            record(
-                "loader",
-                f"{pipeline} {work}" + ("" if form == "original" else f", {form}"),
-                timing,
-                torchvision=baseline,
-                ceiling=_ceiling(session, pipeline, form, timings),
-                pipeline=pipeline,
-                facts={"what": work, "stored": form},
-                in_the_clock="one epoch, from its first request to its last batch on the device; "
-                "not: opening the data, compiling, the first epoch",
-                config=session.settings(
-                    batch=session.loaded_batch, workers=session.workers, data=images.about
-                ),
-            )
-            for (who, work), timing in timings.items()
-            if who == name
-        ]
-    return records
-
-
-def _add_pipelines(
-    comparison: Comparison, session: Session, images: Images
-) -> dict[str, tuple[Pipeline, Stored]]:
-    """Add a runner of each pipeline on each form of the images; return these by its name."""
     added: dict[str, tuple[Pipeline, Stored]] = {}
+    runners = decoders(session, images)
     for pipeline in session.config.pipeline_names:
         for form in session.forms(pipeline):
-            settings: dict[str, Any] = {
-                "data": session.data(images, pipeline, form),
-                "augment": session.config.augment,
-                "batch": session.loaded_batch,
-                "images": images.count,
-                "device": session.device,
-            }
             name = pipeline if form == "original" else f"{pipeline}, {form}"
             builds = {name: build_loading}
             if not BACKENDS[pipeline].crops:
                 builds[f"{name}, without colours"] = build_plain_crops
             for runner, build in builds.items():
-                if comparison.add(runner, build, **settings):
-                    added[runner] = pipeline, form
-    return added
+                added[runner] = pipeline, form
+                runners[runner] = partial(
+                    build,
+                    data=session.data(images, pipeline, form),
+                    augment=session.config.augment,
+                    batch=session.loaded_batch,
+                    images=images.count,
+                    device=session.device,
+                )
+    timings = compare(session, runners)
+    records = decode_records(session, images, timings)
+    for (runner, work), timing in timings.items():
+        if runner not in added:
+            continue
+        pipeline, form = added[runner]
+        one = record(
+            "loader",
+            f"{pipeline} {work}" + ("" if form == "original" else f", {form}"),
+            timing,
+            torchvision=timings.get((BASELINE, "views")),
+            ceiling=("bare decoding", _ceiling(session, pipeline, form, timings)),
+            pipeline=pipeline,
+            facts={"what": work, "stored": form},
+            in_the_clock="one epoch, from its first request to its last batch on the device; "
+            "not: opening the data, compiling, the first epoch",
+            config=session.settings(
+                batch=session.loaded_batch, workers=session.workers, data=images.about
+            ),
+        )
+        records.append(one)
+    return records
 
 
-def _ceiling(
-    session: Session, pipeline: Pipeline, form: Stored, timings: Mapping[tuple[str, str], Timing]
-) -> tuple[str, Timing] | None:
+def _ceiling(session: Session, pipeline: Pipeline, form: Stored, timings: Timings) -> Timing | None:
     """Return the fastest decoder, of the device on which a pipeline decodes, if it does."""
     backend = BACKENDS[pipeline]
     if backend.decoder is None:
         return None
     bytes_of = ORIGINAL if form in CONTAINERS else form
-    found = fastest(timings, bytes_of, on_gpu=session.gpu and backend.decodes_on_gpu)
-    return ("bare decoding", found) if found else None
+    return fastest(timings, bytes_of, on_gpu=session.gpu and backend.decodes_on_gpu)
 
 
 def build_loading(

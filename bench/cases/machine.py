@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Task
+from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.bench.timing import Timing
 
@@ -16,9 +17,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 def measure(session: Session) -> list[Record]:
     """Measure copies within memory (and to a GPU's), and matrix products, as torch does them."""
-    with session.comparison() as comparison:
-        comparison.add("machine", build_machine, device=session.device)
-        timings = comparison.run(session.config.repeats)
+    timings = compare(session, {"machine": partial(build_machine, device=session.device)})
     return [
         record(
             "machine",

@@ -7,15 +7,16 @@ Network, heads, tensors and settings are the same. Ours is taken in some of the 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
 
 import torch
 
 from fastsiam.bench.cases.step import Fed, Stepper, build_step, stepping
-from fastsiam.bench.config import AUTHORS, METHODS, ONLY_ON_GPU, SYNC_BN, VARIANTS
+from fastsiam.bench.config import AUTHORS, ONLY_ON_GPU, SYNC_BN, VARIANTS
 from fastsiam.bench.peers import require_lightly
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Task
+from fastsiam.bench.runner import Build, Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import METHOD_CONFIGS, TrainConfig
 from fastsiam.views.batch import Batch
@@ -26,31 +27,28 @@ _WAYS = ("default", "eager", "plain")
 
 def measure(session: Session) -> list[Record]:
     """Measure the methods one after the other, fastsiam's and lightly's interleaved."""
-    chosen = session.config.methods.split(",") if session.config.methods else METHODS
-    return [one for name in chosen for one in _measured(session, name)]
+    return [one for name in session.config.method_names for one in _measured(session, name)]
 
 
 def _measured(session: Session, name: str) -> list[Record]:
     """Measure a method; lightly's is what others are compared with."""
     theirs = f"{name}, lightly"
     configs = {theirs: _config(session, name, "plain")}
-    with session.comparison(apart=session.gpu) as comparison:
-        comparison.add(theirs, build_lightly, config=configs[theirs])
-        for way in session.config.variants.split(",") if session.config.variants else _WAYS:
-            who = f"{name}, {way}"
-            if way in (SYNC_BN, AUTHORS):
-                session.console.say(f"{who}: not measured: it is of fastsiam bench step")
-            elif session.gpu or way not in ONLY_ON_GPU:
-                configs[who] = _config(session, name, way)
-                comparison.add(who, build_step, config=configs[who])
-        timings = comparison.run(session.config.repeats)
-    lightly = timings.get((theirs, "step"))
+    runners: dict[str, Build] = {theirs: partial(build_lightly, config=configs[theirs])}
+    for way in session.config.variants.split(",") if session.config.variants else _WAYS:
+        who = f"{name}, {way}"
+        if way in (SYNC_BN, AUTHORS):
+            session.console.say(f"{who}: not measured: it is of fastsiam bench step")
+        elif session.gpu or way not in ONLY_ON_GPU:
+            configs[who] = _config(session, name, way)
+            runners[who] = partial(build_step, config=configs[who])
+    timings = compare(session, runners, apart=session.gpu)
     return [
         record(
             "methods",
             who,
             timing,
-            baseline=(theirs, lightly) if lightly else None,
+            baseline=(theirs, timings.get((theirs, "step"))),
             in_the_clock="forward, backward, optimizer, momentum encoder and queue, on tensors "
             "that are ready",
             config=session.settings(
@@ -85,23 +83,19 @@ def lightly_step(own: Fed) -> Stepper:
 
     ``channels_last`` is as the settings say, whatever the layout of the batches.
     """
-    from fastsiam.bench.lightly import Step, composed, memory_format
+    from fastsiam.bench.lightly import Step
 
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
-    model = composed(own.config, steps_per_epoch=own.loader.steps).to(own.place.device).train()
-    layout = memory_format(own.config)
-    model = model.to(memory_format=layout)
-    step = Step(own.config, model)
+    step = Step(own.config, own.loader.steps, own.place.device)
 
     def take(batch: Batch) -> None:
-        views = [view.float().contiguous(memory_format=layout) for view in batch.views]
-        step(views, at=0)
+        step(batch.views, at=0)
 
     settings = {
         "precision": "fp32",
-        "channels_last": layout == torch.channels_last,
+        "channels_last": step.layout == torch.channels_last,
         "compile": "off",
         "lightly": metadata.version("lightly"),
     }
-    return Stepper(take, model, settings)
+    return Stepper(take, step.model, settings)

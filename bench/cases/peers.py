@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler, get_worker_info
 from torch.utils.dlpack import from_dlpack
 
 from fastsiam.bench.cases.loader import build_loading
 from fastsiam.bench.peers import PEERS
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Task
+from fastsiam.bench.runner import Build, Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig, ViewConfig
 from fastsiam.pipelines.backends import BASELINE
@@ -76,32 +77,32 @@ def measure(session: Session) -> list[Record]:
     batch = session.loaded_batch
     images = session.images(batch)
     pipelines = {f"fastsiam --pipeline {one}": one for one in session.config.pipeline_names}
-    with session.comparison() as comparison:
-        for name, pipeline in pipelines.items():
-            comparison.add(
-                name,
-                build_loading,
-                data=session.data(images, pipeline),
-                augment=session.config.augment,
-                batch=batch,
-                images=images.count,
-                device=session.device,
-            )
-        job = Job(
-            folder=str(images.folder),
-            beton=str(images.stored("original") / "train.beton"),
+    runners: dict[str, Build] = {
+        name: partial(
+            build_loading,
+            data=session.data(images, pipeline),
             augment=session.config.augment,
             batch=batch,
-            workers=session.workers,
             images=images.count,
-            device=torch.device(session.device),
+            device=session.device,
         )
-        for peer in session.config.peer_names:
-            if reason := PEERS[peer].missing:
-                session.console.say(f"{peer}: not measured: {reason}")
-            else:
-                comparison.add(PEERS[peer].title, build_peer, peer=peer, job=job)
-        timings = comparison.run(session.config.repeats)
+        for name, pipeline in pipelines.items()
+    }
+    job = Job(
+        folder=str(images.folder),
+        beton=str(images.stored("original") / "train.beton"),
+        augment=session.config.augment,
+        batch=batch,
+        workers=session.workers,
+        images=images.count,
+        device=torch.device(session.device),
+    )
+    for peer in session.config.peer_names:
+        if reason := PEERS[peer].missing:
+            session.console.say(f"{peer}: not measured: {reason}")
+        else:
+            runners[PEERS[peer].title] = partial(build_peer, peer=peer, job=job)
+    timings = compare(session, runners)
     baseline = timings.get((f"fastsiam --pipeline {BASELINE}", "views"))
     return [
         record(
@@ -199,17 +200,6 @@ def _by_spdl(job: Job) -> Epoch:
     return epoch
 
 
-@dataclass(frozen=True)
-class _Albumentations:
-    """Its transformation as a function of the image."""
-
-    transform: Any
-
-    def __call__(self, image: Any) -> Tensor:
-        view: Tensor = self.transform(image=image)["image"]
-        return view
-
-
 def _by_albumentations(job: Job) -> Epoch:
     os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # it would look for a newer version online
     import albumentations as A
@@ -228,17 +218,21 @@ def _by_albumentations(job: Job) -> Epoch:
         ]
     )
     read = partial(cv2.imread, flags=cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
-    return _by_dataloader(job, Twice(_Albumentations(view)), read=read, begin=_seed_albumentations)
+    views = Twice(partial(_albumentate, view))
+    return _by_dataloader(job, views, read=read, begin=_seed_albumentations)
+
+
+def _albumentate(transform: Any, image: Any) -> Any:
+    return transform(image=image)["image"]
 
 
 def _seed_albumentations(_: int) -> None:
     """Seed a worker's generator: all inherit the same one, and would draw the same."""
     import cv2
-    from torch.utils.data import get_worker_info
 
     cv2.setNumThreads(0)
     info: Any = get_worker_info()
-    info.dataset.transform.view.transform.set_random_seed(torch.initial_seed() % 2**32)
+    info.dataset.transform.view.args[0].set_random_seed(torch.initial_seed() % 2**32)
 
 
 def _by_dali_as_in_solo_learn(job: Job) -> Epoch:
@@ -433,7 +427,6 @@ def _by_dataloader(
         read: decodes a file; default: PIL.
         begin: is called in each worker when it starts.
     """
-    from torch.utils.data import DataLoader, RandomSampler
     from torchvision.datasets import ImageFolder
     from torchvision.datasets.folder import default_loader
 

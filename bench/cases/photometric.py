@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Build, Task
+from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig
 from fastsiam.views.draws import draw_views
@@ -37,7 +38,7 @@ def measure(session: Session) -> list[Record]:
 def measure_stage(
     session: Session,
     case: str,
-    build: Build,
+    build: Callable[..., Mapping[str, Task]],
     *,
     baseline: tuple[str, str],
     once: str,
@@ -49,31 +50,28 @@ def measure_stage(
     Args:
         session: of the measurement.
         case: name of the stage.
-        build: makes its work; see ``runner.Build``.
+        build: makes its tasks.
         baseline: what it is compared with, and the name of that work.
         once: name of the work that only touches the bytes.
         on_gpu: images per repeat on a GPU.
         in_the_clock: what the time includes.
     """
     batch = session.loaded_batch
-    with session.comparison() as comparison:
-        comparison.add(
-            case,
-            build,
-            augment=session.config.augment,
-            batch=batch,
-            batches=max(1, on_gpu // batch) if session.gpu else 2,
-            device=session.device,
-        )
-        timings = comparison.run(session.config.repeats)
-    compared, ceiling = timings.get((case, baseline[1])), timings.get((case, once))
+    build = partial(
+        build,
+        augment=session.config.augment,
+        batch=batch,
+        batches=max(1, on_gpu // batch) if session.gpu else 2,
+        device=session.device,
+    )
+    timings = compare(session, {case: build})
     return [
         record(
             case,
             work,
             timing,
-            baseline=(baseline[0], compared) if compared else None,
-            ceiling=("one pass", ceiling) if ceiling else None,
+            baseline=(baseline[0], timings.get((case, baseline[1]))),
+            ceiling=("one pass", timings.get((case, once))),
             in_the_clock=in_the_clock,
             config=session.settings(batch=batch),
         )

@@ -13,11 +13,14 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fastsiam import trace
@@ -40,26 +43,6 @@ MARK = "fastsiam: the clocks meet"
 """An empty range, which both torch's trace and fastsiam's have: it aligns their clocks."""
 WARM_UP = 6
 """Untraced steps before the traced ones: roughly the number of prefetched batches."""
-
-
-@dataclass(frozen=True)
-class GpuUse:
-    """GPU utilisation during the traced steps."""
-
-    gpu_busy: float
-    """Share of the time in which it did anything at all."""
-    longest_gap: float
-    """Most seconds between two of its kernels or copies after the first traced step, which starts
-    the profiler too."""
-    gap_of_a_step: float
-    """The longest gap over a step's time."""
-
-    def __str__(self) -> str:
-        """Return one line of text."""
-        return (
-            f"the GPU was busy for {self.gpu_busy:.1%} of the time, its longest gap was "
-            f"{1e3 * self.longest_gap:.2f} ms, {self.gap_of_a_step:.1%} of a step"
-        )
 
 
 def profile(session: Session, asked: PipelineSetting, steps: int, out: Path) -> tuple[str, Record]:
@@ -85,24 +68,33 @@ def profile(session: Session, asked: PipelineSetting, steps: int, out: Path) -> 
     if BACKENDS[pipeline].real:
         images = session.images(batch, at_least=WARM_UP + steps + 1)
         data = session.data(images, pipeline)
-    whole, spans, facts = _traced(replace(session.train_config(batch), data=data), steps)
-    events = whole["traceEvents"]
+    config = replace(session.train_config(batch), data=data)
+    with tempfile.TemporaryDirectory(prefix="fastsiam-trace-") as folder:
+        build = partial(build_profile, config=config, steps=steps, folder=folder)
+        with closing(Runner(build)) as runner:
+            facts = runner.facts("profile")
+        whole, spans = json.loads(Path(folder, "torch.json").read_text()), trace.read(Path(folder))
+    events, seconds = whole["traceEvents"], facts["seconds"]
     mark = next(event["ts"] for event in events if event.get("name") == MARK)
     ranges = [_event(span, mark - facts["mark"] / 1e3) for span in spans]
     began = (facts["began"] - facts["mark"]) / 1e3 + mark
-    ended = began + facts["seconds"] * 1e6
+    ended = began + seconds * 1e6
     ranges = [e for e in ranges if e["ts"] + e["dur"] > began and e["ts"] < ended]
     with explained(DataError, f"cannot write {out}"), written_whole(out) as temporary:
         temporary.write_text(json.dumps(whole | {"traceEvents": events + ranges}))
-    use = gpu_use(events, steps)
-    said = f"{steps} steps of {batch} images in {facts['seconds']:.2f} s{f'; {use}' if use else ''}"
-    text = f"{said}\n\n{_table(ranges, steps, facts['seconds'])}\n\n{facts['operations']}"
+    use, said = gpu_use(events, steps), f"{steps} steps of {batch} images in {seconds:.2f} s"
+    if use:
+        said += (
+            f"; the GPU was busy for {use['gpu_busy']:.1%} of the time, its longest gap was "
+            f"{1e3 * use['longest_gap']:.2f} ms, {use['gap_of_a_step']:.1%} of a step"
+        )
+    text = f"{said}\n\n{_table(ranges, steps, seconds)}\n\n{facts['operations']}"
     return text, record(
         "profile",
         pipeline,
-        Timing([Sample(facts["seconds"], 0.0)], steps * batch),
+        Timing([Sample(seconds, 0.0)], steps * batch),
         pipeline=pipeline,
-        facts={"steps": steps} | (asdict(use) if use else {}),
+        facts={"steps": steps, **use},
         in_the_clock="traced steps in the middle of an epoch; tracing slows them down",
         config=session.settings(batch=batch, workers=session.workers),
     )
@@ -119,20 +111,7 @@ def _chosen(session: Session) -> Pipeline:
     return choice.name
 
 
-def _traced(
-    config: TrainConfig, steps: int
-) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
-    """Trace steps in a process of its own; return torch's trace, fastsiam's ranges and facts."""
-    with tempfile.TemporaryDirectory(prefix="fastsiam-trace-") as folder:
-        runner = Runner(build_profile, {"config": config, "steps": steps, "folder": folder})
-        try:
-            facts = runner.facts("profile")
-        finally:
-            runner.close()
-        return json.loads(Path(folder, "torch.json").read_text()), trace.read(Path(folder)), facts
-
-
-def gpu_use(events: Sequence[Mapping[str, Any]], steps: int) -> GpuUse | None:
+def gpu_use(events: Sequence[Mapping[str, Any]], steps: int) -> dict[str, float]:
     """Find how long the GPU had nothing to do: then the host holds it back, or the loader does.
 
     Args:
@@ -140,7 +119,10 @@ def gpu_use(events: Sequence[Mapping[str, Any]], steps: int) -> GpuUse | None:
         steps: how many it holds.
 
     Returns:
-        None if the trace has no kernel or copy of a GPU.
+        Nothing if the trace has no kernel or copy of a GPU. Else "gpu_busy": share of the time in
+        which it did anything at all. "longest_gap": most seconds between two of its kernels or
+        copies after the first traced step, which starts the profiler too. "gap_of_a_step": that
+        over a step's time.
     """
     runs = sorted(
         (event["ts"], event["ts"] + event["dur"])
@@ -148,17 +130,16 @@ def gpu_use(events: Sequence[Mapping[str, Any]], steps: int) -> GpuUse | None:
         if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
     )
     if not runs:
-        return None
+        return {}
+    starts, ends = np.array(runs).T
+    gaps = np.maximum(0, starts[1:] - np.maximum.accumulate(ends)[:-1])
     of_first_step = len(runs) // steps if steps > 1 else 0
-    end, idle, longest = runs[0][1], 0.0, 0.0
-    for number, (began, ended) in enumerate(runs):
-        gap = max(0.0, began - end)
-        idle += gap
-        if number > of_first_step:
-            longest = max(longest, gap)
-        end = max(end, ended)
-    whole = end - runs[0][0]
-    return GpuUse(1 - idle / whole, longest / 1e6, longest * steps / whole)
+    whole, longest = ends.max() - starts[0], gaps[of_first_step:].max(initial=0)
+    return {
+        "gpu_busy": float(1 - gaps.sum() / whole),
+        "longest_gap": float(longest / 1e6),
+        "gap_of_a_step": float(longest * steps / whole),
+    }
 
 
 def _event(span: dict[str, Any], shift: float) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count
 
@@ -21,26 +20,35 @@ _WINDOWS = "1,1024,4096,16384,65536"
 _IMAGES, _CLASSES = 1_281_167, 1000
 _BATCH = 512
 """Of the paper."""
+_SEED = 0
 
 
 def measure(session: Session) -> list[Record]:
     """Measure each window on the data's labels, or on as many as ImageNet's, sorted by class."""
     labels, blocks, about = _labels_and_blocks(session)
-    batch, seed = session.config.batch or _BATCH, 0
-    config = session.settings(batch=batch, data=about)
-    whole = Window(len(labels), blocks)
-    records, images = [], len(labels)
-    full = _timed(session, partial(full_shuffle, images, seed), images)
-    full_quality = quality(whole, labels, batch=batch, seed=seed)
-    facts = {"moved": 1.0, "parted": 1.0, "usual": full_quality.usual_full}
-    facts["largest"] = full_quality.largest_full
-    records.append(_record("full", full, facts, config, full))
+    batch, images = session.config.batch or _BATCH, len(labels)
+    full = _timed(session, partial(full_shuffle, images, _SEED), images)
+    of_full = largest_classes(labels[full_shuffle(images, _SEED, 0)], batch)
+    measured = [("full", full, {"moved": 1.0, "parted": 1.0} | of_full)]
     for size in map(int, (session.config.values or _WINDOWS).split(",")):
         window = Window(size, blocks)
-        timing = _timed(session, partial(window.epoch, seed), images)
-        facts = asdict(quality(window, labels, batch=batch, seed=seed))
-        records.append(_record(f"window:{size}", timing, facts, config, full))
-    return records
+        timing = _timed(session, partial(window.epoch, _SEED), images)
+        order = window.epoch(_SEED, 0)
+        facts = distances(order, blocks) | largest_classes(labels[order], batch)
+        facts |= {f"{name}_full": share for name, share in of_full.items()}
+        measured.append((f"window:{size}", timing, facts))
+    return [
+        record(
+            "shuffle",
+            name,
+            timing,
+            baseline=("full", full),
+            facts=facts,
+            in_the_clock="computing the order of an epoch, once in each process",
+            config=session.settings(batch=batch, data=about),
+        )
+        for name, timing, facts in measured
+    ]
 
 
 def _labels_and_blocks(session: Session) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:
@@ -60,77 +68,44 @@ def _timed(session: Session, permutation: partial[NDArray[np.int64]], images: in
     return Timing(samples, images)
 
 
-def _record(
-    name: str, timing: Timing, facts: dict[str, float], config: dict[str, object], full: Timing
-) -> Record:
-    return record(
-        "shuffle",
-        name,
-        timing,
-        baseline=("full", full),
-        facts={key: value for key, value in facts.items() if not np.isnan(value)},
-        in_the_clock="computing the order of an epoch, once in each process",
-        config=config,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quality:
-    """How well an epoch is shuffled, compared with a full shuffle of the same images."""
-
-    moved: float
-    """Mean distance between an image's place in the data and in the order, relative to a full
-    shuffle's."""
-    parted: float
-    """Mean distance in the order between neighbours in the data, relative to a full shuffle's; the
-    epoch is taken as a circle."""
-    largest: float
-    """Largest share of one class in a batch; nan without classes."""
-    usual: float
-    """Mean over the batches of the largest share of one class."""
-    largest_full: float
-    """``largest`` of a full shuffle."""
-    usual_full: float
-    """``usual`` of a full shuffle."""
-
-
-def quality(window: Window, labels: NDArray[np.int64], *, batch: int, seed: int) -> Quality:
-    """Measure the shuffle of a run's first epoch.
+def distances(order: NDArray[np.int64], blocks: NDArray[np.int64]) -> dict[str, float]:
+    """Return how far images move and neighbours part, relative to a full shuffle.
 
     Args:
-        window: the run's.
-        labels: (images,) class of each image, or -1.
-        batch: images of a global batch.
-        seed: the run's.
+        order: positions of the images of an epoch.
+        blocks: (images,) place of each image in the data.
+
+    Returns:
+        "moved": mean distance between an image's place in the data and in the order. "parted": mean
+        distance in the order between neighbours in the data; the epoch is taken as a circle.
     """
-    order, count = window.epoch(seed, 0), len(labels)
+    count = len(order)
     place = np.empty(count, np.int64)
     place[order] = np.arange(count)
-    stored = np.argsort(window.blocks, kind="stable")
+    stored = place[np.argsort(blocks, kind="stable")]
     full = (count**2 - 1) / (3 * count) or 1.0  # mean distance of two random places
-    moved = np.abs(place[stored] - np.arange(count)).mean()
-    between = np.abs(np.diff(place[stored], append=place[stored[0]]))
+    moved = np.abs(stored - np.arange(count)).mean()
+    between = np.abs(np.diff(stored, append=stored[0]))
     parted = np.minimum(between, count - between).mean()
-    largest, usual = _largest_classes(labels[order], batch)
-    largest_full, usual_full = _largest_classes(labels[full_shuffle(count, seed, 0)], batch)
-    return Quality(
-        moved=float(moved / full),
-        parted=float(parted / (count / 4)),
-        largest=largest,
-        usual=usual,
-        largest_full=largest_full,
-        usual_full=usual_full,
-    )
+    return {"moved": float(moved / full), "parted": float(parted / (count / 4))}
 
 
-def _largest_classes(labels: NDArray[np.int64], batch: int) -> tuple[float, float]:
-    """Return the largest share of a class in any batch, and the mean of the batches' largest."""
+def largest_classes(labels: NDArray[np.int64], batch: int) -> dict[str, float]:
+    """Return the largest shares of one class in the batches of an epoch; nothing without classes.
+
+    Args:
+        labels: (images,) class of each image in the epoch's order, or -1.
+        batch: images of a global batch.
+
+    Returns:
+        "largest": of any batch. "usual": mean of the batches' largest.
+    """
     steps, classes = len(labels) // batch, int(labels.max(initial=-1)) + 1
     if not steps or classes < 2:
-        return float("nan"), float("nan")
+        return {}
     whole = labels[: steps * batch]
     step = np.arange(len(whole)) // batch
     known, counts = np.unique((step * classes + whole)[whole >= 0], return_counts=True)
     most = np.zeros(steps, np.int64)
     np.maximum.at(most, known // classes, counts)
-    return float(most.max() / batch), float(most.mean() / batch)
+    return {"largest": float(most.max() / batch), "usual": float(most.mean() / batch)}

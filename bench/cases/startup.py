@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,22 +27,20 @@ _STILL_COLD = 0.05
 def measure(session: Session) -> list[Record]:
     """Measure each pipeline, warm and cold, in a new process for each repeat."""
     images = session.images(session.loaded_batch)
-    failed: set[Pipeline] = set()
-    runs: dict[tuple[Pipeline, str], list[tuple[Sample, dict[str, Any]]]] = {}
+    runs: dict[tuple[Pipeline, str], list[tuple[Sample, dict[str, Any]]]] = {
+        (pipeline, state): []
+        for pipeline in session.config.pipeline_names
+        for state in ("warm", "cold")
+    }
     for number in range(session.config.repeats):
         session.console.say(f"startup: round {number + 1} of {session.config.repeats}")
-        for pipeline in session.config.pipeline_names:
-            data = session.data(images, pipeline)
-            for state in ("warm", "cold"):
-                if pipeline in failed:
-                    continue
-                try:
-                    one = _start(session, data, cold=state == "cold")
-                except RunnerError as failure:
-                    failed.add(pipeline)
-                    session.console.say(f"{pipeline}: not measured: {failure}")
-                else:
-                    runs.setdefault((pipeline, state), []).append(one)
+        for pipeline, state in list(runs):
+            try:
+                data = session.data(images, pipeline)
+                runs[pipeline, state].append(_start(session, data, cold=state == "cold"))
+            except RunnerError as failure:
+                session.console.say(f"{pipeline}, {state}: not measured: {failure}")
+                del runs[pipeline, state]
     records = []
     for (pipeline, state), started in runs.items():
         numbers = {
@@ -71,18 +71,16 @@ def _start(session: Session, data: DataConfig, *, cold: bool) -> tuple[Sample, d
     """Start a process that loads; return its time to the end of the first epoch, and its facts."""
     files = [path for path in Path(data.data).rglob("*") if path.is_file()]
     cached = drop_from_cache(files) if cold else 1.0
-    settings = {
-        "data": data,
-        "augment": session.config.augment,
-        "batch": session.loaded_batch,
-        "device": session.device,
-        "began": time.monotonic(),
-    }
-    runner = Runner(build_startup, settings, fresh=True)
-    try:
+    build = partial(
+        build_startup,
+        data=data,
+        augment=session.config.augment,
+        batch=session.loaded_batch,
+        device=session.device,
+        began=time.monotonic(),
+    )
+    with closing(Runner(build, fresh=True)) as runner:
         facts = runner.facts("startup") | {"cached": cached}
-    finally:
-        runner.close()
     wall, cpu = facts["first_epoch_over"], facts.pop("cpu_until_then")
     return replace(runner.first["startup"], wall=wall, cpu=cpu), facts
 

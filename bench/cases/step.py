@@ -17,7 +17,7 @@ from fastsiam import distributed
 from fastsiam.bench.config import AUTHORS, ONLY_ON_GPU, SYNC_BN, VARIANTS
 from fastsiam.bench.measure import wait_for_gpu
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Comparison, Task
+from fastsiam.bench.runner import Build, Task, compare
 from fastsiam.config import DataConfig, SimSiamConfig, TrainConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import BackendError
@@ -44,40 +44,34 @@ def measure(session: Session) -> list[Record]:
     side by side, nor can that of a CUDA graph be given back for a while.
     """
     batch = session.trained_batch
-    with session.comparison(apart=session.gpu) as comparison:
-        for name in session.config.variant_names:
-            _add_variant(comparison, session, name)
-        timings = comparison.run(session.config.repeats)
-    session.not_measured += [f"{name} ({why})" for name, why in comparison.failed.items()]
-    authors = timings.get((AUTHORS, "step"))
+    runners: dict[str, Build] = {}
+    ranks = session.most_ranks
+    for name in session.config.variant_names:
+        settings = {"compile": "on"} | VARIANTS[name]
+        if name in ONLY_ON_GPU and not session.gpu:
+            continue
+        if name == SYNC_BN and ranks == 1:
+            session.console.say(f"{name}: not measured: needs several GPUs")
+        elif name == SYNC_BN:
+            for what, more in ((name, {}), ("BN of each", {"sync_bn": False})):
+                config = session.train_config(batch, ranks=ranks, **settings | more)
+                runners[f"{ranks} ranks, {what}"] = partial(build_step, config=config)
+        else:
+            config = session.train_config(batch, **settings)
+            runners[name] = partial(build_step, config=config, authors=name == AUTHORS)
+    several = {name: ranks for name in runners if name not in VARIANTS}
+    timings = compare(session, runners, ranks=several, apart=session.gpu)
     return [
         record(
             "step",
             name,
             timing,
-            baseline=(AUTHORS, authors) if authors else None,
+            baseline=(AUTHORS, timings.get((AUTHORS, "step"))),
             in_the_clock="forward, backward and optimizer steps on tensors that are ready",
             config=session.settings(batch=batch, backbone=session.config.train.model.backbone),
         )
         for (name, _), timing in timings.items()
     ]
-
-
-def _add_variant(comparison: Comparison, session: Session, name: str) -> None:
-    """Add a variant, if it can run here; one of several ranks in two ways."""
-    if name in ONLY_ON_GPU and not session.gpu:
-        return
-    batch, settings = session.trained_batch, {"compile": "on"} | VARIANTS[name]
-    if name != SYNC_BN:
-        config = session.train_config(batch, **settings)
-        comparison.add(name, build_step, config=config, authors=name == AUTHORS)
-        return
-    if (ranks := session.most_ranks) == 1:
-        session.console.say(f"{name}: not measured: needs several GPUs")
-        return
-    for what, more in ((name, {}), ("BN of each", {"sync_bn": False})):
-        config = session.train_config(batch, ranks=ranks, **settings | more)
-        comparison.add(f"{ranks} ranks, {what}", build_step, ranks=ranks, config=config)
 
 
 @dataclass(frozen=True)

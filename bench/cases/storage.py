@@ -5,26 +5,27 @@ from __future__ import annotations
 import os
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from fastsiam.bench import object_storage
 from fastsiam.bench.cases.peers import Twice, Views, torchvision_view
 from fastsiam.bench.images import add_to_tar
 from fastsiam.bench.peers import Peer
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Task
+from fastsiam.bench.runner import Build, Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig, DataConfig
-from fastsiam.pipelines import build_loader
+from fastsiam.pipelines import ViewLoader
 from fastsiam.pipelines.backends import BASELINE
-from fastsiam.views.batch import Loader
 
 _SHARDS = 16
 _WINDOW = 1024
@@ -56,7 +57,7 @@ def measure(session: Session) -> list[Record]:
             proxy = held.enter_context(object_storage.delayed(port, latency / 1000))
             for state in ("cold", "warm"):
                 places[f"S3, {latency} ms, {state} cache"] = proxy, state == "cold"
-        comparison = held.enter_context(session.comparison(apart=True))
+        runners: dict[str, Build] = {}
         for reader, title in readers.items():
             form = STREAMING[reader].shards if reader in STREAMING else "tars"
             bucket = f"{object_storage.BUCKET}/shards/{form}"
@@ -74,27 +75,23 @@ def measure(session: Session) -> list[Record]:
                     images=images.count,
                 )
                 added[f"{title}, {place}"] = reader
-                build = build_streaming if reader in STREAMING else build_reading
-                comparison.add(f"{title}, {place}", build, reader=reader, job=job)
-        timings = comparison.run(session.config.repeats)
-    records = []
-    for (name, task), timing in timings.items():
-        reader = added[name]
-        local = timings.get((f"{readers[reader]}, {LOCAL}", task))
-        one = record(
+                runners[f"{title}, {place}"] = partial(build_reading, reader=reader, job=job)
+        timings = compare(session, runners, apart=True)
+    return [
+        record(
             "storage",
             name,
             timing,
-            ceiling=("the local disk", local) if local else None,
-            pipeline="" if reader in STREAMING else reader,
+            ceiling=("the local disk", timings.get((f"{readers[added[name]]}, {LOCAL}", task))),
+            pipeline="" if added[name] in STREAMING else added[name],
             in_the_clock="one epoch to finished views, of a loader that was opened just before; "
             "cold: its cache is empty then",
             config=session.settings(
                 batch=batch, workers=session.workers, window=_WINDOW, data=images.about
             ),
         )
-        records.append(one)
-    return records
+        for (name, task), timing in timings.items()
+    ]
 
 
 def pack(files: list[Path], folder: Path) -> None:
@@ -126,62 +123,47 @@ class Job:
     workers: int
     images: int
     """Images of an epoch: whole batches of them."""
-    window: int = _WINDOW
-    """Images that are shuffled among each other."""
 
 
-def build_reading(*, reader: Any, job: Job) -> dict[str, Task]:
-    """Build a pipeline, by its name; its task is an epoch of a loader that was just opened."""
+def build_reading(*, reader: str, job: Job) -> dict[str, Task]:
+    """Build a pipeline or a library of ``STREAMING``; its task is an epoch of a new loader."""
     os.environ.update(job.environment)
-    opened: list[Loader] = []
-    data = DataConfig(
-        data=job.shards,
-        pipeline=reader,
-        workers=job.workers,
-        shuffle=f"window:{job.window}",
-        cache=job.cache,
-        cache_gb=50.0,
-    )
+    library, turns = STREAMING.get(reader), count()
+    batches: Any = ()
 
     def reopen() -> None:
-        for loader in opened:
-            loader.close()
-        opened.clear()
-        if job.cold and job.cache:
-            shutil.rmtree(job.cache, ignore_errors=True)
-        opened.append(build_loader(data, job.augment, batch=job.batch))
-        if opened[0].steps != job.images // job.batch:
-            raise RuntimeError(f"{opened[0].source} holds {opened[0].images:,} images")
-
-    def run() -> None:
-        for _ in opened[0].epoch(0):
-            pass
-
-    return {"views": Task(run, job.images, before=reopen)}
-
-
-def build_streaming(*, reader: str, job: Job) -> dict[str, Task]:
-    """Build another library, by its name in ``STREAMING``; its task is an epoch."""
-    os.environ.update(job.environment)
-    library = STREAMING[reader]
-    own, turns = job, count()
-
-    def reopen() -> None:
-        nonlocal own
+        nonlocal batches
+        if isinstance(batches, ViewLoader):
+            batches.close()
+        own = job
         if job.cold and job.cache:
             shutil.rmtree(job.cache, ignore_errors=True)
             own = replace(job, cache=f"{job.cache}/{next(turns)}")
         if own.cache:
             Path(own.cache).mkdir(parents=True, exist_ok=True)
+        batches = library.open(own) if library else _open_pipeline(own, reader)
 
     def run() -> None:
-        images = sum(len(batch[0]) for batch in library.epoch(own))
+        images = sum(len(views[0]) for views in batches)
         if images < job.images // job.batch * job.batch:
             raise RuntimeError(f"it yields {images:,} of {job.images:,} images")
 
-    reopen()
-    facts = {"differs": library.differs, "version": library.version}
+    facts = {"differs": library.differs, "version": library.version} if library else {}
     return {"views": Task(run, job.images, lambda: facts, before=reopen)}
+
+
+def _open_pipeline(job: Job, pipeline: Any) -> ViewLoader:
+    data = DataConfig(
+        data=job.shards,
+        pipeline=pipeline,
+        workers=job.workers,
+        shuffle=f"window:{_WINDOW}",
+        cache=job.cache,
+        cache_gb=50.0,
+    )
+    loader = ViewLoader(data, job.augment, batch=job.batch, transform=lambda batch: batch.views)
+    len(loader)  # opens it
+    return loader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,8 +172,8 @@ class Streaming(Peer):
 
     shards: str
     """What it reads, among the folders that the case makes."""
-    epoch: Callable[[Job], Iterator[Views]]
-    """Yields the batches of an epoch."""
+    open: Callable[[Job], Iterable[Views]]
+    """Returns the batches of an epoch."""
 
 
 def convert_for_litdata(files: list[Path], out: Path) -> None:
@@ -213,8 +195,8 @@ def _sample(path: str) -> dict[str, Any]:
     return {"image": Path(path).read_bytes()}
 
 
-def _by_litdata(job: Job) -> Iterator[Views]:
-    """Yield the batches of an epoch, shuffled by litdata itself."""
+def _open_litdata(job: Job) -> Iterable[Views]:
+    """Return the batches of an epoch, shuffled by litdata itself."""
     from botocore import UNSIGNED
     from botocore.config import Config
     from litdata import StreamingDataLoader, StreamingDataset
@@ -238,13 +220,15 @@ def _by_litdata(job: Job) -> Iterator[Views]:
         shuffle=True,
         storage_options=options if remote else None,
     )
-    yield from StreamingDataLoader(images, batch_size=job.batch, num_workers=job.workers)
+    loader: Iterable[Views] = StreamingDataLoader(
+        images, batch_size=job.batch, num_workers=job.workers
+    )
+    return loader
 
 
-def _by_webdataset(job: Job) -> Iterator[Views]:
-    """Yield the batches of an epoch: shards and images shuffled, as in its documentation."""
+def _open_webdataset(job: Job) -> Iterable[Views]:
+    """Return the batches of an epoch: shards and images shuffled, as in its documentation."""
     import webdataset
-    from torch.utils.data import DataLoader
 
     views = _views_of(job.augment)
 
@@ -256,8 +240,9 @@ def _by_webdataset(job: Job) -> Iterator[Views]:
         shardshuffle=_SHARDS,
         cache_dir=job.cache or None,
     )
-    images = shards.shuffle(job.window).map(decode)
-    yield from DataLoader(images, batch_size=job.batch, num_workers=job.workers)
+    images = shards.shuffle(_WINDOW).map(decode)
+    loader: DataLoader[Any] = DataLoader(images, batch_size=job.batch, num_workers=job.workers)
+    return loader
 
 
 def _views_of(augment: AugmentConfig) -> Callable[[bytes], Views]:
@@ -281,7 +266,7 @@ STREAMING = {
         differs="Reads whole shards in order, with curl, and caches whole shards. Decodes and "
         "makes views with torchvision's transforms.v2.",
         shards="tars",
-        epoch=_by_webdataset,
+        open=_open_webdataset,
     ),
     "litdata": Streaming(
         title="litdata",
@@ -290,7 +275,7 @@ STREAMING = {
         differs="Reads whole shards of 32 MiB in its own format, with boto3, and always keeps "
         "them on disk. Decodes and makes views with torchvision's transforms.v2.",
         shards="litdata",
-        epoch=_by_litdata,
+        open=_open_litdata,
     ),
 }
 """The libraries, by name."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastsiam.bench.cases.loader import build_loading
 from fastsiam.bench.cases.train import build_fed
 from fastsiam.bench.config import Over
 from fastsiam.bench.records import Record, record
+from fastsiam.bench.runner import Build, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import DataConfig, Pipeline
 from fastsiam.errors import DeviceError
@@ -31,18 +33,17 @@ def measure(session: Session) -> list[Record]:
         raise DeviceError(f"{max(values)} ranks need as many GPUs; there are {session.most_ranks}")
     work, build = ("train", build_fed) if ranks else ("views", build_loading)
     added: dict[str, tuple[Pipeline, int]] = {}
-    with session.comparison() as comparison:
-        for value in values:
-            for pipeline in (CEILING,) if ranks else _pipelines(session, over):
-                name = f"{pipeline}, {over} {value}"
-                added[name] = pipeline, value
-                settings = (
-                    _ranks(session, value) if ranks else _settings(session, over, value, pipeline)
-                )
-                comparison.add(name, build, ranks=value if ranks else 1, **settings)
-        timings = comparison.run(session.config.repeats)
-    own = {"batch": session.trained_batch if ranks else session.loaded_batch}
-    own |= {"workers": session.workers}
+    runners: dict[str, Build] = {}
+    for value in values:
+        for pipeline in (CEILING,) if ranks else _pipelines(session, over):
+            name = f"{pipeline}, {over} {value}"
+            added[name] = pipeline, value
+            own = _ranks(session, value) if ranks else _settings(session, over, value, pipeline)
+            runners[name] = partial(build, **own)
+    several = {name: value for name, (_, value) in added.items() if ranks}
+    timings = compare(session, runners, ranks=several)
+    batches = {"batch": session.trained_batch if ranks else session.loaded_batch}
+    batches |= {"workers": session.workers}
     records = []
     for (name, did), timing in timings.items():
         if did != work:
@@ -54,13 +55,13 @@ def measure(session: Session) -> list[Record]:
             name,
             timing,
             torchvision=timings.get((f"{BASELINE}, {over} {value}", "views")),
-            baseline=(f"{over} {values[0]}", first) if first else None,
+            baseline=(f"{over} {values[0]}", first),
             pipeline=pipeline,
             facts={"over": over, "value": value},
             in_the_clock="training steps on ready tensors: forward, backward, all-reduce, optimizer"
             if ranks
             else "one epoch to finished views, from its first request to its last batch",
-            config=session.settings(**own | {over: value}),
+            config=session.settings(**batches | {over: value}),
         )
         records.append(one)
     return records

@@ -13,7 +13,7 @@ from fastsiam.bench.cases.step import Fed, fed, step_of, steps_in_time
 from fastsiam.bench.config import ORIGINAL
 from fastsiam.bench.measure import wait_for_gpu
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Task
+from fastsiam.bench.runner import Build, Task, compare
 from fastsiam.config import DataConfig, TrainConfig
 from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, backend_of
 from fastsiam.train.clock import Clock
@@ -35,16 +35,15 @@ def measure(session: Session) -> list[Record]:
     batch = session.trained_batch
     images = session.images(batch, at_least=4)
     config = session.train_config(batch)
-    with session.comparison() as comparison:
-        ready = DataConfig(pipeline=CEILING)
-        comparison.add(CEILING, build_fed, config=replace(config, data=ready))
-        for pipeline in session.config.pipeline_names:
-            forms = session.forms(pipeline) if BACKENDS[pipeline].needs_beton else []
-            for form in forms or [ORIGINAL]:
-                name = pipeline if form == "original" else f"{pipeline}, {form}"
-                data = session.data(images, pipeline, form)
-                comparison.add(name, build_fed, config=replace(config, data=data))
-        timings = comparison.run(session.config.repeats)
+    ready = DataConfig(pipeline=CEILING)
+    runners: dict[str, Build] = {CEILING: partial(build_fed, config=replace(config, data=ready))}
+    for pipeline in session.config.pipeline_names:
+        forms = session.forms(pipeline) if BACKENDS[pipeline].needs_beton else []
+        for form in forms or [ORIGINAL]:
+            name = pipeline if form == "original" else f"{pipeline}, {form}"
+            data = session.data(images, pipeline, form)
+            runners[name] = partial(build_fed, config=replace(config, data=data))
+    timings = compare(session, runners)
     baseline, ceiling = (timings.get((name, "train")) for name in (BASELINE, CEILING))
     return [
         record(
@@ -52,7 +51,7 @@ def measure(session: Session) -> list[Record]:
             name,
             timing,
             torchvision=baseline,
-            ceiling=("ready tensors", ceiling) if ceiling else None,
+            ceiling=("ready tensors", ceiling),
             pipeline=name.partition(",")[0],
             in_the_clock="steps in the middle of an epoch: waiting for the batch, forward, "
             "backward, optimizer",

@@ -26,8 +26,8 @@ def server_of_all_tests() -> None:
 
 @pytest.fixture
 def little(tmp_path: Path) -> BenchConfig:
-    """24 images of 40 pixels, views of 32, two repeats."""
+    """24 images of 40 pixels, views of 32, one repeat."""
     data = write_images(tmp_path / "data" / "train", classes=2, each=12, side=40)
     return BenchConfig(
-        data=str(data.parent), images=24, recipe="demo", batch=8, workers=1, repeats=2, device="cpu"
+        data=str(data.parent), images=24, recipe="demo", batch=8, workers=1, repeats=1, device="cpu"
     )

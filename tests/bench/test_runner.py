@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
+from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.measure import host_memory
-from fastsiam.bench.runner import Comparison, Runner, RunnerError, Task
+from fastsiam.bench.runner import Runner, RunnerError, Task, compare
+from fastsiam.console import Console
 
 
 def build_words(
@@ -28,7 +32,10 @@ def build_words(
         with open(log, "a") as file:
             file.write(word)
 
-    return {w: Task(lambda w=w: say(w), 10, lambda w=w: {"said": w}) for w in words}  # type: ignore[misc]
+    def facts(word: str) -> dict[str, Any]:
+        return {"said": word, "pid": os.getpid()}
+
+    return {word: Task(partial(say, word), 10, partial(facts, word)) for word in words}
 
 
 def build_ranks(*, failing: int = -1) -> dict[str, Task]:
@@ -56,28 +63,32 @@ def build_busy() -> dict[str, Task]:
 @pytest.mark.parametrize("apart", [False, True])
 def test_runners_take_turns(apart: bool, tmp_path: Path) -> None:
     """Or, apart, one after the other; one that fails or dies is left out and named."""
+    from fastsiam.bench.session import Session  # loads torch, which fresh processes must not
+
     log = tmp_path / "log"
     log.touch()
-    with Comparison(lambda _: None, apart=apart) as comparison:
-        comparison.add("one", build_words, log=str(log), words=["a", "b"])
-        comparison.add("fails", build_words, log=str(log), words=["y"], fail=True)
-        comparison.add("dies", build_words, log=str(log), words=["x"], die="x")
-        comparison.add("two", build_words, log=str(log), words=["c"])
-        assert bool(comparison.runners) != apart
-        timings = comparison.run(2)
-        processes = [p for r in comparison.runners.values() for p in r._processes.values()]
+    words = partial(build_words, log=str(log))
+    runners = {
+        "one": partial(words, words=["a", "b"]),
+        "fails": partial(words, words=["y"], fail=True),
+        "dies": partial(words, words=["x"], die="x"),
+        "two": partial(words, words=["c"]),
+    }
+    session = Session(BenchConfig(repeats=2), "cpu", tmp_path, Console())
+    timings, failed = compare(session, runners, apart=apart), session.failed
     assert log.read_text() == ("ab" * 3 + "xx" + "ccc" if apart else "abxc" + "abxc" + "abc")
     assert set(timings) == {("one", "a"), ("one", "b"), ("two", "c")}
     assert all(len(t.samples) == 2 and t.images == 10 for t in timings.values())
+    pids = [timing.facts.pop("pid") for timing in timings.values()]
     said = {"said": "b"} | ({"apart": True} if apart else {})
     assert timings["one", "b"].facts == said
-    assert comparison.failed["fails"] == "the thing is missing"
-    assert "code 3" in comparison.failed["dies"]
-    assert not any(process.is_alive() for process in processes)
+    assert failed["fails"] == "the thing is missing" and "code 3" in failed["dies"]
+    assert not any(map(psutil.pid_exists, pids))
 
 
-def test_ranks_work_together() -> None:
-    runner = Runner(build_ranks, {}, ranks=2)
+def test_ranks_work_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastsiam.bench.runner._PATIENCE", 0.5)
+    runner = Runner(build_ranks, ranks=2)
     try:
         assert runner.run("meet").wall >= 0.2  # as long as the slowest
         facts = runner.facts("meet")
@@ -86,7 +97,7 @@ def test_ranks_work_together() -> None:
         runner.close()
     began = time.monotonic()
     with pytest.raises(RunnerError, match="rank 1 fails"):
-        Runner(build_ranks, {"failing": 1}, ranks=2)
+        Runner(partial(build_ranks, failing=1), ranks=2)
     assert time.monotonic() - began < 60  # rank 0 is not waited for
 
 
@@ -94,18 +105,17 @@ def build_nothing() -> dict[str, Task]:
     return {"nothing": Task(lambda: None, 1, lambda: {"torch": "torch" in sys.modules})}
 
 
-@pytest.mark.parametrize("fresh", [True, False])
-def test_a_fresh_process_has_not_imported_torch(fresh: bool) -> None:
-    runner = Runner(build_nothing, {}, fresh=fresh)
+def test_a_fresh_process_has_not_imported_torch() -> None:
+    runner = Runner(build_nothing, fresh=True)
     try:
-        assert runner.facts("nothing") == {"torch": not fresh}
+        assert runner.facts("nothing") == {"torch": False}
     finally:
         runner.close()
 
 
 @pytest.mark.alone
 def test_time_and_memory_are_those_of_the_runner() -> None:
-    runner = Runner(build_busy, {})
+    runner = Runner(build_busy)
     try:
         found = runner.run("work")
         assert 0.05 <= found.cpu < 1.5 and 0.1 <= found.wall < 1.5  # preparing does not count

@@ -14,7 +14,7 @@ from fastsiam.bench.cases.step import fed, step_of
 from fastsiam.bench.config import VARIANTS, BenchConfig
 from fastsiam.bench.records import read
 from fastsiam.bench.session import session
-from fastsiam.config import METHOD_CONFIGS, DataConfig
+from fastsiam.config import DataConfig
 from tests.bench.made import bench
 
 pytest.importorskip("lightly", reason="needs lightly: pip install lightly")
@@ -37,14 +37,11 @@ def test_ours_and_lightlys_are_measured_in_one_run(tmp_path: Path) -> None:
     assert theirs.config["precision"] == "fp32" and not theirs.config["channels_last"]
 
 
-@pytest.mark.parametrize("name", ["simsiam", "simclr"])
-def test_lightlys_step_is_the_same_training(name: str, little: BenchConfig) -> None:
+def test_lightlys_step_is_the_same_training(little: BenchConfig) -> None:
     """From the same weights, on the same batches, both come to the same weights."""
     with session(little) as own:
         config = own.train_config(8, **VARIANTS["plain"])
         config = replace(config, data=DataConfig(data=little.data, pipeline="memory", workers=0))
-    if name != "simsiam":
-        config = replace(config, model=replace(config.model, method=METHOD_CONFIGS[name]()))
     place = fed(config)
     ours, theirs = step_of(place), lightly_step(place)
     weights = [list(stepper.method.parameters()) for stepper in (ours, theirs)]
