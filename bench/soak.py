@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import cycle, zip_longest
 from pathlib import Path
@@ -225,12 +225,6 @@ FAULTS = (
 )
 
 
-def draw_faults(chance: random.Random) -> Iterator[Fault]:
-    """Yield faults for ever: each comes once before any comes again."""
-    while True:
-        yield from chance.sample(FAULTS, len(FAULTS))
-
-
 class Soak:
     """Pairs of runs, and what was found."""
 
@@ -239,7 +233,7 @@ class Soak:
         self.runs: list[dict[str, Any]] = []
         self.findings: list[str] = []
         self._console, self._steps = Console(), _FIRST_STEPS
-        self._faults = draw_faults(random.Random(config.seed))
+        self._chance, self._deck = random.Random(config.seed), list[Fault]()
 
     def run(self) -> None:
         """Do a pair of runs for each pipeline in turn, as long as there is time for one."""
@@ -284,10 +278,11 @@ class Soak:
             while run.wait(chance.uniform(1, 2 * self.config.every)) is None:
                 if time.monotonic() > self.deadline:
                     break
-                fault = next(self._faults)
+                fault = self._next()
                 try:
                     fault.inject(run, chance)
                 except (IndexError, psutil.NoSuchProcess, ProcessLookupError):
+                    self._deck.append(fault)
                     continue
                 last = fault
                 done.append(fault.name)
@@ -297,6 +292,12 @@ class Soak:
             code = self._finish(run, last)
             if code == 0 or last is None or code != last.code:
                 return done
+
+    def _next(self) -> Fault:
+        """Draw the next fault: each comes once before any comes again."""
+        if not self._deck:
+            self._deck = self._chance.sample(FAULTS, len(FAULTS))
+        return self._deck.pop(0)
 
     def _finish(self, run: Run, fault: Fault | None) -> int:
         """Wait for a run's end; note a code that no fault explains, and processes that stay."""

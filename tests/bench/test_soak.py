@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 
 from fastsiam.bench import soak as module
 from fastsiam.bench.config import SoakConfig
-from fastsiam.bench.soak import FAULTS, Run, Soak, as_markdown, draw_faults, read_record, soak
+from fastsiam.bench.soak import FAULTS, Run, Soak, as_markdown, read_record, soak
 from fastsiam.config import TrainConfig
 from fastsiam.config.files import parse_assignments
 from fastsiam.errors import DataError, FastSiamError
@@ -108,8 +107,9 @@ def test_a_run_is_a_command_of_the_program(tmp_path: Path) -> None:
     assert settings["epochs"] == "1" and settings["gpus"] == "4"
 
 
-def test_every_fault_comes_as_often_as_the_others() -> None:
-    drawn = [one.name for one in islice(draw_faults(random.Random(4)), 3 * len(FAULTS))]
+def test_every_fault_comes_as_often_as_the_others(tmp_path: Path) -> None:
+    work = Soak(SoakConfig(seed=4), tmp_path, 0.0)
+    drawn = [work._next().name for _ in range(3 * len(FAULTS))]
     assert all(drawn.count(fault.name) == 3 for fault in FAULTS)
 
 
