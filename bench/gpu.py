@@ -1,8 +1,7 @@
-"""``fastsiam bench gpu``: tests and measurements of a GPU, within the minutes given.
+"""``fastsiam bench gpu``: test and measure a GPU in stages, within the minutes given.
 
-``stages`` lists the stages, the most informative first. Each is a process whose result is kept when
-it ends, so a later call continues where this one stopped. ``page.md`` puts what was measured beside
-what was expected (``fastsiam.bench.expected``).
+Each stage is a process. Its outcome is saved when it ends, so a later call continues where this one
+stopped. ``page.md`` puts the measured figures beside the expected ones (``bench.expected``).
 """
 
 from __future__ import annotations
@@ -16,20 +15,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import psutil
 import torch
 
 from fastsiam.bench.config import AUTHORS, GpuConfig
-from fastsiam.bench.expected import Found, table
+from fastsiam.bench.expected import Found
+from fastsiam.bench.expected import table as expected_table
 from fastsiam.bench.records import read
 from fastsiam.bench.report import records_block
-from fastsiam.config import Pipeline, RunConfig
+from fastsiam.config import RunConfig
 from fastsiam.console import Console, duration
 from fastsiam.distributed import check_devices
 from fastsiam.errors import DataError, FastSiamError
@@ -38,201 +38,146 @@ from fastsiam.kernels.cores import cores
 from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.report.markdown import markdown
 from fastsiam.run.log import read_metrics
+from fastsiam.signals import STOPS, handled
 
 ROOT = Path(__file__).resolve().parents[1]
 """The checkout, if this runs from one."""
-_GRACE = 15.0, 8.0, 5.0
-"""Seconds that a stage has to end in after SIGINT, by which a run saves its state and pytest writes
-what it has found, after SIGTERM to all that it started, and after SIGKILL."""
+_GRACE = 15.0
+"""Seconds between SIGTERM, after which a run saves its state, and SIGKILL."""
 _MARGIN = 20.0
-"""Seconds kept for the page, and for what the caller does with it."""
-_TEST_SECONDS = {"kernels": 90, "step": 90, "loaders": 90, "runs": 90, "bench": 220,
-                 "elsewhere": 120}  # fmt: skip
-"""Seconds that a test file takes; others take 60."""
-_SIDE_BY_SIDE = ("kernels", "step", "runs")
-"""Test files that compile much and run in several processes. Others use the whole GPU."""
+"""Seconds kept for the page and for the caller."""
 _FLOAT32_BYTES = 90e9
-"""GPU memory that the steps in float32 need at batch 512, with a margin: about 86 GB by counting
-activations."""
+"""GPU memory that float32 steps need at batch 512 (86 GB, counted by activations), and a margin."""
+_TEST_BYTES = 5.5e9
+"""GPU memory for each process that runs tests."""
+_SMALL: dict[str, Any] = {
+    "recipe": "demo", "batch": 8, "variants": "eager", "images": 16, "workers": 1, "steps": 2,
+    "values": "0,100", "repeats": 1,
+}  # fmt: skip
+"""Options of measurements on a CPU."""
 _NOT_MEASURED = ": not measured: "
 """How a comparison reports that a runner failed."""
-
-Status = Literal["done", "partly", "failed", "stopped", "cut"]
-"""``partly``: something could not be measured, or a test was skipped; ``stopped``: the minutes were
-over; ``cut``: it took longer than it may."""
-_LAST: tuple[Status, ...] = ("partly", "failed", "cut")
-"""Stages that ended so are repeated after those that are new, in this order."""
+_TELLING = re.compile(rf"{_NOT_MEASURED}|rror\b|\d (passed|failed|skipped)\b")
+"""Lines of a log that the page quotes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class Stage(NamedTuple):
     """A process of the campaign."""
 
     name: str
-    """Of the stage, and of the files that it leaves."""
-    arguments: tuple[str, ...]
-    """What Python is called with."""
     seconds: int
-    """What it takes on an H200, about; it is not started with less time left."""
-    most: int
-    """Seconds after which it is ended."""
-    endless: bool = False
-    """It uses all the time that is left, and resumes when it is called again."""
+    """About how long it takes on an H100. It starts only if that is left. 0: it uses all the time
+    that is left, and resumes in the next call."""
+    arguments: tuple[str, ...]
+    """Arguments of Python."""
+
+    @property
+    def limit(self) -> float:
+        """Seconds after which it counts as failed."""
+        return 2 * self.seconds + 60 if self.seconds else math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """How a stage ended."""
 
-    status: Status
+    status: Literal["done", "failed", "stopped"]
+    """``stopped``: the minutes were over."""
     seconds: float
     said: str
-    """The last line that it printed."""
+    """The last line of its log that says what went wrong or which tests passed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """What the stages depend on."""
+def stages(config: GpuConfig, *, gpu_bytes: float) -> list[Stage]:
+    """Return the stages that can run here, the most informative first.
 
-    out: Path
-    """The campaign's folder."""
-    gpu: bool
-    """Whether there is one; without, everything is small."""
-    gpu_name: str = ""
-    gpu_bytes: float = math.inf
-    pipelines: tuple[str, ...]
-    """Pipelines beside torchvision's that can run here."""
-    data: str = ""
-    """Images to measure with; empty generates some."""
-    cifar10: str = ""
-    """CIFAR-10, as ``fastsiam train`` takes it; empty trains on the demo's images."""
-    test_workers: int = 0
-    """Processes of pytest-xdist that run tests side by side; 0 where it is not installed."""
-    test_timeout: int = 0
-    """Seconds that a test may take; 0 is any time."""
-
-    @property
-    def float32_batch(self) -> int:
-        """Images of a batch of the steps in float32: half as many on a GPU with less memory."""
-        return 512 if self.gpu_bytes >= _FLOAT32_BYTES else 256
-
-    @property
-    def run(self) -> Path:
-        """The run folder of the CIFAR-10 recipe: on other images it is another run."""
-        return self.out / ("cifar10" if self.cifar10 else "made")
-
-    def records(self, stage: str) -> Path:
-        """Return the file that gets a stage's records."""
-        return self.out / "records" / f"{stage}.json"
-
-
-def stages(setup: Setup) -> list[Stage]:
-    """Return the stages that can be done here, in their order."""
-    gpu, tests = setup.gpu, {stage.name: stage for stage in _tests(setup)}
-
-    def tested(*names: str) -> list[Stage]:
-        found = [one for name in names for one in tests if f"{one}-".startswith(f"tests-{name}-")]
-        return [tests.pop(one) for one in found]
-
-    def bench(name: str, case: str, *flags: str, seconds: int, images: int = 0, batch: int = 512,
-              recipe: str = "imagenet") -> Stage:  # fmt: skip
-        """Return a measurement; on a CPU one of the demo's recipe, as small as can be."""
-        asked = ["-m", "fastsiam", "bench", case, *flags]
-        if case != "machine":
-            asked += ["--recipe", recipe if gpu else "demo", "--batch", str(batch if gpu else 8)]
-        if setup.data and (images or case == "profile"):
-            asked += ["--data", setup.data]
-        if images:
-            asked += ["--images", str(images)] if gpu else ["--images", "16", "--workers", "1"]
-        if case != "profile":
-            asked += ["--repeats", ("3" if images else "5") if gpu else "1"]
-        asked += ["--device", "cuda" if gpu else "cpu", "--json", str(setup.records(name))]
-        most = min(400, 2 * seconds + 60)
-        return Stage(name=name, arguments=tuple(asked), seconds=seconds, most=most)
-
-    fed = ("--pipelines", ",".join(setup.pipelines or ("memory",)))
-    traced = next((name for name in ("dali", "native") if name in setup.pipelines), "torchvision")
-    trace = ("--steps", "20" if gpu else "2", "--out", str(setup.out / "trace.json"))
-    jpeg = ("--over", "jpeg-engine", *(() if gpu else ("--values", "0,100")), "--pipelines", "dali")
-    way, float32 = "--variants", setup.float32_batch
-    found = [
-        bench("machine", "machine", seconds=25),
-        *tested("kernels"),
-        bench("step-512", "step", way, "default,eager" if gpu else "eager", seconds=160),
-        bench("photometric-512", "photometric", seconds=30),
-        bench("profile", "profile", "--pipeline", traced, *trace, seconds=80),
-        *tested("loaders"),
-        bench("train", "train", *fed, images=8192, seconds=280),
-        bench("step-authors", "step", way, AUTHORS, batch=float32, seconds=70),
-        *([bench("jpeg-engine", "sweep", *jpeg, images=32768, seconds=110)]
-          if "dali" in setup.pipelines else ()),
-        *tested("step"),
-        bench("loader", "loader", *fed, images=8192, seconds=220),
-        bench("step-graphs", "step", way, "cuda-graphs" if gpu else "plain", seconds=110),
-        bench("step-fp32", "step", way, "fp32" if gpu else "plain", batch=float32, seconds=70),
-        bench("geometric-512", "geometric", seconds=35),
-        bench("step-cifar10", "step", way, "default,eager,cuda-graphs" if gpu else "eager",
-              recipe="cifar10", seconds=150),
-        *tested("knn", "runs", "ranks", "bench"),
-        bench("photometric-4096", "photometric", batch=4096, seconds=35),
-        bench("geometric-4096", "geometric", batch=4096, seconds=40),
-        Stage(name="info", arguments=("-m", "fastsiam", "info"), seconds=30, most=90),
-        *tests.values(),
-    ]  # fmt: skip
-    demo = str(setup.out / "demo")
-    if not setup.cifar10:
-        convert = ("-m", "fastsiam", "convert", "demo", "--out", demo)
-        found.append(Stage(name="images", arguments=convert, seconds=15, most=120))
-    asked = ["-m", "fastsiam", "train", "--data", setup.cifar10 or demo]
-    asked += ["--out", str(setup.run), "--save-every", "2000"]
-    if gpu:
-        asked += ["--recipe", "cifar10", "--knn-every", "25", "--device", "cuda"]
-    else:
-        asked += ["--recipe", "demo", "--epochs", "2", "--max-steps", "4", "--log-every", "2"]
-        asked += ["--knn-every", "0", "--device", "cpu"]
-    training = Stage(name="cifar10", arguments=tuple(asked), seconds=60, most=86400, endless=True)
-    return [*found, training]
-
-
-def _tests(setup: Setup) -> Iterator[Stage]:
-    """Yield the tests that need a GPU: by the files of tests/gpu, and one stage for all others.
-
-    The many tests of the step have a stage each, so that a cut loses few of them.
+    Args:
+        config: the campaign's settings.
+        gpu_bytes: memory of the GPU; 0 if no GPU is used, and then everything is small.
     """
-    folder = ROOT / "tests" / "gpu"
-    if not folder.is_dir():
-        return
-    for path in sorted(folder.glob("test_*.py")):
-        name, file = path.stem.removeprefix("test_"), str(path.relative_to(ROOT))
-        if name == "step":
-            for test in re.findall(r"^def test_(\w+)", path.read_text(), re.MULTILINE):
-                yield _pytest(setup, f"{name}-{test.replace('_', '-')}", f"{file}::test_{test}")
-        else:
-            yield _pytest(setup, name, file)
-    # The files are named because collecting all tests takes minutes.
-    files = (x for x in sorted((ROOT / "tests").rglob("test_*.py")) if x.parent != folder)
-    marked = (x for x in files if re.search(r"\bmark\.gpu\b", x.read_text()))
-    yield _pytest(setup, "elsewhere", *(str(x.relative_to(ROOT)) for x in marked))
+    gpu, out = gpu_bytes > 0, results_folder(config)
+    device = ("--device", "cuda" if gpu else "cpu")
+
+    def bench(name: str, seconds: int, case: str, **options: Any) -> Stage:
+        words = ["-m", "fastsiam", "bench", case]
+        for option, value in options.items():
+            words += [f"--{option}", str(value if gpu else _SMALL.get(option, value))]
+        return Stage(name, seconds, (*words, *device, "--json", str(out / f"records/{name}.json")))
+
+    def tests(name: str, seconds: int, marks: str, processes: int) -> Stage:
+        words = ["-m", "pytest", *_test_files(), "-m", marks, "-v", "-ra", "-p", "no:cacheprovider"]
+        if find_spec("xdist") and find_spec("pytest_timeout"):
+            fitting = max(1, min(processes, cores(), int(gpu_bytes / _TEST_BYTES)))
+            # A test that hangs in compiled code ends with its process, which xdist replaces.
+            words += ["-n", str(fitting), "--timeout", "150", "--timeout-method", "thread"]
+        return Stage(name, seconds, tuple(words))
+
+    own_data = {"data": str(Path(config.data).absolute())} if config.data else {}
+    loaders = [name for name in ("dali", "native") if BACKENDS[name].installed]
+    feeder, pipelines = [*loaders, "torchvision"][0], ",".join(loaders) or "memory"
+    step = {"recipe": "imagenet", "batch": 512, "repeats": 3}
+    step_float32 = step | {"batch": 512 if gpu_bytes >= _FLOAT32_BYTES else 256}
+    step_cifar10, large = step | {"recipe": "cifar10"}, step | {"batch": 4096}
+    load = step | own_data | {"repeats": 2, "workers": -1}
+    found = [
+        bench("machine", 25, "machine", repeats=3),
+        bench("step-512", 100, "step", **step, variants="default,eager"),
+        bench("train", 220, "train", **load, images=8192, pipelines=pipelines),
+        tests("tests", 190, "gpu and not dali and not ffcv", processes=14),
+        bench("photometric-512", 20, "photometric", **step),
+        tests("tests-loaders", 65, "gpu and (dali or ffcv)", processes=6),
+        bench("loader", 80, "loader", **load, images=4096, pipelines=pipelines),
+        bench("step-authors", 70, "step", **step_float32, variants=AUTHORS),
+        bench("profile", 80, "profile", **own_data, recipe="imagenet", batch=512, steps=20,
+              pipeline=feeder, out=out / "trace.json"),
+        bench("jpeg-engine", 110, "sweep", **load, images=32768, pipelines="dali",
+              over="jpeg-engine", values="0,65,90,100"),
+        bench("step-fp32", 70, "step", **step_float32, variants="fp32"),
+        bench("step-cifar10", 120, "step", **step_cifar10, variants="default,eager,cuda-graphs"),
+        bench("step-graphs", 80, "step", **step, variants="cuda-graphs"),
+        bench("geometric-512", 35, "geometric", **step),
+        bench("photometric-4096", 35, "photometric", **large),
+        bench("geometric-4096", 40, "geometric", **large),
+        Stage("info", 30, ("-m", "fastsiam", "info")),
+    ]  # fmt: skip
+    missing = set() if "dali" in loaders else {"jpeg-engine"}
+    missing |= set() if _test_files() else {"tests", "tests-loaders"}
+    found = [stage for stage in found if stage.name not in missing]
+    return [*found, *_training(config, "cuda" if gpu else "cpu")]
 
 
-def _pytest(setup: Setup, name: str, *which: str) -> Stage:
-    kind = name.partition("-")[0]
-    asked = ["-m", "pytest", *which, "-m", "gpu", "-v", "-ra", "-p", "no:cacheprovider"]
-    if setup.test_timeout:
-        # A thread ends the process of a test that hangs in compiled code: of a worker only one test
-        # is lost then, of pytest itself the results of all.
-        method = "thread" if setup.test_workers else "signal"
-        asked += ["--timeout", str(setup.test_timeout), "--timeout-method", method]
-    if setup.test_workers:
-        asked += ["-n", str(setup.test_workers if kind in _SIDE_BY_SIDE else 1)]
-    seconds = _TEST_SECONDS.get(kind, 60)
-    return Stage(
-        name=f"tests-{name}", arguments=tuple(asked), seconds=seconds, most=2 * seconds + 60
-    )
+def _training(config: GpuConfig, device: str) -> list[Stage]:
+    """Return the stages that train CIFAR-10's recipe; on a CPU a few steps of the demo's."""
+    out, fastsiam, found = results_folder(config), ("-m", "fastsiam"), []
+    data = str(Path(config.cifar10).absolute() if config.cifar10 else out / "demo")
+    if not config.cifar10:
+        found = [Stage("images", 15, (*fastsiam, "convert", "demo", "--out", data))]
+    run = "--recipe cifar10 --knn-every 25"
+    if device == "cpu":
+        run = "--recipe demo --epochs 2 --max-steps 4 --log-every 2 --knn-every 0"
+    words = ["--data", data, "--out", str(_run_folder(config)), "--save-every", "2000"]
+    words += ["--device", device, *run.split()]
+    return [*found, Stage("cifar10", 0, (*fastsiam, "train", *words))]
+
+
+def _test_files() -> list[str]:
+    """Return the files with tests that need a GPU; collecting all tests takes minutes."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [str(x.relative_to(ROOT)) for x in files if re.search(r"\bmark\.gpu\b", x.read_text())]
+
+
+def results_folder(config: GpuConfig) -> Path:
+    """Return the campaign's folder: ``--out``, else gpu/ in $OUT if that is set, else runs/gpu."""
+    return Path(config.out or Path(os.environ.get("OUT") or "runs", "gpu")).absolute()
+
+
+def _run_folder(config: GpuConfig) -> Path:
+    """Return the run folder of CIFAR-10's recipe: on other images it is another run."""
+    return results_folder(config) / ("cifar10" if config.cifar10 else "made")
 
 
 def run(config: GpuConfig) -> Path:
-    """Do what is not done yet, as far as the minutes go; return the page about all of it.
+    """Run stages until the minutes are over; return the page about all of them.
 
     The minutes begin with this process, which has imported torch before.
 
@@ -243,95 +188,93 @@ def run(config: GpuConfig) -> Path:
     age = time.time() - psutil.Process().create_time()  # some systems have these by two clocks
     deadline = time.monotonic() - min(max(0.0, age), 60.0) + 60 * config.minutes - _MARGIN
     check_devices(RunConfig(device=config.device))
-    setup, console = _setup(config), Console()
-    if not setup.gpu:
+    out, console = results_folder(config), Console()
+    has_gpu = config.device != "cpu" and torch.cuda.is_available()
+    card = torch.cuda.get_device_properties(0) if has_gpu else None
+    if card is None:
         console.warn("no GPU is used: everything is small, and the figures say nothing")
-    with explained(FastSiamError, f"cannot make the folder {setup.out}"):
+    table = stages(config, gpu_bytes=card.total_memory if card else 0)
+    with explained(FastSiamError, f"cannot make the folder {out}"):
         for folder in ("logs", "records"):
-            (setup.out / folder).mkdir(parents=True, exist_ok=True)
-    outcomes = read_outcomes(setup.out)
-    table = stages(setup)
+            (out / folder).mkdir(parents=True, exist_ok=True)
+    outcomes = read_outcomes(out)
     for name in filter(None, config.again.split(",")):
         if name not in (names := [one.name for one in table]):
             raise DataError(f"--again {name}: there is no such stage, only {', '.join(names)}")
         outcomes.pop(name, None)
-    # A script's shell starts background commands deaf to SIGINT, by which stages are ended.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends its stage, too
-    for stage in in_turn(table, outcomes):
-        left = deadline - time.monotonic()
-        if left < (stage.seconds + sum(_GRACE) if setup.gpu else 1):
-            console.say(f"{stage.name}: left for another call: {duration(max(0.0, left))} are left")
-            continue
-        console.say(f"{stage.name}: begins, {duration(left)} left")
-        outcome = outcomes[stage.name] = perform(stage, setup.out, seconds=left)
-        console.say(
-            f"{stage.name}: {outcome.status} after {duration(outcome.seconds)}: {outcome.said}"
-        )
-        write_json(setup.out / "state.json", {n: asdict(one) for n, one in outcomes.items()})
-        write_page(setup, table, outcomes)
-    return write_page(setup, table, outcomes)
+    with handled(STOPS, lambda number, _: sys.exit(128 + number)):  # after the stage has ended
+        for stage in in_turn(table, outcomes):
+            left = deadline - time.monotonic()
+            if left < stage.seconds + _GRACE:
+                left = max(0.0, left)
+                console.say(f"{stage.name}: left for another call: {duration(left)} are left")
+                continue
+            console.say(f"{stage.name}: begins, {duration(left)} left")
+            outcome = outcomes[stage.name] = perform(stage, out, seconds=left)
+            took = duration(outcome.seconds)
+            console.say(f"{stage.name}: {outcome.status} after {took}: {outcome.said}")
+            write_json(out / "state.json", {n: asdict(one) for n, one in outcomes.items()})
+            write_page(config, table, outcomes, gpu=card.name if card else "")
+    return write_page(config, table, outcomes, gpu=card.name if card else "")
 
 
 def in_turn(table: Sequence[Stage], outcomes: Mapping[str, Outcome]) -> list[Stage]:
-    """Return the stages that are to be done, in the order of the calls to come.
+    """Return the stages that are not done in the order in which they run.
 
-    New ones are first, and those for which the minutes were over; then those that went wrong; last
-    is one that uses all the time that is left.
+    Stages that failed come after new ones and those for which the minutes were over. A stage that
+    uses all the time that is left is the last one.
     """
-
-    def rank(stage: Stage) -> tuple[bool, int]:
-        status = outcomes[stage.name].status if stage.name in outcomes else "stopped"
-        return stage.endless, _LAST.index(status) + 1 if status in _LAST else 0
-
-    done = {name for name, one in outcomes.items() if one.status == "done"}
-    return sorted((stage for stage in table if stage.name not in done), key=rank)
+    ended = {name: one.status for name, one in outcomes.items()}
+    left = [stage for stage in table if ended.get(stage.name) != "done"]
+    return sorted(left, key=lambda x: (not x.seconds, ended.get(x.name, "stopped") != "stopped"))
 
 
 def perform(stage: Stage, out: Path, *, seconds: float) -> Outcome:
-    """Run a stage in a process of its own, and end it and all that it started after some time.
+    """Run a stage in its own process, and end it with all that it started when its time is over.
 
     Args:
-        stage: what is done.
-        out: the campaign's folder; the stage's output is added to its log there.
-        seconds: that are left, for it and for its end.
+        stage: what to run.
+        out: the campaign's folder, which gets the stage's log.
+        seconds: time left for the stage and its end.
     """
-    began, log = time.monotonic(), out / "logs" / f"{stage.name}.txt"
-    before = log.stat().st_size if log.exists() else 0
-    allowed = max(1.0, min(seconds - sum(_GRACE), stage.most))
-    with log.open("a") as output:
+    began, log, left = time.monotonic(), out / "logs" / f"{stage.name}.txt", seconds - _GRACE
+    own = {"PYTHONUNBUFFERED": "1", "COLUMNS": "160"}
+    if "pytest" in stage.arguments:  # many side by side
+        own |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    else:
+        own |= {"FASTSIAM_DEBUG": "1"}  # the log gets the output of what is measured
+    with log.open("w") as output:
         print(f"$ python {' '.join(stage.arguments)}", file=output, flush=True)
         process = subprocess.Popen(
             [sys.executable, *stage.arguments],
             stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            cwd=ROOT, env=_environment(stage), process_group=0,
+            cwd=ROOT, env={**os.environ, **own}, process_group=0,
         )  # fmt: skip
-        code: int | None = None
         try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = process.wait(allowed)
+            process.wait(max(1.0, min(left, stage.limit)))
+            is_over = False
+        except subprocess.TimeoutExpired:
+            is_over = left < stage.limit
         finally:
-            if process.poll() is None:
-                _end(process)
-    text = log.read_bytes()[before:].decode(errors="replace")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    lacking = _NOT_MEASURED in text or ("pytest" in stage.arguments and " skipped" in lines[-1])
-    status: Status = "failed" if code else "partly" if lacking else "done"
-    if code is None:
-        status = "cut" if allowed == stage.most else "stopped"
-    if "bench" in stage.arguments:  # the last line that says what went wrong
-        lines = [line for line in lines if _NOT_MEASURED in line or "rror" in line] or ["measured"]
-    took = round(time.monotonic() - began, 1)
-    return Outcome(status=status, seconds=took, said=lines[-1][:300])
+            _end(process)
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    telling = [f"exit code {process.returncode}", *filter(_TELLING.search, lines)]
+    failed = process.returncode or any(_NOT_MEASURED in line for line in lines)
+    return Outcome(
+        status="stopped" if is_over else "failed" if failed else "done",
+        seconds=round(time.monotonic() - began, 1),
+        said=telling[-1][:300],
+    )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it started, first by asking."""
-    asks = (os.kill, signal.SIGINT), (os.killpg, signal.SIGTERM), (os.killpg, signal.SIGKILL)
-    for (ask, number), patience in zip(asks, _GRACE, strict=True):
-        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            ask(process.pid, number)
-            process.wait(patience)
+    """End a process, which may save its state first, and all that it started."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def read_outcomes(out: Path) -> dict[str, Outcome]:
@@ -344,82 +287,38 @@ def read_outcomes(out: Path) -> dict[str, Outcome]:
     if not file.exists():
         return {}
     try:
-        found = json.loads(file.read_text())
-        return {name: Outcome(**one) for name, one in found.items()}
+        return {name: Outcome(**one) for name, one in json.loads(file.read_text()).items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise DataError(f"{file} was not written by fastsiam bench gpu: delete it") from error
 
 
-def results_folder(config: GpuConfig) -> Path:
-    """Return the campaign's folder: ``--out``, else gpu/ in $OUT if that is set, else runs/gpu."""
-    return Path(config.out or Path(os.environ.get("OUT") or "runs", "gpu")).absolute()
-
-
-def _setup(config: GpuConfig) -> Setup:
-    gpu = config.device != "cpu" and torch.cuda.is_available()
-    card = torch.cuda.get_device_properties(0) if gpu else None
-    fed: tuple[Pipeline, ...] = ("dali", "native")
-    return Setup(
-        out=results_folder(config),
-        gpu=gpu,
-        gpu_name=card.name if card else "",
-        gpu_bytes=card.total_memory if card else math.inf,
-        pipelines=tuple(name for name in fed if BACKENDS[name].installed),
-        data=str(Path(config.data).absolute()) if config.data else "",
-        cifar10=str(Path(config.cifar10).absolute()) if config.cifar10 else "",
-        test_workers=min(4, cores() // 2) if gpu and find_spec("xdist") else 0,
-        test_timeout=150 if find_spec("pytest_timeout") else 0,
-    )
-
-
-def _environment(stage: Stage) -> dict[str, str]:
-    """Return the variables of a stage's process."""
-    paths = [str(ROOT), os.environ.get("PYTHONPATH")]
-    own = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    own |= {"PYTHONUNBUFFERED": "1", "COLUMNS": "160"}
-    if "bench" in stage.arguments:
-        own["FASTSIAM_DEBUG"] = "1"  # the runners' output goes into the log
-    if "-n" in stage.arguments:  # tests side by side share the cores
-        each = str(max(1, cores() // int(stage.arguments[-1])))
-        own |= {"OMP_NUM_THREADS": each, "TORCHINDUCTOR_COMPILE_THREADS": each}
-    return own
-
-
-def write_page(setup: Setup, stages: Sequence[Stage], outcomes: Mapping[str, Outcome]) -> Path:
-    """Write ``page.md`` about the stages and how they ended into the campaign's folder.
+def write_page(
+    config: GpuConfig, stages: Sequence[Stage], outcomes: Mapping[str, Outcome], *, gpu: str
+) -> Path:
+    """Write ``page.md`` into the campaign's folder: figures, and how the stages ended.
 
     Raises:
         FastSiamError: the page cannot be written.
     """
-    page, records, rows = setup.out / "page.md", {}, []
+    out, records, rows = results_folder(config), {}, []
     for one in stages:
         with contextlib.suppress(DataError):  # missing, or cut
-            records[one.name] = read(setup.records(one.name))
+            records[one.name] = read(out / f"records/{one.name}.json")
         ended = outcomes.get(one.name)
         how = [ended.status, ended.said] if ended else ["not yet", ""]
         rows.append([one.name, *how, f"python {' '.join(one.arguments)}"])
-    metrics = read_metrics(setup.run) if setup.cifar10 and setup.gpu else ()
+    metrics = read_metrics(_run_folder(config)) if config.cifar10 and gpu else ()
     parts = [
-        "# Measured on a GPU" if setup.gpu else "# Tried on a CPU: everything is small",
-        f"The authors' step and the step in float32 use batch {setup.float32_batch}.",
+        "# Measured on a GPU" if gpu else "# Tried on a CPU: everything is small",
         "## Expected, and measured",
-        table(Found(records, metrics), gpu=setup.gpu_name),
+        expected_table(Found(records, metrics), gpu=gpu),
         "## Stages",
-        markdown(["stage", "", "last line", "command"], rows),
+        "`logs` has the output of each.",
+        markdown(["stage", "", "from its log", "command"], rows),
     ]
-    for name, ended in outcomes.items():
-        log = setup.out / "logs" / f"{name}.txt"
-        if ended.status != "done" and log.exists():
-            lines = log.read_text(errors="replace").splitlines()
-            shown = [x for x in lines[:-25] if "not measured" in x] + lines[-25:]
-            end = "\n".join(f"    {line[:200]}" for line in shown)
-            parts.append(f"## The end of {name}'s output\n\n{end}")
     for name, of in records.items():
         parts += [f"## {name}", records_block(of)]
-    if evaluations := [line for line in metrics if line["kind"] == "knn"]:
-        keys = ("epoch", "top1", "k", "temperature")
-        cells = [[f"{line[key]:g}" for key in keys] for line in evaluations]
-        parts += ["## kNN on CIFAR-10", markdown(["epoch", "top-1", "k", "T"], cells)]
+    page = out / "page.md"
     with written_for_user(page) as temporary:
         temporary.write_text("\n\n".join(parts) + "\n")
     return page

@@ -21,33 +21,31 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import count, cycle
+from itertools import cycle, zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import psutil
-from PIL import Image
 
 from fastsiam.bench.config import SoakConfig
-from fastsiam.bench.images import Silent
-from fastsiam.config import ConvertConfig, Pipeline
+from fastsiam.bench.images import Images, make_images
+from fastsiam.config import Pipeline
 from fastsiam.console import Console, duration
 from fastsiam.environment import environment
 from fastsiam.errors import CheckpointError, DataError, FastSiamError
-from fastsiam.files import parsed_json, write_json
-from fastsiam.pipelines.backends import CEILING
-from fastsiam.pipelines.convert import convert
+from fastsiam.files import explained, parsed_json, write_json
+from fastsiam.pipelines.backends import BACKENDS, CEILING
 from fastsiam.report.markdown import markdown
 
-_IMAGES, _CLASSES = 96, 4
+_IMAGES = 96
 _PATIENCE = 180.0
 """Seconds that a run has to end after a fault, and its processes after that."""
 _FIRST_STEPS, _LEAST_STEPS = 120, 30
 """Steps of the first run, whose speed sets the length of the others, and the fewest steps."""
-_MOST_STARTS = 60
+_PAUSE = 3.0
+"""Seconds for which a rank stands still."""
 _COMPARED = ("kind", "step", "epoch", "loss", "z_std", "rank", "lr", "top1", "seen")
 """Fields of metrics.jsonl that must be equal."""
 _KEYS = {"minutes", "seed", "ranks", "runs", "findings", "command", "environment", "date"}
@@ -67,6 +65,8 @@ class Run:
     ranks: int
     seed: int
     starts: int = 0
+    left: list[str] = field(default_factory=list)
+    """Processes and files that it left behind."""
     _process: subprocess.Popen[bytes] = field(init=False)
 
     @property
@@ -106,32 +106,34 @@ class Run:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """What was logged, without alarms, which are about the machine."""
+        """The fields of its log lines that are the same in every run; no alarms of the machine."""
         from fastsiam.run.log import read_metrics
 
-        return [line for line in read_metrics(self.out) if line["kind"] != "alarm"]
+        lines = [line for line in read_metrics(self.out) if line["kind"] != "alarm"]
+        return [{name: line[name] for name in _COMPARED if name in line} for line in lines]
 
     @property
     def processes(self) -> list[psutil.Process]:
-        """All processes of the run, known by a variable that they inherit."""
-        found = psutil.process_iter(["pid", "ppid", "environ", "cmdline"])
-        return [
-            one for one in found
-            if (one.info["environ"] or {}).get("FASTSIAM_SOAK") == str(self.out)
-            and one.pid != os.getpid()
-        ]  # fmt: skip
+        """All its processes, which inherit a variable; orphans too."""
+        found = psutil.process_iter(["environ"])
+        name = str(self.out)
+        own = [one for one in found if (one.info["environ"] or {}).get("FASTSIAM_SOAK") == name]
+        return [one for one in own if one.pid != os.getpid()]
 
-    def pids(self, whom: str) -> list[int]:
-        """Return the processes of a kind: launcher, rank, or worker (a loader's)."""
-        launcher = self._process.pid
+    def targets(self, whom: str) -> list[psutil.Process]:
+        """Return the launcher, the ranks or the loaders' workers (launcher, rank, worker).
+
+        Raises:
+            psutil.NoSuchProcess: one of them has just ended.
+        """
+        launcher = psutil.Process(self._process.pid)
         if whom == "launcher":
             return [launcher]
-        found = [one.info for one in self.processes]
-        ranks = [x["pid"] for x in found if x["ppid"] == launcher and "LOCAL_RANK" in x["environ"]]
+        ranks = [one for one in launcher.children() if "LOCAL_RANK" in one.environ()]
         if whom == "rank":
             return ranks
-        workers = [x for x in found if x["ppid"] in ranks]
-        return [x["pid"] for x in workers if "resource_tracker" not in " ".join(x["cmdline"])]
+        below = [one for rank in ranks for one in rank.children()]
+        return [one for one in below if "resource_tracker" not in " ".join(one.cmdline())]
 
     def kill(self) -> None:
         """Kill all its processes."""
@@ -139,26 +141,23 @@ class Run:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
-    def left_behind(self, seconds: float) -> list[str]:
-        """Return what a run that succeeded does not leave: processes, after a while, and files."""
+    def left_behind(self, seconds: float, *, files: bool) -> list[str]:
+        """Return processes that still exist after some seconds, and files of a run at work."""
         deadline = time.monotonic() + seconds
         while (left := self.processes) and time.monotonic() < deadline:
             time.sleep(0.2)
-        names = [str(path.relative_to(self.out)) for path in self.out.rglob("*")]
-        files = sorted(one for one in names if one.endswith(".tmp") or one == "lock")
-        return [f"process {one.pid}" for one in left] + files
+        names = [str(path.relative_to(self.out)) for path in self.out.rglob("*") if files]
+        own = sorted(one for one in names if one.endswith(".tmp") or one == "lock")
+        return [f"process {one.pid}" for one in left] + own
 
     def difference(self, other: Run) -> str:
         """Return how this run's lines or weights differ from another's, or ""."""
         from fastsiam.run import checkpoint as checkpoints
 
-        own, others = ([{k: x[k] for k in _COMPARED if k in x} for x in run.lines]
-                       for run in (self, other))  # fmt: skip
-        for number, (line, expected) in enumerate(zip(own, others, strict=False), start=1):
+        pairs = zip_longest(self.lines, other.lines)
+        for number, (line, expected) in enumerate(pairs, start=1):
             if line != expected:
                 return f"line {number}: {line} for {expected}"
-        if len(own) != len(others):
-            return f"{len(own)} lines for {len(others)}"
         try:
             weights = [checkpoints.digest_of(checkpoints.load(x.out).model) for x in (self, other)]
         except CheckpointError as error:
@@ -170,58 +169,59 @@ class Fault(NamedTuple):
     """A fault that is injected into a run."""
 
     name: str
-    inject: Callable[[Run, random.Random], None]
-    code: int | None
-    """Exit code that the run may have then; None if the fault does not end it."""
+    number: signal.Signals
+    target: Literal["all", "launcher", "rank", "worker", "checkpoint"]
+    """Which processes get the signal. checkpoint: all, and a bit of the last checkpoint flips."""
+
+    @property
+    def code(self) -> int | None:
+        """Exit code that the run may have then; None if it continues."""
+        if self.number == signal.SIGSTOP:
+            return None
+        return 1 if self.target == "worker" else 128 + self.number
+
+    def inject(self, run: Run, chance: random.Random) -> None:
+        """Send the signal, or damage the checkpoint.
+
+        Raises:
+            IndexError, psutil.NoSuchProcess, ProcessLookupError: there is no such process now.
+        """
+        if self.target == "checkpoint":
+            run.kill()
+            run.wait(_PATIENCE)
+            _flip_a_bit(run.out, chance)
+        elif self.target == "all":
+            os.killpg(run.targets("launcher")[0].pid, self.number)
+        else:
+            process = chance.choice(run.targets(self.target))
+            process.send_signal(self.number)
+            if self.number == signal.SIGSTOP:
+                time.sleep(_PAUSE)
+                process.resume()
 
 
-def _sends(number: int, whom: str) -> Callable[[Run, random.Random], None]:
-    """Return what sends a signal to all processes, the launcher, a rank or a loader's worker."""
-
-    def send(run: Run, chance: random.Random) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            if whom == "all":
-                os.killpg(run.pids("launcher")[0], number)
-            else:
-                os.kill(chance.choice(run.pids(whom)), number)
-
-    return send
-
-
-def _pause_rank(run: Run, chance: random.Random) -> None:
-    """Stop a rank for some seconds, as on an overloaded machine."""
-    rank = chance.choice(run.pids("rank"))
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(rank, signal.SIGSTOP)
-        time.sleep(3)
-        os.kill(rank, signal.SIGCONT)
-
-
-def _damage_checkpoint(run: Run, chance: random.Random) -> None:
-    """Kill the run, and flip a bit of its last checkpoint."""
+def _flip_a_bit(run: Path, chance: random.Random) -> None:
+    """Damage a run's last checkpoint if there is another one."""
     from fastsiam.run import checkpoint as checkpoints
 
-    run.kill()
-    run.wait(_PATIENCE)
-    path = checkpoints.last(run.out)
-    if checkpoints.previous(run.out).is_file() and path.is_file():
+    path = checkpoints.last(run)
+    if checkpoints.previous(run).is_file() and path.is_file():
         content = bytearray(path.read_bytes())
         content[chance.randrange(len(content) // 4, len(content) // 2)] ^= 1 << chance.randrange(8)
         path.write_bytes(content)
 
 
-_KILLED, _TERMINATED = 128 + signal.SIGKILL, 128 + signal.SIGTERM
 FAULTS = (
-    Fault("SIGTERM to all processes", _sends(signal.SIGTERM, "all"), _TERMINATED),
-    Fault("SIGTERM to the launcher", _sends(signal.SIGTERM, "launcher"), _TERMINATED),
-    Fault("Ctrl-C", _sends(signal.SIGINT, "all"), 128 + signal.SIGINT),
-    Fault("SIGUSR1 to a rank", _sends(signal.SIGUSR1, "rank"), 128 + signal.SIGUSR1),
-    Fault("kill -9 of a rank", _sends(signal.SIGKILL, "rank"), _KILLED),
-    Fault("kill -9 of the launcher", _sends(signal.SIGKILL, "launcher"), _KILLED),
-    Fault("kill -9 of all", _sends(signal.SIGKILL, "all"), _KILLED),
-    Fault("kill -9 of a loader's worker", _sends(signal.SIGKILL, "worker"), 1),
-    Fault("a rank stands still", _pause_rank, None),
-    Fault("a damaged checkpoint", _damage_checkpoint, _KILLED),
+    Fault("SIGTERM to all processes", signal.SIGTERM, "all"),
+    Fault("SIGTERM to the launcher", signal.SIGTERM, "launcher"),
+    Fault("Ctrl-C", signal.SIGINT, "all"),
+    Fault("SIGUSR1 to a rank", signal.SIGUSR1, "rank"),
+    Fault("kill -9 of a rank", signal.SIGKILL, "rank"),
+    Fault("kill -9 of the launcher", signal.SIGKILL, "launcher"),
+    Fault("kill -9 of all", signal.SIGKILL, "all"),
+    Fault("kill -9 of a loader's worker", signal.SIGKILL, "worker"),
+    Fault("a rank stands still", signal.SIGSTOP, "rank"),
+    Fault("a damaged checkpoint", signal.SIGKILL, "checkpoint"),
 )
 
 
@@ -237,54 +237,51 @@ class Soak:
 
     def run(self) -> None:
         """Do a pair of runs for each pipeline in turn, as long as there is time for one."""
-        longest = 0.0
-        for number, pipeline in zip(count(), cycle(self.config.names), strict=False):
-            began = time.monotonic()
-            if number and began + longest > self.deadline:
+        for number, pipeline in enumerate(cycle(self.config.names)):
+            left = self.deadline - time.monotonic()
+            if number and left < 2 * self.config.seconds:
                 return
+            self._console.say(f"{pipeline}: a pair of runs, {duration(max(0.0, left))} left")
             one = self._pair(number, pipeline)
             self.runs.append(one)
-            longest = max(longest, time.monotonic() - began)
-            self._console.say(
-                f"{pipeline}: {one['steps']:,} steps, {one['starts']} starts, "
-                f"{len(one['faults'])} faults: {one['difference'] or 'as the undisturbed one'}; "
-                f"{duration(max(0.0, self.deadline - time.monotonic()))} left"
-            )
+            faults, what = len(one["faults"]), one["difference"] or "no difference"
+            self._console.say(f"{pipeline}: {faults} faults, {what}")
 
     def _pair(self, number: int, pipeline: Pipeline) -> dict[str, Any]:
+        """Train a run and the same with faults; return an entry of the record."""
         seed, folder = 1000 * self.config.seed + number, self.folder / f"{number}-{pipeline}"
+        data, ranks = self._data(pipeline), self.config.ranks
         calm, hurt = (
-            Run(folder / name / "run", self._data(pipeline), pipeline, self._steps,
-                self.config.ranks, seed) for name in ("calm", "hurt")
-        )  # fmt: skip
+            Run(folder / name / "run", data, pipeline, self._steps, ranks, seed)
+            for name in ("calm", "hurt")
+        )
+        began = time.monotonic()
         calm.start()
         self._finish(calm, None)
-        trained = [line for line in calm.lines if line["kind"] == "train"]
-        speed = trained[-1]["step"] / trained[-1]["seconds"] if trained else 1.0
+        speed = self._steps / (time.monotonic() - began)
         self._steps = max(_LEAST_STEPS, round(speed * self.config.seconds))
         faults = self._hurt(hurt, random.Random(seed))
-        left, difference = hurt.left_behind(30), hurt.difference(calm)
-        if difference or left:
-            self._note(hurt, difference or f"it left {', '.join(left)}")
+        if difference := hurt.difference(calm):
+            self._note(hurt, difference)
         steps = max((line.get("step", 0) for line in hurt.lines), default=0)
         return {
             "pipeline": pipeline, "seed": seed, "steps": steps, "starts": hurt.starts,
-            "faults": faults, "difference": difference, "left": left,
+            "faults": faults, "difference": difference, "left": hurt.left,
         }  # fmt: skip
 
     def _hurt(self, run: Run, chance: random.Random) -> list[str]:
-        """Run with faults, start after start; return the faults."""
+        """Run with faults, start after start, until it succeeds or fails; return the faults."""
         done: list[str] = []
-        while run.starts < _MOST_STARTS:
-            last = None
+        while True:
             run.start()
+            last: Fault | None = None
             while run.wait(chance.uniform(1, 2 * self.config.every)) is None:
                 if time.monotonic() > self.deadline:
                     break
                 fault = self._next()
                 try:
                     fault.inject(run, chance)
-                except IndexError:  # there is no rank or worker at the moment
+                except (IndexError, psutil.NoSuchProcess, ProcessLookupError):
                     self._deck.append(fault)
                     continue
                 last = fault
@@ -292,10 +289,9 @@ class Soak:
                 if fault.code is not None and run.wait(_PATIENCE) is None:
                     self._note(run, f"still at work {_PATIENCE:.0f} s after {fault.name}")
                     run.kill()
-            if self._finish(run, last) == 0:
+            code = self._finish(run, last)
+            if code == 0 or last is None or code != last.code:
                 return done
-        self._note(run, f"it did not end within {_MOST_STARTS} starts")
-        return done
 
     def _next(self) -> Fault:
         """Draw the next fault: each comes once before any comes again."""
@@ -309,9 +305,9 @@ class Soak:
         assert code is not None
         if code not in (0, fault.code if fault else 0):
             self._note(run, f"exit code {code} after {what}")
-        left = run.left_behind(_PATIENCE)
-        if stayed := [one for one in left if one.startswith("process")]:
-            self._note(run, f"{', '.join(stayed)} stayed after {what}")
+        if left := run.left_behind(_PATIENCE, files=code == 0):
+            self._note(run, f"{', '.join(left)} stayed after {what}")
+            run.left = left
             run.kill()
         return code
 
@@ -323,21 +319,12 @@ class Soak:
             self._console.say(f"  {text}")
 
     def _data(self, pipeline: Pipeline) -> Path:
-        """Return images for a pipeline, made at first use: noise around a colour for each class."""
-        images, converted = self.folder / "images", self.folder / "images-beton"
-        if not images.exists():
-            chance = np.random.default_rng(0)
-            for number in range(_IMAGES + _IMAGES // 4):
-                split, label = "train" if number < _IMAGES else "val", number % _CLASSES
-                path = images / split / f"class{label}" / f"{number:03}.jpg"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                pixels = chance.normal(40 + 50 * label, 40, size=(40, 48, 3)).clip(0, 255)
-                Image.fromarray(pixels.astype(np.uint8)).save(path, quality=90)
-        if pipeline != "ffcv":
-            return images
-        if not converted.exists():
-            convert("folder", ConvertConfig(source=str(images), out=str(converted)), Silent())
-        return converted
+        """Return images for a pipeline, generated at first use."""
+        images = Images(self.folder / "images", _IMAGES, "generated")
+        if not images.folder.exists():
+            make_images(images.folder / "train", _IMAGES)
+            make_images(images.folder / "val", _IMAGES // 4)
+        return images.stored("beton") if BACKENDS[pipeline].needs_beton else images.folder
 
 
 def soak(config: SoakConfig) -> Path:
@@ -369,15 +356,13 @@ def read_record(path: Path) -> dict[str, Any]:
     Raises:
         DataError: it is missing, or holds something else.
     """
-    try:
-        record = parsed_json(path.read_text())
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError:
-        record = None
-    if not isinstance(record, dict) or not record.keys() >= _KEYS:
-        raise DataError(f"{path} holds no record of fastsiam bench soak")
-    return record
+    with explained(DataError, f"cannot read {path}"):
+        text = path.read_text()
+    with contextlib.suppress(ValueError):
+        record = parsed_json(text)
+        if isinstance(record, dict) and record.keys() >= _KEYS:
+            return record
+    raise DataError(f"{path} holds no record of fastsiam bench soak")
 
 
 def as_markdown(record: Mapping[str, Any]) -> str:
