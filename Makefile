@@ -38,7 +38,7 @@ CHECKED_RUN   := LD_PRELOAD=libc_malloc_debug.so.0 GLIBC_TUNABLES=glibc.malloc.c
 NATIVE_TESTS  := tests/kernels tests/views/test_photometric.py tests/views/test_photometric_cpu.py \
                  tests/pipelines/test_parity.py tests/pipelines/test_ffcv.py \
                  tests/pipelines/test_engine.py
-TWO_RANKS     := tests/train/test_launched.py::test_two_cpu_ranks_by_the_launcher
+TWO_RANKS     := tests/train/test_launched.py::test_plain_torchrun_works
 CASES         ?= 500
 
 MEASURED := COVERAGE_FILE=$(COVERAGE)/data $(TEST) --cov --cov-context=test --cov-report=

@@ -4,7 +4,7 @@ A start of Python with torch takes four seconds; a fork of a process that has it
 hundredths. What is forked is a process like any other: its signals, its exit code, its environment
 and its output are its own. But what is read from the environment at an import, before any of our
 code, is as it was when the first of them began, and what is registered with ``atexit`` does not
-run: a test about either starts Python (`fastsiam_anew`).
+run: a test about either starts Python.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
 
 ROOT = Path(__file__).parents[1]
 
@@ -151,7 +153,22 @@ def _fastsiam(arguments: tuple[str, ...]) -> None:
     sys.argv = ["fastsiam", *arguments]
     from fastsiam.cli import main
 
+    fork_programs()
     main()
+
+
+def fork_programs() -> None:
+    """Have this process fork the ``python -m fastsiam`` that it starts, as a launcher its ranks.
+
+    Not beside a GPU: CUDA does not work in a fork of a process that has counted the devices.
+    """
+    if torch.cuda.is_available():
+        return
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+    from tests.forked_programs import ForkedProgram
+
+    subprocess.Popen = subprocess_handler.Popen = ForkedProgram  # type: ignore[misc, attr-defined]
 
 
 def fastsiam(
@@ -159,21 +176,6 @@ def fastsiam(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command line and expect an exit code."""
     return _expect(code, command(*arguments, **how).wait(timeout))
-
-
-def fastsiam_anew(
-    *arguments: str, code: int = 0, timeout: float = 900
-) -> subprocess.CompletedProcess[str]:
-    """Do the same as a user does it, with a start of Python."""
-    done = subprocess.run(
-        [sys.executable, "-m", "fastsiam", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "200"},
-    )
-    return _expect(code, done)
 
 
 def _expect(code: int, done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:

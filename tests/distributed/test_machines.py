@@ -29,7 +29,7 @@ from fastsiam.errors import RANK_LOST
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT
 from tests.machines import Machine, two_machines
-from tests.processes import Forked, command, fastsiam, free_port
+from tests.processes import Forked, command, fastsiam, fork_programs, free_port
 from tests.ranks import fastsiam_on_ranks
 from tests.train.runs import history
 
@@ -143,6 +143,7 @@ def _soon(*arguments: str) -> None:
 
     RendezvousTimeout._DEFAULT_TIMEOUTS["last_call"] = timedelta(seconds=2)
     sys.argv = ["fastsiam", *arguments]
+    fork_programs()
     main()
 
 

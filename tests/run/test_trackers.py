@@ -19,6 +19,7 @@ from fastsiam.errors import BackendError
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
 from fastsiam.run.trackers import TRACKERS, Trackers, check_trackers
+from fastsiam.train.command import train_here
 from tests.configs import flags, with_settings
 from tests.conftest import skip
 from tests.processes import fastsiam
@@ -111,8 +112,8 @@ def test_mlflow_files(small: TrainConfig, tmp_path: Path, monkeypatch: pytest.Mo
         (found,) = client.search_runs([experiment.experiment_id])
         return found
 
-    fastsiam("train", *flags(with_settings(config, max_steps=4)))
-    fastsiam("train", *flags(config), "--workers", "1", "--log-every", "2")
+    train_here(with_settings(config, max_steps=4), "imagenet")
+    train_here(with_settings(config, workers=1, log_every=2), "imagenet")
     found = only()
     assert found.info.run_id == (run / "trackers" / "mlflow.txt").read_text().strip()
     assert (found.info.run_name, found.info.status) == ("run", "FINISHED")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +17,6 @@ from fastsiam.config.study import StudyConfig, StudyRunConfig
 from fastsiam.errors import FastSiamError
 from fastsiam.run import checkpoint
 from fastsiam.run.log import read_metrics
-from fastsiam.study import runner
 from fastsiam.study.catalogue import STUDIES
 from fastsiam.study.record import collect, read_record, read_result, write_record
 from fastsiam.study.runner import do_runs, slots
@@ -25,7 +24,7 @@ from fastsiam.study.runs import Run, seeds_in
 from fastsiam.study.table import caption, cells
 from tests.conftest import write_images
 from tests.processes import Forked
-from tests.study.tiny import study, tiny, tiny_runs
+from tests.study.tiny import do_in_process, study, tiny, tiny_runs
 from tests.train.runs import same_state
 
 CPU = StudyRunConfig(device="cpu")
@@ -47,7 +46,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def done(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a study's first run, done."""
     out = tmp_path_factory.mktemp("done")
-    do_runs(tiny_runs(data, out, SCALE)[:1], CPU)
+    ended = do_in_process(tiny_runs(data, out, SCALE)[:1], CPU)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
     return out
 
 
@@ -96,7 +96,7 @@ def test_linear_evaluation_beside_knn(data: Path, copy: Path, tmp_path: Path) ->
     """It is a stage of its own, of the scale's kind; the record and the table have it beside."""
     run = replace(tiny_runs(data, copy, replace(SCALE, cached=True))[0], linear=True)
     assert run.is_trained and not run.is_done and replace(run, linear=False).is_done
-    do_runs([run], CPU)
+    assert do_in_process([run], CPU).returncode == 0
     assert run.linear_top1 is not None and replace(run, scale=SCALE).linear_top1 is None
     study = replace(STUDIES["stop-gradient"], rows=STUDIES["stop-gradient"].rows[:1])
     record = collect(study, run.scale, [run], StudyConfig())
@@ -112,12 +112,10 @@ def test_linear_evaluation_beside_knn(data: Path, copy: Path, tmp_path: Path) ->
     assert rows[0].linear == []
 
 
-def test_a_run_that_diverges_is_a_result(
-    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_diverges_is_a_result(data: Path, tmp_path: Path) -> None:
     runs = tiny_runs(data, tmp_path, tiny(lr=1e30))[:1]
-    do_runs(runs, CPU)
-    assert "diverged: its loss was not finite" in capfd.readouterr().err
+    ended = do_in_process(runs, CPU)
+    assert ended.returncode == 0 and "diverged: its loss was not finite" in ended.stderr
     result = read_result(runs[0])
     assert result is not None and result.diverged and result.loss is None
     assert result.top1 == pytest.approx(100 / 3)
@@ -127,18 +125,13 @@ def test_a_run_that_diverges_is_a_result(
     assert runs[0].log_file.read_text() == before
 
 
-def test_a_failure_ends_the_study_after_what_is_beside_it(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_ends_the_study_after_what_is_beside_it(data: Path, tmp_path: Path) -> None:
     """The run that fails does so at once, long before the one beside it is done."""
     good, other = tiny_runs(data, tmp_path, tiny())
     bad = replace(good, folder=tmp_path / "bad")
-    usual = runner._command
-    fails = [sys.executable, "-c", "print('error: no room'); raise SystemExit(2)"]
-    monkeypatch.setattr(runner, "_command", lambda run: fails if run is bad else usual(run))
-    with pytest.raises(FastSiamError, match=r"bad failed \(no room\); see .*study.log") as error:
-        do_runs([bad, good, other], replace(CPU, parallel=2))
-    assert "\n" not in str(error.value)
+    ended = do_in_process([bad, good, other], replace(CPU, parallel=2), failing="bad")
+    assert ended.returncode == 1
+    assert re.fullmatch(r".*bad failed \(no room\); see .*study.log\n", ended.stdout)
     assert good.is_done and not other.folder.exists()
 
 
@@ -147,19 +140,19 @@ def test_a_study_that_is_killed_goes_on_bit_for_bit(data: Path, done: Path, tmp_
     run, undisturbed = (tiny_runs(data, folder, SCALE)[0] for folder in (tmp_path, done))
     last = checkpoint.last(run.folder)
 
-    work = Forked(study, str(data), str(tmp_path), EPOCHS)
+    work = Forked(study, [run], CPU)
     _wait_for(last.exists, work)
     work.send(signal.SIGKILL)
     assert work.wait().returncode == -signal.SIGKILL
     _wait_until(lambda: not (run.folder / "lock").exists())
     assert checkpoint.load(last).step < STEPS and "SIGTERM" in run.log_file.read_text()
 
-    do_runs([run], CPU)
+    assert do_in_process([run], CPU).returncode == 0
     _assert_same_runs(run, undisturbed)
 
 
 def test_a_second_signal_kills_the_runs(data: Path, tmp_path: Path) -> None:
-    work = Forked(study, str(data), str(tmp_path), EPOCHS)
+    work = Forked(study, tiny_runs(data, tmp_path, SCALE)[:1], CPU)
     process = _process_of_the_run(work)
     os.kill(process, signal.SIGSTOP)  # it does not listen
     _wait_for(lambda: _is_stopped(process), work)  # before that SIGTERM would end it
@@ -198,14 +191,11 @@ def test_runs_side_by_side_share_the_machine(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def _process_of_the_run(work: Forked) -> int:
-    """Return the process that a study began, as soon as it is a program of its own.
-
-    Until then the study waits for it, and would so for ever if it were stopped.
-    """
+    """Return the process that a study began, as soon as it has a process group of its own."""
     children = Path(f"/proc/{work.pid}/task/{work.pid}/children")
     _wait_for(lambda: bool(children.read_text()), work)
     process = int(children.read_text().split()[0])
-    _wait_for(lambda: b"train" in Path(f"/proc/{process}/cmdline").read_bytes(), work)
+    _wait_for(lambda: os.getpgid(process) == process, work)
     return process
 
 

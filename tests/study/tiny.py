@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +19,12 @@ from fastsiam.config import (
 )
 from fastsiam.config.study import StudyRunConfig
 from fastsiam.errors import FastSiamError, Interrupted
+from fastsiam.study import runner
 from fastsiam.study.catalogue import STUDIES
-from fastsiam.study.runner import do_runs
 from fastsiam.study.runs import Run, runs_of
 from fastsiam.study.scales import Scale
 from tests.configs import model_of
+from tests.processes import Forked, fork_programs
 
 
 def tiny(*, epochs: int = 2, **optim: float) -> Scale:
@@ -59,11 +63,24 @@ def tiny_runs(
     return runs_of([STUDIES[study]], replace(scale, base=base), out, seeds=range(seeds))
 
 
-def study(data: str, out: str, epochs: int) -> None:
-    """Do the first run of a study in this process, and end as the command does."""
-    runs = tiny_runs(Path(data), Path(out), tiny(epochs=epochs))
+def do_in_process(
+    runs: Sequence[Run], config: StudyRunConfig, *, failing: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Do runs in a process of its own, as the command does; ``failing`` as in ``study``."""
+    return Forked(study, runs, config, failing).wait()
+
+
+def study(runs: Sequence[Run], config: StudyRunConfig, failing: str = "") -> None:
+    """Do runs in this process, and end as the command does.
+
+    The run in the folder of this name fails at once.
+    """
+    usual = runner._command
+    fails = [sys.executable, "-c", "print('error: no room'); raise SystemExit(2)"]
+    runner._command = lambda run: fails if run.folder.name == failing else usual(run)
+    fork_programs()
     try:
-        do_runs(runs[:1], StudyRunConfig(device="cpu"))
+        runner.do_runs(runs, config)
     except Interrupted as error:
         print(error)
         raise SystemExit(error.exit_code) from error

@@ -17,7 +17,7 @@ from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT
-from tests.processes import Forked, command
+from tests.processes import Forked, command, fork_programs
 from tests.tiers import slow
 from tests.train.runs import history
 
@@ -59,6 +59,7 @@ def test_signals_save_and_leave(
 def _under_nohup(*arguments: str) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     sys.argv = ["fastsiam", *arguments]
+    fork_programs()
     main()
 
 

@@ -179,9 +179,15 @@ def test_without_stop_gradient_the_solution_collapses(
     stop_gradient: bool, small: TrainConfig, tmp_path: Path
 ) -> None:
     """Fig. 2 of the paper, small: loss to -1 and std to 0, but not with stop-gradient."""
-    data = write_images(tmp_path / "many", classes=4, each=128)
+    data = write_images(tmp_path / "many", classes=4, each=64)
     config = with_settings(
-        small, data=str(data), batch=512, epochs=40, knn_every=0, stop_gradient=stop_gradient
+        small,
+        data=str(data),
+        batch=256,
+        lr=1.0,
+        epochs=40,
+        knn_every=0,
+        stop_gradient=stop_gradient,
     )
     run_once(config, tmp_path / "run")
     lines = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "train"]

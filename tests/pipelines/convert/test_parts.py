@@ -26,6 +26,12 @@ PARTS = 3
 pytestmark = pytest.mark.skipif(find_spec("distributed") is None, reason="needs dask")
 
 
+@pytest.fixture(autouse=True)
+def _forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have dask fork its workers in the tests' commands."""
+    monkeypatch.setenv("DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD", "fork")
+
+
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -96,7 +102,10 @@ def test_an_error_ends_a_part_alone(images: Path, tmp_path: Path) -> None:
 def test_a_signal_ends_all_and_the_same_command_resumes(
     number: signal.Signals, tmp_path: Path
 ) -> None:
-    write_images(tmp_path / "images", classes=2, each=30, side=900)
+    write_images(tmp_path / "images", classes=2, each=1, side=900)
+    for image in list((tmp_path / "images").rglob("*.jpg")):
+        for copy in range(1, 30):
+            shutil.copyfile(image, image.with_name(f"{copy:03d}.jpg"))
     asked = ["convert", "folder", "--source", str(tmp_path / "images"), "--max-side", "64"]
     asked += ["--out", str(tmp_path / "out"), "--parts", "2"]
     process = command(*asked, session=True)
