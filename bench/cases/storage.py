@@ -25,7 +25,7 @@ from fastsiam.bench.runner import Build, Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.pipelines import ViewLoader
-from fastsiam.pipelines.backends import BASELINE
+from fastsiam.pipelines.backends import BASELINE, ENGINE
 
 _SHARDS = 16
 _WINDOW = 1024
@@ -39,7 +39,7 @@ def measure(session: Session) -> list[Record]:
     folder = session.folder / "storage"
     files = sorted(path for path in images.folder.rglob("*") if path.is_file())
     pack(files, folder / "shards" / "tars")
-    pipelines = session.config.pipeline_names if session.config.pipelines else (BASELINE,)
+    pipelines = session.config.pipeline_names if session.config.pipelines else (BASELINE, ENGINE)
     readers: dict[str, str] = {name: f"fastsiam --pipeline {name}" for name in pipelines}
     for name, library in STREAMING.items():
         if library.missing:

@@ -102,7 +102,7 @@ def test_places_are_measured_beside_the_local_disk(little: BenchConfig) -> None:
     found = {one.name: one for one in records}
     places = ["local disk", *(f"S3, {ms} ms, {state} cache" for ms in (0, 3)
                               for state in ("cold", "warm"))]  # fmt: skip
-    titles = ["fastsiam --pipeline torchvision"]
+    titles = ["fastsiam --pipeline torchvision", "fastsiam --pipeline native"]
     titles += [library.title for library in STREAMING.values() if library.missing is None]
     assert set(found) == {f"{title}, {place}" for title in titles for place in places}
     local = found["fastsiam --pipeline torchvision, local disk"]
