@@ -69,10 +69,10 @@ def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     NumPy writes into the pinned memory: torch's own copy would wake a thread on every core, which
     takes longer than the copy and disturbs the threads that decode.
     """
-    tensor = torch.from_numpy(np.array(array))
     if device.type != "cuda":
-        return tensor
-    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return torch.from_numpy(np.array(array))
+    dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+    pinned = torch.empty(array.shape, dtype=dtype, pin_memory=True)
     np.copyto(pinned.numpy(), array)
     return pinned.to(device, non_blocking=True)
 
