@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fastsiam.config import NumericsConfig
 from fastsiam.config.detect import DetectConfig
 from fastsiam.distributed import Place, bn_group, mean_across_ranks
-from fastsiam.errors import FastSiamError
+from fastsiam.errors import NOT_FINITE, FastSiamError
 from fastsiam.evaluate.supervised import Training
 from fastsiam.methods.optim import with_momenta
 
@@ -77,7 +77,7 @@ class DetectorTraining(Training):
         value = float(mean_across_ranks(loss))
         if not np.isfinite(value):
             raise FastSiamError(
-                f"the loss is {value} after step {step:,}: try a lower --lr or a longer --warmup"
+                f"{NOT_FINITE} after step {step:,}: try a lower --lr or a longer --warmup"
             )
         return value
 
