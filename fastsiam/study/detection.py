@@ -51,9 +51,9 @@ class DetectionRow:
 
     title: str
     network: str
-    """Run folder or weights file; "" if there is none."""
+    """Run folder or weights file; "" if it is missing."""
     missing: str = ""
-    """What to do if there is none."""
+    """What is missing, and how to make it."""
     searched: dict[float, float] = field(default_factory=dict)
     """AP at each learning rate with one trial; a rate at which the loss diverged is left out."""
     lr: float = 0.0
