@@ -14,7 +14,7 @@ cd "$(dirname "$0")/.."
 root=$arm/root site=$arm/site views=$arm/views.npz
 # The last torch for Arm on PyPI without CUDA, and the torchvision that belongs to it.
 torch=(torch==2.10.0 torchvision==0.25.0)
-packages=(hypothesis numpy pillow pyarrow pytest pyyaml rich safetensors scipy tqdm typer)
+packages=(datasets hypothesis numpy pillow psutil pyarrow pytest pyyaml rich safetensors scipy tqdm typer)
 
 for tool in aarch64-linux-gnu-g++ qemu-aarch64-static debootstrap; do
     command -v "$tool" >/dev/null || {
