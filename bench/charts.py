@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from fastsiam.bench.cases import title_of
-from fastsiam.bench.records import Record
+from fastsiam.bench.records import UNSTEADY, Record
 from fastsiam.bench.tables import caption, number
-from fastsiam.bench.timing import UNSTEADY
 from fastsiam.pipelines.backends import BASELINE
 from fastsiam.report import drawing
 from fastsiam.report.drawing import INK, note, shown

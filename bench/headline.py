@@ -137,7 +137,7 @@ def run(config: HeadlineConfig) -> dict[str, Any]:
         FastSiamError: a run failed, or the folder cannot be written.
     """
     console, until = Console(), time.monotonic() + 60 * config.minutes
-    trainings = [Training(method, config) for method in config.methods]
+    trainings = [Training(method, config) for method in config.only]
     out = Path(config.out)
     with explained(FastSiamError, f"cannot write {out}"):
         out.mkdir(parents=True, exist_ok=True)

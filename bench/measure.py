@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from fastsiam.bench.timing import Sample
+from fastsiam.bench.records import Sample
 
 
 def clocked(run: Callable[[], object]) -> Sample:

@@ -1,4 +1,4 @@
-"""Records: measurements with everything that they depend on."""
+"""Timings of repeated work, and records: measurements with everything that they depend on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import shlex
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -13,13 +14,71 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fastsiam.bench.timing import UNSTEADY, Timing
 from fastsiam.environment import environment
 from fastsiam.errors import DataError
 from fastsiam.files import explained, parsed_json, written_whole
 from fastsiam.pipelines.backends import BASELINE
 
 Thing = TypeVar("Thing")
+UNSTEADY = 0.15
+"""A spread wider than this is marked: such a figure says little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One repeat of a piece of work."""
+
+    wall: float
+    """Seconds by the clock."""
+    cpu: float
+    """Seconds of processor time, child processes included."""
+    host: int = 0
+    """Bytes of memory that its processes hold after it, without what the system caches of files."""
+
+
+@dataclass
+class Timing:
+    """Repeats of one piece of work."""
+
+    samples: list[Sample] = field(default_factory=list)
+    images: int = 0
+    """Images that go through in each repeat."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What else is known of it."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """How it was computed, where that is known only once it is built."""
+    gpu: int = 0
+    """GPU memory that its processes hold, CUDA contexts included."""
+
+    @property
+    def rate(self) -> float:
+        """Images a second: the median's."""
+        return self.images / self.median
+
+    @property
+    def wall(self) -> list[float]:
+        """Seconds by the clock, of each repeat."""
+        return [sample.wall for sample in self.samples]
+
+    @property
+    def median(self) -> float:
+        """Median of the wall-clock seconds."""
+        return statistics.median(self.wall)
+
+    @property
+    def cpu(self) -> float:
+        """Median of the processor seconds."""
+        return statistics.median(sample.cpu for sample in self.samples)
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the fastest and the slowest repeat, over the median."""
+        return (max(self.wall) - min(self.wall)) / 2 / self.median
+
+    @property
+    def host(self) -> int:
+        """Most bytes of memory after a repeat."""
+        return max(sample.host for sample in self.samples)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -136,11 +136,14 @@ def _chosen(path: Path, case: str | None, rows: str | None, place: str) -> list[
         raise DataError(f"{place}: say which case of {path}: {there}")
     if case and case not in cases:
         raise DataError(f"{place}: {path} has no case {case!r}, only {there}")
-    records = {one.name: one for one in cases[case or there]}
-    names = [name.strip() for name in rows.split(";")] if rows else list(records)
-    if missing := [name for name in names if name not in records]:
-        raise DataError(f"{place}: no row {missing[0]!r}, only {'; '.join(records)}")
-    return [records[name] for name in names]
+    records = cases[case or there]
+    if not rows:
+        return records
+    named = grouped(records, lambda one: one.name)
+    names = [name.strip() for name in rows.split(";")]
+    if missing := [name for name in names if name not in named]:
+        raise DataError(f"{place}: no row {missing[0]!r}, only {'; '.join(named)}")
+    return [one for name in names for one in named[name]]
 
 
 def _records(path: Path) -> list[Record]:

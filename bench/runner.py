@@ -13,13 +13,13 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
 from fastsiam.bench.measure import clocked, empty_gpu_cache, gpu_memory
-from fastsiam.bench.timing import Sample, Timing
+from fastsiam.bench.records import Sample, Timing
 from fastsiam.errors import FastSiamError
 
 if TYPE_CHECKING:
@@ -47,10 +47,11 @@ class Task:
     """Prepares a repeat, outside of the clock."""
 
 
-Build = Callable[[], Mapping[str, Task]]
-"""Returns a runner's tasks, by name: a function of a module with its settings (``partial``)."""
-Timings = dict[tuple[str, str], Timing]
-"""By the names of runner and task."""
+Build = Callable[[], Task | Mapping[str, Task]]
+"""Returns a runner's task, or several by name: a function of a module with its settings
+(``partial``)."""
+Timings = dict[str, Timing]
+"""By the names of tasks; a runner's only task has the name of the runner."""
 
 
 class RunnerError(FastSiamError):
@@ -61,6 +62,7 @@ class Runner:
     """Processes that build tasks and run them when told.
 
     Args:
+        name: of the runner, and of its task if it has only one.
         build: called in each process.
         ranks: number of processes; they find each other as torchrun's do.
         patience: seconds that an answer may take; None for no limit.
@@ -73,6 +75,7 @@ class Runner:
 
     def __init__(
         self,
+        name: str,
         build: Build,
         *,
         ranks: int = 1,
@@ -89,20 +92,20 @@ class Runner:
             place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
             place |= {"LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
             own = os.environ | {"MASTER_ADDR": "127.0.0.1"} | {k: str(v) for k, v in place.items()}
-            process = context.Process(target=_serve, args=(remote, own, build))
+            process = context.Process(target=_serve, args=(remote, own, name, build))
             process.start()
             remote.close()
             self._processes[pipe] = process
         try:
-            self.images: dict[str, int] = self._answers()[0]
-            """Images that each task processes, by the task's name."""
-            self.first = {task: self.run(task) for task in self.images}
+            images: dict[str, int] = self._answers()[0]
+            self.first = {task: self.run(task) for task in images}
             """The first run of each task."""
         except BaseException:  # Ctrl-C too: the caller does not have the runner yet
             self.close()
             raise
-        self.gpu = max(0, gpu_memory() - before)
-        """Bytes of GPU memory that it came to hold, its CUDA contexts included."""
+        gpu = max(0, gpu_memory() - before)
+        self.timings: Timings = {task: Timing(images=n, gpu=gpu) for task, n in images.items()}
+        """The repeats of each task."""
         self.rest()
 
     def run(self, task: str) -> Sample:
@@ -122,6 +125,18 @@ class Runner:
         """Return a task's facts; the first rank answers."""
         facts: dict[str, Any] = self._ask("facts", task)[0]
         return facts
+
+    def take_turn(self) -> None:
+        """Repeat each task once."""
+        for task, timing in self.timings.items():
+            timing.samples.append(self.run(task))
+            self.rest()
+
+    def add_facts(self) -> None:
+        """Add facts and settings to the timings, after the last repeat."""
+        for task, timing in self.timings.items():
+            timing.facts = self.facts(task)
+            timing.settings = timing.facts.pop("settings", {})
 
     def close(self) -> None:
         """End its processes."""
@@ -189,6 +204,7 @@ def compare(
     say, repeats = session.console.say, session.config.repeats
     patience = _PATIENCE_ON_GPU if session.gpu else None
     running: dict[str, Runner] = {}
+    timings: Timings = {}
 
     @contextlib.contextmanager
     def failures(name: str) -> Iterator[None]:
@@ -201,40 +217,26 @@ def compare(
             if name in running:
                 running.pop(name).close()  # its other ranks would wait for ever
 
-    def measure(names: Iterable[str]) -> Timings:
-        for name in names:
-            say(f"{name}: warming up")
-            with failures(name):
-                running[name] = Runner(
-                    runners[name], ranks=(ranks or {}).get(name, 1), patience=patience
-                )
-        timings = {
-            (name, task): Timing(images=images, gpu=runner.gpu)
-            for name, runner in running.items()
-            for task, images in runner.images.items()
-        }
-        if timings:
-            say(f"measuring: {repeats} rounds of {len(timings)}")
-        for _ in range(repeats):
-            for (name, task), timing in timings.items():
-                if name in running:
-                    with failures(name):
-                        timing.samples.append(running[name].run(task))
-                        running[name].rest()
-        for (name, task), timing in timings.items():
-            if name in running:
-                with failures(name):
-                    timing.facts = running[name].facts(task) | ({"apart": True} if apart else {})
-                    timing.settings = timing.facts.pop("settings", {})
-        return {turn: timing for turn, timing in timings.items() if turn[0] in running}
-
-    timings: Timings = {}
     for group in [[name] for name in runners] if apart else [list(runners)]:
         try:
-            timings |= measure(group)
+            for name in group:
+                say(f"{name}: warming up")
+                own = (ranks or {}).get(name, 1)
+                with failures(name):
+                    running[name] = Runner(name, runners[name], ranks=own, patience=patience)
+            if tasks := sum(len(runner.timings) for runner in running.values()):
+                say(f"measuring: {repeats} rounds of {tasks}")
+            for turn in [Runner.take_turn] * repeats + [Runner.add_facts]:
+                for name in list(running):
+                    with failures(name):
+                        turn(running[name])
+            for runner in running.values():
+                timings |= runner.timings
         finally:
             while running:
                 running.popitem()[1].close()
+    for timing in timings.values() if apart else ():
+        timing.facts["apart"] = True
     return timings
 
 
@@ -246,7 +248,7 @@ class _Failure:
     trace: str
 
 
-def _serve(end: Connection, environment: Mapping[str, str], build: Build) -> None:
+def _serve(end: Connection, environment: Mapping[str, str], name: str, build: Build) -> None:
     """Build tasks and run them as told through a connection, until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent closes the connection then
     os.environ.clear()
@@ -257,24 +259,25 @@ def _serve(end: Connection, environment: Mapping[str, str], build: Build) -> Non
         os.dup2(quiet, 2)
     multiprocessing.set_start_method(None, force=True)  # its processes start as in any program
     try:
-        tasks = build()
-        end.send({name: task.images for name, task in tasks.items()})
+        built = build()
+        tasks = {name: built} if isinstance(built, Task) else built
+        end.send({own: task.images for own, task in tasks.items()})
 
-        def run(name: str) -> Sample:
-            tasks[name].before()
-            return clocked(tasks[name].run)
+        def run(own: str) -> Sample:
+            tasks[own].before()
+            return clocked(tasks[own].run)
 
         answers: dict[str, Callable[[str], Any]] = {
             "run": run,
             "rest": lambda _: empty_gpu_cache(),
-            "facts": lambda name: tasks[name].facts(),
+            "facts": lambda own: tasks[own].facts(),
         }
         while True:
             try:
-                what, name = end.recv()
+                what, own = end.recv()
             except (EOFError, ConnectionResetError):
                 return
-            end.send(answers[what](name))
+            end.send(answers[what](own))
     except BaseException as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         with contextlib.suppress(OSError):

@@ -114,7 +114,7 @@ class Session:
             return [ORIGINAL]
         backend = BACKENDS[pipeline]
         skipped = CONTAINERS if backend.needs_beton or backend.resident else ()
-        return [form for form in self.config.forms if form not in skipped]
+        return [form for form in self.config.stored if form not in skipped]
 
     def train_config(self, batch: int, *, ranks: int = 1, **settings: Any) -> TrainConfig:
         """Return the recipe with a batch for each rank.

@@ -26,5 +26,5 @@ def measure(session: Session) -> list[Record]:
     if not config.pipelines:
         views = [one for one in records if one.facts.get("what") == "views" and would_fit(one)]
         fastest = max(views, key=lambda one: one.images_per_second, default=None)
-        config = replace(config, pipelines=fastest.pipeline if fastest else "")
+        config = replace(config, pipelines=(fastest.pipeline,) if fastest else ())
     return records + train.measure(replace(session, config=config))

@@ -31,7 +31,7 @@ def measure(session: Session) -> list[Record]:
     timings = compare(
         session,
         {
-            name: partial(
+            f"{name}, files": partial(
                 build_convert,
                 name=name,
                 source=images.folder,
@@ -44,19 +44,19 @@ def measure(session: Session) -> list[Record]:
     return [
         record(
             "convert",
-            f"{name}, files",
+            name,
             timing,
-            baseline=("cp", timings.get(("cp", "convert"))),
+            baseline=("cp", timings.get("cp, files")),
             facts={"megabytes_per_second": size / 1e6 / timing.median, "images": timing.images},
             in_the_clock="opening the source, reading from the page cache, writing without "
             "waiting for the disk; not: starting python",
             config={"bytes": size, "workers": session.workers, "data": images.about},
         )
-        for (name, _), timing in timings.items()
+        for name, timing in timings.items()
     ]
 
 
-def build_convert(*, name: str, source: Path, target: Path, workers: int) -> dict[str, Task]:
+def build_convert(*, name: str, source: Path, target: Path, workers: int) -> Task:
     """Convert a source, or copy it, into a target that is cleared before each time."""
     config = ConvertConfig(source=str(source), out=str(target), workers=workers)
     runs: dict[str, Callable[[], object]] = {
@@ -72,7 +72,7 @@ def build_convert(*, name: str, source: Path, target: Path, workers: int) -> dic
         target.unlink(missing_ok=True)
 
     images = len(open_store(source, "train", sources=True))
-    return {"convert": Task(runs[name], images, before=clear)}
+    return Task(runs[name], images, before=clear)
 
 
 def _by_ffcv(source: Path, target: Path, workers: int, quality: int) -> None:

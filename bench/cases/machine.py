@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from fastsiam.bench.records import Record, record
+from fastsiam.bench.records import Record, Timing, record
 from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
-from fastsiam.bench.timing import Timing
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -27,7 +26,7 @@ def measure(session: Session) -> list[Record]:
             in_the_clock="copies count each byte twice: read and written",
             config={"device": session.device, "threads": torch.get_num_threads()},
         )
-        for (_, work), timing in timings.items()
+        for work, timing in timings.items()
     ]
 
 

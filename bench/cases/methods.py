@@ -27,7 +27,7 @@ _WAYS = ("default", "eager", "plain")
 
 def measure(session: Session) -> list[Record]:
     """Measure the methods one after the other, fastsiam's and lightly's interleaved."""
-    return [one for name in session.config.method_names for one in _measured(session, name)]
+    return [one for name in session.config.names("methods") for one in _measured(session, name)]
 
 
 def _measured(session: Session, name: str) -> list[Record]:
@@ -35,7 +35,7 @@ def _measured(session: Session, name: str) -> list[Record]:
     theirs = f"{name}, lightly"
     configs = {theirs: _config(session, name, "plain")}
     runners: dict[str, Build] = {theirs: partial(build_lightly, config=configs[theirs])}
-    for way in session.config.variants.split(",") if session.config.variants else _WAYS:
+    for way in session.config.variants or _WAYS:
         who = f"{name}, {way}"
         if way in (SYNC_BN, AUTHORS):
             session.console.say(f"{who}: not measured: it is of fastsiam bench step")
@@ -48,14 +48,14 @@ def _measured(session: Session, name: str) -> list[Record]:
             "methods",
             who,
             timing,
-            baseline=(theirs, timings.get((theirs, "step"))),
+            baseline=(theirs, timings.get(theirs)),
             in_the_clock="forward, backward, optimizer, momentum encoder and queue, on tensors "
             "that are ready",
             config=session.settings(
                 batch=session.trained_batch, model=configs[who].to_dict()["model"]
             ),
         )
-        for (who, _), timing in timings.items()
+        for who, timing in timings.items()
     ]
 
 
@@ -68,7 +68,7 @@ def _config(session: Session, name: str, way: str) -> TrainConfig:
     return replace(config, model=replace(config.model, method=METHOD_CONFIGS[name]()))
 
 
-def build_lightly(*, config: TrainConfig) -> dict[str, Task]:
+def build_lightly(*, config: TrainConfig) -> Task:
     """Build a method of lightly's parts; its work is some steps.
 
     Raises:

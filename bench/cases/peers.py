@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, get_worker_info
 from torch.utils.dlpack import from_dlpack
 
-from fastsiam.bench.cases.loader import build_loading
+from fastsiam.bench.cases.loader import build_views
 from fastsiam.bench.peers import PEERS
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.runner import Build, Task, compare
@@ -79,7 +79,7 @@ def measure(session: Session) -> list[Record]:
     pipelines = {f"fastsiam --pipeline {one}": one for one in session.config.pipeline_names}
     runners: dict[str, Build] = {
         name: partial(
-            build_loading,
+            build_views,
             data=session.data(images, pipeline),
             augment=session.config.augment,
             batch=batch,
@@ -97,13 +97,13 @@ def measure(session: Session) -> list[Record]:
         images=images.count,
         device=torch.device(session.device),
     )
-    for peer in session.config.peer_names:
+    for peer in session.config.names("peers"):
         if reason := PEERS[peer].missing:
             session.console.say(f"{peer}: not measured: {reason}")
         else:
             runners[PEERS[peer].title] = partial(build_peer, peer=peer, job=job)
     timings = compare(session, runners)
-    baseline = timings.get((f"fastsiam --pipeline {BASELINE}", "views"))
+    baseline = timings.get(f"fastsiam --pipeline {BASELINE}")
     return [
         record(
             "peers",
@@ -114,12 +114,11 @@ def measure(session: Session) -> list[Record]:
             in_the_clock="one epoch to finished views, normalised, on the device",
             config=session.settings(batch=batch, workers=session.workers, data=images.about),
         )
-        for (name, work), timing in timings.items()
-        if work == "views"
+        for name, timing in timings.items()
     ]
 
 
-def build_peer(*, peer: str, job: Job) -> dict[str, Task]:
+def build_peer(*, peer: str, job: Job) -> Task:
     """Start another library, by its name in ``PEERS``; its work is an epoch."""
     epoch = STARTERS[peer](job)
 
@@ -128,7 +127,7 @@ def build_peer(*, peer: str, job: Job) -> dict[str, Task]:
             pass
 
     facts = {"differs": PEERS[peer].differs, "version": PEERS[peer].version}
-    return {"views": Task(run, job.images, lambda: facts)}
+    return Task(run, job.images, lambda: facts)
 
 
 def torchvision_view(augment: AugmentConfig) -> Callable[[Any], Any]:

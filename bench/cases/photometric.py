@@ -70,12 +70,12 @@ def measure_stage(
             case,
             work,
             timing,
-            baseline=(baseline[0], timings.get((case, baseline[1]))),
-            ceiling=("one pass", timings.get((case, once))),
+            baseline=(baseline[0], timings.get(baseline[1])),
+            ceiling=("one pass", timings.get(once)),
             in_the_clock=in_the_clock,
             config=session.settings(batch=batch),
         )
-        for (_, work), timing in timings.items()
+        for work, timing in timings.items()
     ]
 
 

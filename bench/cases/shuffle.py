@@ -9,14 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.bench.measure import clocked
-from fastsiam.bench.records import Record, record
+from fastsiam.bench.records import Record, Timing, record
 from fastsiam.bench.session import Session
-from fastsiam.bench.timing import Timing
 from fastsiam.pipelines import open_store
 from fastsiam.pipelines.shuffle import Window, full_shuffle
 from fastsiam.pipelines.store.base import in_order
 
-_WINDOWS = "1,1024,4096,16384,65536"
+_WINDOWS = (1, 1024, 4096, 16384, 65536)
 _IMAGES, _CLASSES = 1_281_167, 1000
 _BATCH = 512
 """Of the paper."""
@@ -30,7 +29,7 @@ def measure(session: Session) -> list[Record]:
     full = _timed(session, partial(full_shuffle, images, _SEED), images)
     of_full = largest_classes(labels[full_shuffle(images, _SEED, 0)], batch)
     measured = [("full", full, {"moved": 1.0, "parted": 1.0} | of_full)]
-    for size in map(int, (session.config.values or _WINDOWS).split(",")):
+    for size in session.config.values or _WINDOWS:
         window = Window(size, blocks)
         timing = _timed(session, partial(window.epoch, _SEED), images)
         order = window.epoch(_SEED, 0)

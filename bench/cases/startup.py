@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastsiam.bench.measure import cpu_seconds, drop_from_cache, wait_for_gpu
-from fastsiam.bench.records import Record, record
+from fastsiam.bench.records import Record, Sample, Timing, record
 from fastsiam.bench.runner import Runner, RunnerError, Task
-from fastsiam.bench.timing import Sample, Timing
 from fastsiam.config import AugmentConfig, DataConfig, Pipeline
 from fastsiam.pipelines import build_loader
 
@@ -79,7 +78,7 @@ def _start(session: Session, data: DataConfig, *, cold: bool) -> tuple[Sample, d
         device=session.device,
         began=time.monotonic(),
     )
-    with closing(Runner(build, fresh=True)) as runner:
+    with closing(Runner("startup", build, fresh=True)) as runner:
         facts = runner.facts("startup") | {"cached": cached}
     wall, cpu = facts["first_epoch_over"], facts.pop("cpu_until_then")
     return replace(runner.first["startup"], wall=wall, cpu=cpu), facts
@@ -87,7 +86,7 @@ def _start(session: Session, data: DataConfig, *, cold: bool) -> tuple[Sample, d
 
 def build_startup(
     *, data: DataConfig, augment: AugmentConfig, batch: int, device: str, began: float
-) -> dict[str, Task]:
+) -> Task:
     """Load two epochs once; ``began`` is when the process was started."""
     facts: dict[str, Any] = {}
 
@@ -106,4 +105,4 @@ def build_startup(
             facts.setdefault("cpu_until_then", cpu_seconds())
         loader.close()
 
-    return {"startup": Task(run, batch, lambda: facts)}
+    return Task(run, batch, lambda: facts)

@@ -46,7 +46,7 @@ def measure(session: Session) -> list[Record]:
     batch = session.trained_batch
     runners: dict[str, Build] = {}
     ranks = session.most_ranks
-    for name in session.config.variant_names:
+    for name in session.config.names("variants"):
         settings = {"compile": "on"} | VARIANTS[name]
         if name in ONLY_ON_GPU and not session.gpu:
             continue
@@ -66,11 +66,11 @@ def measure(session: Session) -> list[Record]:
             "step",
             name,
             timing,
-            baseline=(AUTHORS, timings.get((AUTHORS, "step"))),
+            baseline=(AUTHORS, timings.get(AUTHORS)),
             in_the_clock="forward, backward and optimizer steps on tensors that are ready",
             config=session.settings(batch=batch, backbone=session.config.train.model.backbone),
         )
-        for (name, _), timing in timings.items()
+        for name, timing in timings.items()
     ]
 
 
@@ -122,12 +122,12 @@ def fed(config: TrainConfig) -> Fed:
     return Fed(config, place, loader)
 
 
-def build_step(*, config: TrainConfig, authors: bool = False) -> dict[str, Task]:
+def build_step(*, config: TrainConfig, authors: bool = False) -> Task:
     """Build a model, an optimizer and a few batches; its work is some steps."""
     return stepping(config, authors_step if authors else step_of)
 
 
-def stepping(config: TrainConfig, begin: Callable[[Fed], Stepper]) -> dict[str, Task]:
+def stepping(config: TrainConfig, begin: Callable[[Fed], Stepper]) -> Task:
     """Return some steps on ready tensors as work.
 
     Args:
@@ -159,7 +159,7 @@ def stepping(config: TrainConfig, begin: Callable[[Fed], Stepper]) -> dict[str, 
         return own.facts | peak | {"seconds_to_build": started, "settings": stepper.settings}
 
     before = partial(stepper.take, batches[0])  # its memory is there before the clock starts
-    return {"step": Task(run, steps * config.optim.batch, facts, before)}
+    return Task(run, steps * config.optim.batch, facts, before)
 
 
 def step_of(own: Fed) -> Stepper:

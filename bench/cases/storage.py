@@ -53,7 +53,7 @@ def measure(session: Session) -> list[Record]:
         port = held.enter_context(object_storage.served(folder / "server"))
         object_storage.upload(port, folder / "shards", "shards")
         places: dict[str, tuple[int, bool]] = {LOCAL: (0, False)}  # port, whether the cache is cold
-        for latency in map(int, session.config.latencies.split(",")):
+        for latency in session.config.latencies:
             proxy = held.enter_context(object_storage.delayed(port, latency / 1000))
             for state in ("cold", "warm"):
                 places[f"S3, {latency} ms, {state} cache"] = proxy, state == "cold"
@@ -82,7 +82,7 @@ def measure(session: Session) -> list[Record]:
             "storage",
             name,
             timing,
-            ceiling=("the local disk", timings.get((f"{readers[added[name]]}, {LOCAL}", task))),
+            ceiling=("the local disk", timings.get(f"{readers[added[name]]}, {LOCAL}")),
             pipeline="" if added[name] in STREAMING else added[name],
             in_the_clock="one epoch to finished views, of a loader that was opened just before; "
             "cold: its cache is empty then",
@@ -90,7 +90,7 @@ def measure(session: Session) -> list[Record]:
                 batch=batch, workers=session.workers, window=_WINDOW, data=images.about
             ),
         )
-        for (name, task), timing in timings.items()
+        for name, timing in timings.items()
     ]
 
 
@@ -125,7 +125,7 @@ class Job:
     """Images of an epoch: whole batches of them."""
 
 
-def build_reading(*, reader: str, job: Job) -> dict[str, Task]:
+def build_reading(*, reader: str, job: Job) -> Task:
     """Build a pipeline or a library of ``STREAMING``; its task is an epoch of a new loader."""
     os.environ.update(job.environment)
     library, turns = STREAMING.get(reader), count()
@@ -149,7 +149,7 @@ def build_reading(*, reader: str, job: Job) -> dict[str, Task]:
             raise RuntimeError(f"it yields {images:,} of {job.images:,} images")
 
     facts = {"differs": library.differs, "version": library.version} if library else {}
-    return {"views": Task(run, job.images, lambda: facts, before=reopen)}
+    return Task(run, job.images, lambda: facts, before=reopen)
 
 
 def _open_pipeline(job: Job, pipeline: Any) -> ViewLoader:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fastsiam.bench.cases.loader import build_loading
+from fastsiam.bench.cases.loader import build_views
 from fastsiam.bench.cases.train import build_fed
 from fastsiam.bench.config import Over
 from fastsiam.bench.records import Record, record
@@ -28,10 +28,10 @@ _MATTERS_TO: dict[Over, Callable[[Backend], bool]] = {
 def measure(session: Session) -> list[Record]:
     """Measure the pipelines (for ranks: training on ready tensors) with one setting varied."""
     over, ranks = session.config.over, session.config.over == "ranks"
-    values = [int(v) for v in session.config.values.split(",") if v] or _values(session, over)
+    values = session.config.values or _values(session, over)
     if ranks and session.gpu and max(values) > session.most_ranks:
         raise DeviceError(f"{max(values)} ranks need as many GPUs; there are {session.most_ranks}")
-    work, build = ("train", build_fed) if ranks else ("views", build_loading)
+    build = build_fed if ranks else build_views
     added: dict[str, tuple[Pipeline, int]] = {}
     runners: dict[str, Build] = {}
     for value in values:
@@ -45,16 +45,14 @@ def measure(session: Session) -> list[Record]:
     batches = {"batch": session.trained_batch if ranks else session.loaded_batch}
     batches |= {"workers": session.workers}
     records = []
-    for (name, did), timing in timings.items():
-        if did != work:
-            continue
+    for name, timing in timings.items():
         pipeline, value = added[name]
-        first = timings.get((f"{pipeline}, {over} {values[0]}", work))
+        first = timings.get(f"{pipeline}, {over} {values[0]}")
         one = record(
             "sweep",
             name,
             timing,
-            torchvision=timings.get((f"{BASELINE}, {over} {value}", "views")),
+            torchvision=timings.get(f"{BASELINE}, {over} {value}"),
             baseline=(f"{over} {values[0]}", first),
             pipeline=pipeline,
             facts={"over": over, "value": value},

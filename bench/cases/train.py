@@ -10,7 +10,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from fastsiam.bench.cases.step import Fed, fed, step_of, steps_in_time
-from fastsiam.bench.config import ORIGINAL
+from fastsiam.bench.config import ORIGINAL, with_form
 from fastsiam.bench.measure import wait_for_gpu
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.runner import Build, Task, compare
@@ -40,11 +40,11 @@ def measure(session: Session) -> list[Record]:
     for pipeline in session.config.pipeline_names:
         forms = session.forms(pipeline) if BACKENDS[pipeline].needs_beton else []
         for form in forms or [ORIGINAL]:
-            name = pipeline if form == "original" else f"{pipeline}, {form}"
+            name = with_form(pipeline, form)
             data = session.data(images, pipeline, form)
             runners[name] = partial(build_fed, config=replace(config, data=data))
     timings = compare(session, runners)
-    baseline, ceiling = (timings.get((name, "train")) for name in (BASELINE, CEILING))
+    baseline, ceiling = (timings.get(name) for name in (BASELINE, CEILING))
     return [
         record(
             "train",
@@ -62,15 +62,15 @@ def measure(session: Session) -> list[Record]:
                 data=images.about,
             ),
         )
-        for (name, _), timing in timings.items()
+        for name, timing in timings.items()
     ]
 
 
-def build_fed(*, config: TrainConfig) -> dict[str, Task]:
+def build_fed(*, config: TrainConfig) -> Task:
     """Build a model and a loader; its work is some steps in the middle of an epoch."""
     training = _Training(fed(config))
     images = training.steps * config.optim.batch
-    return {"train": Task(training.run, images, training.facts, training.before)}
+    return Task(training.run, images, training.facts, training.before)
 
 
 class _Training:

@@ -9,8 +9,7 @@ from unittest import mock
 from typer.testing import CliRunner, Result
 
 from fastsiam import cli
-from fastsiam.bench.records import Record, record
-from fastsiam.bench.timing import Sample, Timing
+from fastsiam.bench.records import Record, Sample, Timing, record
 
 
 def sample(wall: float, cpu: float = 0.0) -> Sample:

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from fastsiam.bench.finding import finding
-from fastsiam.bench.records import Record, record
-from fastsiam.bench.timing import Timing
+from fastsiam.bench.records import Record, Timing, record
 from tests.bench.made import sample
 
 

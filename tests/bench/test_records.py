@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam.bench.records import read, record, write
+from fastsiam.bench.records import Timing, read, record, write
 from fastsiam.bench.tables import caption, table
-from fastsiam.bench.timing import Timing
 from fastsiam.errors import DataError
 from tests.bench.made import made, sample
 

@@ -13,10 +13,9 @@ import pytest
 from matplotlib.colors import to_hex
 
 from fastsiam.bench.charts import THEMES, chart, front_charts
-from fastsiam.bench.records import Record, record, write
+from fastsiam.bench.records import Record, Sample, Timing, record, write
 from fastsiam.bench.report import renew, write_report
 from fastsiam.bench.tables import caption, table
-from fastsiam.bench.timing import Sample, Timing
 from fastsiam.errors import DataError
 from tests.conftest import ROOT
 
@@ -160,6 +159,17 @@ def test_tables_in_a_text_are_renewed_and_nothing_else(tmp_path: Path) -> None:
     for _ in range(2):
         assert renew(readme, tmp_path) == ["results/a.json step", "b.json"]
         assert readme.read_text() == expected
+
+
+def test_records_of_one_name_have_a_row_each(tmp_path: Path) -> None:
+    """Such as those of two runs in one file."""
+    records = [measured("step", name, seconds) for name, seconds in (("x", 1), ("y", 2), ("x", 3))]
+    saved(tmp_path / "a.json", records)
+    for rows, expected in (("", records), (": y; x", [records[1], records[0], records[2]])):
+        page = tmp_path / "page.md"
+        page.write_text(f"<!-- bench: a.json step{rows} -->\n<!-- /bench -->\n")
+        renew(page, tmp_path)
+        assert table(expected) in page.read_text()
 
 
 GOOD = "<!-- bench: a.json step -->\nold\n<!-- /bench -->\n"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fastsiam.bench.cases import decode
-from fastsiam.bench.timing import Timing
+from fastsiam.bench.records import Timing
 from fastsiam.kernels import library
 from tests.bench.made import sample
 from tests.conftest import skip, write_images
@@ -30,7 +30,9 @@ def test_every_decoder_that_can_decodes_all_images(
             decode.crop_and_skip.cache_clear()
             monkeypatch.setattr(library, "jpeg", lambda: None)
             monkeypatch.setenv("PATH", "")  # no g++
-        tasks = decode.build_decoding(path=str(folder), workers=2, batch=8, device="cpu")
+        tasks = decode.build_decoding(
+            path=str(folder), form="original", workers=2, batch=8, device="cpu"
+        )
         assert set(tasks) - {"DALI"} == names - missing
         assert {task.images for task in tasks.values()} == {2}
 
@@ -38,7 +40,7 @@ def test_every_decoder_that_can_decodes_all_images(
 def test_bare_decoding_is_of_whole_images_by_others() -> None:
     walls = {"PIL": 4.0, decode.TURBO: 2.0, decode.OURS: 1.0, decode.OUR_PART: 0.5}
     walls |= {decode.TURBO_PART: 0.25}
-    timings = {("decode, original", name): Timing([sample(x)], 8) for name, x in walls.items()}
+    timings = {name: Timing([sample(x)], 8) for name, x in walls.items()}
     found = decode.fastest(timings, "original", on_gpu=False)
     assert found is not None and found.wall == [2.0]
 

@@ -32,7 +32,7 @@ def build_inspection(*, device: str, folders: dict[str, str], peer: str) -> dict
         augment = AugmentConfig.alike(crop=CROP, blur_p=blur_p)
         beton = f"{folder}-beton/train.beton"
         asked = job(folder, beton=beton, augment=augment, device=torch.device(device))
-        own = build_peer(peer=peer, job=asked)["views"]
+        own = build_peer(peer=peer, job=asked)
         epoch = STARTERS[peer](asked)
         epochs = [[torch.stack(views) for views in epoch()] for _ in range(2)]
         batches = [batch for epoch in epochs for batch in epoch]
@@ -89,7 +89,7 @@ def test_two_views_of_every_image_drawn_anew(
     if reason := peers.PEERS[peer].missing:
         by_hand = peer in ("spdl", "slipstream")
         (pytest.skip if by_hand else skip)(f"needs {peer}: {reason}")
-    runner = Runner(partial(build_inspection, device=device, folders=folders, peer=peer))
+    runner = Runner(peer, partial(build_inspection, device=device, folders=folders, peer=peer))
     try:
         stripes, plain = runner.facts("stripes"), runner.facts("black and white")
     finally:
@@ -99,7 +99,7 @@ def test_two_views_of_every_image_drawn_anew(
         assert facts["shapes"] == {(2, BATCH, 3, CROP, CROP)}
         assert facts["types"] == {(device, torch.float32)}
         assert facts["finite"] and facts["version"]
-    assert runner.images == dict.fromkeys(folders, IMAGES)
+    assert [one.images for one in runner.timings.values()] == [IMAGES, IMAGES]
     low, high = plain["range"]
     assert -2.2 < low < -1 and 1 < high < 2.7  # black and white become -2.1 and 2.6
     # No two alike, though all are of one picture; two boxes may be the same by chance.
