@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from fastsiam.bench.config import CONTAINERS, ORIGINAL, Stored, with_form
 from fastsiam.bench.images import FORMS, Images
-from fastsiam.bench.records import Record, Timing, record
-from fastsiam.bench.runner import Build, Task, Timings, compare
+from fastsiam.bench.records import Record, Row
+from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.kernels import library
@@ -45,58 +45,49 @@ _BEHIND = 64
 def measure(session: Session) -> list[Record]:
     """Measure decoders on each form of the images that is encoded."""
     images = session.images(session.loaded_batch)
-    return decode_records(session, images, compare(session, decoders(session, images)))
+    return named_left_out(session, compare(session, rows(session, images)))
 
 
-def decoders(session: Session, images: Images) -> dict[str, Build]:
-    """Return a runner of all decoders for each form of the images that is encoded."""
-    return {
-        f"decode, {form}": partial(
-            build_decoding,
-            path=str(images.folder if form == ORIGINAL else images.stored(form)),
-            form=form,
-            workers=session.workers,
-            batch=session.loaded_batch,
-            device=session.device,
-        )
-        for form in session.config.stored
-        # Others have the original images' bytes, or nothing to decode.
-        if form not in CONTAINERS and not FORMS[form].raw
-    }
-
-
-def decode_records(session: Session, images: Images, timings: Timings) -> list[Record]:
-    """Return the records of the decoders that were measured; name those that were left out."""
-    measured = {
-        (name, form): timings[with_form(name, form)]
-        for form in session.config.stored
-        for name in (*_OTHERS, OURS, OUR_PART, TURBO_PART)
-        if with_form(name, form) in timings
-    }
-    for (_, form), timing in measured.items():
-        for decoder, why in timing.facts.pop("left_out", {}).items():
-            session.console.say(f"decode, {form}: {decoder} is left out: {why}")
+def rows(session: Session, images: Images) -> list[Row]:
+    """Return a row for each decoder and each form of the images that is encoded."""
     return [
-        record(
-            "decode",
-            with_form(name, form),
-            timing,
+        Row(
+            case="decode",
+            name=with_form(name, form),
+            runner=f"decode, {form}",
+            build=partial(
+                build_decoding,
+                path=str(images.folder if form == ORIGINAL else images.stored(form)),
+                form=form,
+                workers=session.workers,
+                batch=session.loaded_batch,
+                device=session.device,
+            ),
             facts={"stored": form},
             in_the_clock="encoded bytes in memory to pixels, in as many threads as workers",
             config=session.settings(batch=0, workers=session.workers, data=images.about),
         )
-        for (name, form), timing in measured.items()
+        for form in session.config.stored
+        # Others have the original images' bytes, or nothing to decode.
+        if form not in CONTAINERS and not FORMS[form].raw
+        for name in (*_OTHERS, OURS, OUR_PART, TURBO_PART)
     ]
 
 
-def fastest(timings: Timings, form: Stored, *, on_gpu: bool) -> Timing | None:
-    """Return the timing of bare decoding: the fastest decoder of whole images except fastsiam's.
+def named_left_out(session: Session, records: list[Record]) -> list[Record]:
+    """Return records, and tell which decoders were left out, and why."""
+    for one in records:
+        for decoder, why in one.facts.pop("left_out", {}).items():
+            session.console.say(f"decode, {one.facts['stored']}: {decoder} is left out: {why}")
+    return records
+
+
+def bare_decoding(form: Stored, *, on_gpu: bool) -> list[str]:
+    """Return the rows of bare decoding: decoders of whole images, except fastsiam's.
 
     What fastsiam's decoder saves is part of what its pipelines gain.
     """
-    names = [name for name in _OTHERS if (name == _DALI["cuda"]) == on_gpu]
-    found = [timings.get(with_form(name, form)) for name in names]
-    return max(filter(None, found), key=lambda timing: timing.rate, default=None)
+    return [with_form(name, form) for name in _OTHERS if (name == _DALI["cuda"]) == on_gpu]
 
 
 def build_decoding(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import count
 from typing import Any
 
-from fastsiam.bench.cases.decode import decode_records, decoders, fastest
+from fastsiam.bench.cases import decode
 from fastsiam.bench.config import CONTAINERS, ORIGINAL, Stored, with_form
+from fastsiam.bench.images import Images
 from fastsiam.bench.measure import children
-from fastsiam.bench.records import Record, Timing, record
-from fastsiam.bench.runner import Task, Timings, compare
+from fastsiam.bench.records import Record, Row
+from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig, DataConfig, Pipeline
 from fastsiam.pipelines import build_loader
@@ -22,53 +23,37 @@ from fastsiam.pipelines.loaders import CropLoader
 def measure(session: Session) -> list[Record]:
     """Measure each pipeline on each form of the images, and the decoders."""
     images = session.images(session.loaded_batch)
-    runners = decoders(session, images)
-    rows: dict[str, tuple[Pipeline, Stored, str]] = {}
+    rows = decode.rows(session, images)
     for pipeline in session.config.pipeline_names:
         for form in session.forms(pipeline):
-            builds: dict[str, Callable[..., Mapping[str, Task]]] = {"": build_loading}
-            if not BACKENDS[pipeline].crops:
-                builds[", without colours"] = build_plain_crops
-            for more, build in builds.items():
-                runners[with_form(pipeline, form) + more] = partial(
-                    build,
-                    data=session.data(images, pipeline, form),
-                    form=form,
-                    augment=session.config.augment,
-                    batch=session.loaded_batch,
-                    images=images.count,
-                    device=session.device,
-                )
-            for work in ("crops", "views"):
-                rows[with_form(f"{pipeline} {work}", form)] = pipeline, form, work
-    timings = compare(session, runners)
-    return decode_records(session, images, timings) + [
-        record(
-            "loader",
-            name,
-            timings[name],
-            torchvision=timings.get(f"{BASELINE} views"),
-            ceiling=("bare decoding", _ceiling(session, pipeline, form, timings)),
-            pipeline=pipeline,
-            facts={"what": work, "stored": form},
-            in_the_clock="one epoch, from its first request to its last batch on the device; "
-            "not: opening the data, compiling, the first epoch",
-            config=session.settings(
-                batch=session.loaded_batch, workers=session.workers, data=images.about
-            ),
-        )
-        for name, (pipeline, form, work) in rows.items()
-        if name in timings
-    ]
+            rows += [_row(session, images, pipeline, form, work) for work in ("crops", "views")]
+    return decode.named_left_out(session, compare(session, rows))
 
 
-def _ceiling(session: Session, pipeline: Pipeline, form: Stored, timings: Timings) -> Timing | None:
-    """Return the fastest decoder, of the device on which a pipeline decodes, if it does."""
-    backend = BACKENDS[pipeline]
-    if backend.decoder is None:
-        return None
-    bytes_of = ORIGINAL if form in CONTAINERS else form
-    return fastest(timings, bytes_of, on_gpu=session.gpu and backend.decodes_on_gpu)
+def _row(session: Session, images: Images, pipeline: Pipeline, form: Stored, work: str) -> Row:
+    backend, runner = BACKENDS[pipeline], with_form(pipeline, form)
+    build: Callable[..., dict[str, Task]] = build_loading
+    if work == "crops" and not backend.crops:
+        runner, build = f"{runner}, without colours", build_plain_crops
+    # Containers hold the original images' bytes. The ceiling is on the device that decodes, if any.
+    decoders = decode.bare_decoding(
+        ORIGINAL if form in CONTAINERS else form, on_gpu=session.gpu and backend.decodes_on_gpu
+    )
+    return Row(
+        case="loader",
+        name=with_form(f"{pipeline} {work}", form),
+        runner=runner,
+        build=partial(build, form=form, **session.loading(images, pipeline, form)),
+        torchvision=f"{BASELINE} views",
+        ceiling=("bare decoding", decoders if backend.decoder else ()),
+        pipeline=pipeline,
+        facts={"what": work, "stored": form},
+        in_the_clock="one epoch, from its first request to its last batch on the device; "
+        "not: opening the data, compiling, the first epoch",
+        config=session.settings(
+            batch=session.loaded_batch, workers=session.workers, data=images.about
+        ),
+    )
 
 
 def build_loading(*, form: Stored, **settings: Any) -> dict[str, Task]:

@@ -27,7 +27,7 @@ from fastsiam import trace
 from fastsiam.bench.cases.step import fed, step_of
 from fastsiam.bench.images import Images, users_own
 from fastsiam.bench.measure import wait_for_gpu
-from fastsiam.bench.records import Record, Sample, Timing, check_writable, record
+from fastsiam.bench.records import Record, Row, Sample, Timing, check_writable
 from fastsiam.bench.runner import Runner, Task
 from fastsiam.bench.session import Session
 from fastsiam.config import DataConfig, Pipeline, PipelineSetting, TrainConfig
@@ -89,15 +89,15 @@ def profile(session: Session, asked: PipelineSetting, steps: int, out: Path) -> 
             f"{1e3 * use['longest_gap']:.2f} ms, {use['gap_of_a_step']:.1%} of a step"
         )
     text = f"{said}\n\n{_table(ranges, steps, seconds)}\n\n{facts['operations']}"
-    return text, record(
-        "profile",
-        pipeline,
-        Timing([Sample(seconds, 0.0)], steps * batch),
+    row = Row(
+        case="profile",
+        name=pipeline,
         pipeline=pipeline,
         facts={"steps": steps, **use},
         in_the_clock="traced steps in the middle of an epoch; tracing slows them down",
         config=session.settings(batch=batch, workers=session.workers),
     )
+    return text, row.record({pipeline: Timing([Sample(seconds, 0.0)], steps * batch)})
 
 
 def _chosen(session: Session, images: Images) -> Pipeline:

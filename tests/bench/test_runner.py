@@ -15,6 +15,7 @@ import pytest
 
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.measure import host_memory
+from fastsiam.bench.records import Row
 from fastsiam.bench.runner import Runner, RunnerError, Task, compare
 from fastsiam.console import Console
 
@@ -74,15 +75,23 @@ def test_runners_take_turns(apart: bool, tmp_path: Path) -> None:
         "dies": partial(words, words=["x"], die="x"),
         "two": partial(words, words=["c"]),
     }
+    rows = [
+        Row(
+            case="words", name=word, runner=runner, build=build, ceiling=("b", ["y", "b"]),
+            in_the_clock="", config={},
+        )
+        for runner, build in runners.items()
+        for word in build.keywords["words"]
+    ]  # fmt: skip
     session = Session(BenchConfig(repeats=2), "cpu", tmp_path, Console())
-    timings, failed = compare(session, runners, apart=apart), session.failed
+    records, failed = compare(session, rows, apart=apart), session.failed
     assert log.read_text() == ("ab" * 3 + "xx" + "ccc" if apart else "abxc" + "abxc" + "abc")
-    assert set(timings) == {"a", "b", "c"}
-    assert all(len(t.samples) == 2 and t.images == 10 for t in timings.values())
-    pids = [timing.facts.pop("pid") for timing in timings.values()]
+    assert [one.name for one in records] == ["a", "b", "c"]
+    assert all(one.n == 2 and one.images == 10 and one.ceiling == "b" for one in records)
+    pids = [one.facts.pop("pid") for one in records]
     said = {"said": "b"} | ({"apart": True} if apart else {})
-    assert timings["b"].facts == said
-    assert failed["fails"] == "the thing is missing" and "code 3" in failed["dies"]
+    assert records[1].facts == said and records[1].share_of_ceiling == 1
+    assert failed["fails"] == "the thing is missing" and "killed or crashed" in failed["dies"]
     assert not any(map(psutil.pid_exists, pids))
 
 
