@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fastsiam.bench.cases import CASES
-from fastsiam.bench.cases.sweep import _settings
-from fastsiam.bench.config import BenchConfig, Over
+from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.session import session
 
 
@@ -28,12 +27,3 @@ def test_a_sweep_of_the_jpeg_engine_is_dalis(little: BenchConfig) -> None:
     assert records[1].config["jpeg-engine"] == 90 and records[1].baseline == "jpeg-engine 0"
     with pytest.raises(ValueError, match="percentages, 0 to 100"):
         replace(config, values=(0, 101))
-
-
-def test_what_a_sweep_varies(little: BenchConfig) -> None:
-    overs: list[Over] = ["workers", "crop", "prefetch", "jpeg-engine"]
-    with session(little) as own:
-        for over in overs:
-            plain, changed = (_settings(own, over, value, "memory") for value in (32, 20))
-            varied = [name for name in plain if plain[name] != changed[name]]
-            assert varied == ["augment" if over == "crop" else "data"]
