@@ -13,7 +13,7 @@ resizes slowly, it only decodes, and the engine makes crops that are bit-identic
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -21,19 +21,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastsiam.config import AugmentConfig
-from fastsiam.views.batch import Crops
 from fastsiam.views.draws import ViewParams
 
 from .cuts import Cuts, cut_centres, cut_views
-from .dali_cropper import Cropper, Task
-from .engine import Engine
-from .job import Images
-from .loaders import Augmented, CropLoader
+from .dali_cropper import Cropper
+from .loaders import Augmented
+from .native_backend import NativeLoader
 from .order import Order
 from .store import Store
+from .workers import count
 
 
-class DaliLoader(CropLoader):
+class DaliLoader(NativeLoader):
     """The loader of the DALI pipeline.
 
     Args:
@@ -41,7 +40,7 @@ class DaliLoader(CropLoader):
         order: as for ``StoreLoader``, as are ``augment``, ``device`` and ``dtype``.
         workers: number of DALI's threads, and of reader threads; -1 means one per core of this
             rank. There is at least one.
-        prefetch: batches in flight while the caller works on one.
+        prefetch: batches in progress while the caller works on one.
         hw_decoder_load: share of the images, 0 to 1, that the GPU's JPEG engine decodes.
         dali_resizes: whether DALI crops and resizes too; otherwise the engine does. The default is
             true on a GPU. On a CPU the engine is three times as fast, and bit-identical to PIL.
@@ -60,16 +59,24 @@ class DaliLoader(CropLoader):
         hw_decoder_load: float = 0.9,
         dali_resizes: bool | None = None,
     ) -> None:
-        super().__init__(store, order, augment, device=device, dtype=dtype)
+        super().__init__(
+            store,
+            order,
+            augment,
+            workers=count(workers),
+            prefetch=prefetch,
+            device=device,
+            dtype=dtype,
+        )
         if dali_resizes is None:
             dali_resizes = device.type == "cuda"
-        self._engine = None if dali_resizes else Engine(store, workers=workers)
+        self._finishes = not dali_resizes
         self._cropper = Cropper(
             store,
             self._shapes,
             workers=workers,
             device=device,
-            prefetch=prefetch,
+            prefetch=prefetch if dali_resizes else max(1, prefetch - 1),  # the engine has one
             hw_decoder_load=hw_decoder_load,
             dali_resizes=dali_resizes,
         )
@@ -78,32 +85,27 @@ class DaliLoader(CropLoader):
         """End all threads and free the memory."""
         super().close()
         self._cropper.close()
-        if self._engine is not None:
-            self._engine.close()
 
     def _crops(self, epoch: int, skip: int) -> Generator[Augmented]:
-        """Yield the batches' crops, which are ready on the device's current stream.
+        if self._finishes:
+            return super()._crops(epoch, skip)
 
-        New memory for every batch would cost a tenth of the time.
-        """
-        tasks = (self._task(epoch, step) for step in range(skip, self.steps))
-        if (engine := self._engine) is None:
-            return self._cropper.run(tasks)
-        crops = tuple(torch.empty(shape, dtype=torch.uint8) for shape in self._shapes)
-
-        def make(index: NDArray[np.int64], images: Images, params: ViewParams) -> Crops:
-            cuts, sides = cut_views(params, self._augment), list(self._augment.by_side)
-            engine.submit(index, images, cuts, sides, crops=crops).result()
-            return crops
-
-        return self._cropper.run(tasks, make)
-
-    def _task(self, epoch: int, step: int) -> Task[ViewParams]:
-        def cut(size: NDArray[np.int64]) -> tuple[tuple[Cuts, ...], ViewParams]:
-            params = self._draw(epoch, step, size)
+        def cut(number: int, size: NDArray[np.int64]) -> tuple[tuple[Cuts, ...], ViewParams]:
+            params = self._draw(epoch, skip + number, size)
             return cut_views(params, self._augment), params
 
-        return Task(self._order.indices(epoch, step), cut)
+        return self._cropper.crops(self._indices(epoch, skip), cut)
+
+    def _made(self, epoch: int, skip: int, *, finished: bool) -> Generator[Augmented]:
+        with (
+            contextlib.closing(self._cropper.decoded(self._indices(epoch, skip))) as decoded,
+            contextlib.closing(super()._made(epoch, skip, finished=finished)) as made,
+        ):
+            self._read = lambda _: next(decoded)
+            yield from made
+
+    def _indices(self, epoch: int, skip: int) -> Iterator[NDArray[np.int64]]:
+        return (self._order.indices(epoch, step) for step in range(skip, self.steps))
 
 
 def central_crops(
@@ -130,7 +132,7 @@ def central_crops(
         device: device of the crops.
     """
 
-    def cut(size: NDArray[np.int64]) -> tuple[tuple[Cuts], None]:
+    def cut(_: int, size: NDArray[np.int64]) -> tuple[tuple[Cuts], None]:
         return (cut_centres(size, resize=resize, side=side),), None
 
     cropper = Cropper(
@@ -142,7 +144,6 @@ def central_crops(
         hw_decoder_load=hw_decoder_load,
         dali_resizes=True,
     )
-    tasks = (Task(index, cut) for index in batches)
-    with contextlib.closing(cropper), contextlib.closing(cropper.run(tasks)) as made:
+    with contextlib.closing(cropper), contextlib.closing(cropper.crops(batches, cut)) as made:
         for _, _, (crops,) in made:
             yield crops[0]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Sequence
+from functools import partial
 from queue import Empty
 from typing import Any, Self
 
@@ -70,7 +71,6 @@ class FfcvLoader(NativeLoader):
             assert isinstance(store, BetonStore)
             reader = Reader(str(store.root), {store.image_field: RGBImageField})
             self._beton, self._manager = store, ProcessCacheManager(reader)
-        self._pages: _Pages | None = None
 
     def _made(self, epoch: int, skip: int, *, finished: bool) -> Generator[Augmented]:
         made = super()._made(epoch, skip, finished=finished)
@@ -78,15 +78,15 @@ class FfcvLoader(NativeLoader):
             yield from made
             return
         batches = [self._order.indices(epoch, step) for step in range(skip, self.steps)]
-        with contextlib.closing(made), _Pages(self._beton, self._manager, batches) as self._pages:
+        with contextlib.closing(made), _Pages(self._beton, self._manager, batches) as pages:
+            self._read = partial(self._load, pages)
             for batch in made:  # noqa: UP028  # a read that waits for a page ends first
                 yield batch
 
-    def _read(self, index: NDArray[np.int64]) -> Images:
-        if self._pages is None:
-            return super()._read(index)
-        self._engine.wait()  # the pages of the batch before are overwritten
-        memory, start = self._pages.load(index)
+    def _load(self, pages: _Pages, index: NDArray[np.int64]) -> Images:
+        """Read the images of the next batch into the memory of the batch before it."""
+        self._engine.wait()
+        memory, start = pages.load(index)
         address, size = memory.ctypes.data + start, self._store.sizes()[index]
         return self._engine.headers.images(index, address, size, memory)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -21,10 +21,12 @@ from fastsiam.config import AugmentConfig
 from fastsiam.trace import span
 from fastsiam.views.batch import Crops
 from fastsiam.views.draws import ViewParams
+from fastsiam.views.photometric.cpu import Stage
+from fastsiam.views.photometric.operations import in_views_order
 
 from .cuts import cut_centres, cut_views
-from .engine import Engine, PendingBatch, batches_ahead
-from .job import Images, stages_of, views_of
+from .engine import Engine, Read, Submitted, batches_ahead
+from .job import Images, stages_of
 from .loaders import Augmented, CropLoader
 from .order import Order
 from .store import Store
@@ -61,6 +63,10 @@ class NativeLoader(CropLoader):
         super().__init__(store, order, augment, device=device, dtype=dtype)
         self._prefetch = prefetch
         self._engine = Engine(store, workers=workers)
+        self._read: Read | None = None
+        """Reads the images of the next batch; None means the engine."""
+        self._finishes = device.type == "cpu"
+        """Whether the engine makes views, unless crops are to be transformed."""
         self._tuner = WorkerTuner(self._engine.workers) if workers == "auto" else None
         self._slots: list[_Slot] = []
 
@@ -79,7 +85,7 @@ class NativeLoader(CropLoader):
         self._slots.clear()
 
     def _views(self, epoch: int, skip: int) -> Generator[Augmented]:
-        if self._device.type == "cpu" and self.crop_transform is None:
+        if self._finishes and self.crop_transform is None:
             return self._made(epoch, skip, finished=True)
         return super()._views(epoch, skip)
 
@@ -117,23 +123,22 @@ class NativeLoader(CropLoader):
         if tuner.is_done:
             log.info(tuner)
 
-    def _read(self, index: NDArray[np.int64]) -> Images:
-        """Read the next batch of the epoch."""
-        return self._engine.read(index)
-
     def _submit(
         self, epoch: int, finished: bool, step: int, index: NDArray[np.int64], images: Images
-    ) -> tuple[PendingBatch, Callable[[], tuple[NDArray[np.int64], ViewParams, OnDevice]]]:
+    ) -> Submitted[tuple[NDArray[np.int64], ViewParams, OnDevice]]:
         params = self._draw(epoch, step, images.size)
-        cuts, sides = cut_views(params, self._augment), list(self._augment.by_side)
+        cuts = cut_views(params, self._augment)
         if finished:
             stages = stages_of(params, self._augment, self._dtype)
-            pending = self._engine.submit(index, images, cuts, sides, stages=stages)
-            return pending, lambda: (index, params, (views_of(stages, self._augment), None))
+            pending = self._engine.submit(index, images, cuts, stages=stages)
+            return pending, lambda: (index, params, (self._views_of(stages), None))
         slot = self._slots[step % len(self._slots)]
         slot.wait()
-        pending = self._engine.submit(index, images, cuts, sides, crops=slot.crops)
+        pending = self._engine.submit(index, images, cuts, crops=slot.crops)
         return pending, lambda: (index, params, slot.copied())
+
+    def _views_of(self, stages: Sequence[Stage]) -> tuple[Tensor, ...]:
+        return in_views_order([stage.views() for stage in stages], self._augment)
 
 
 class _Slot:
@@ -200,12 +205,10 @@ def central_crops(
     """
     engine = Engine(store, workers=workers)
 
-    def submit(
-        _: int, index: NDArray[np.int64], images: Images
-    ) -> tuple[PendingBatch, Callable[[], OnDevice]]:
+    def submit(_: int, index: NDArray[np.int64], images: Images) -> Submitted[OnDevice]:
         slot = _Slot([(1, len(index), side, side, 3)], device)
         cuts = cut_centres(images.size, resize=resize, side=side)
-        return engine.submit(index, images, [cuts], [side], crops=slot.crops), slot.copied
+        return engine.submit(index, images, [cuts], crops=slot.crops), slot.copied
 
     steps = range(len(batches))
     made = engine.batches(batches.__getitem__, steps, submit, prefetch=prefetch)

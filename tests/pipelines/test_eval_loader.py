@@ -63,7 +63,7 @@ def crop_images(
 ) -> None:
     side = crops.shape[2]
     cuts = cut_centres(size, resize=resize, side=side)
-    run_in_threads(Job(Images.of_arrays(images), [cuts], [side], (crops,)))
+    run_in_threads(Job(Images.of_arrays(images), [cuts], (crops,)))
 
 
 def test_central_cuts_equal_pil_for_images_of_any_size() -> None:
