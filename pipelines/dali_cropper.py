@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from nvidia.dali import backend
 from torch.utils.dlpack import from_dlpack
 
+from fastsiam.config import DataConfig
 from fastsiam.errors import DataError, ImageError
 from fastsiam.trace import span
 from fastsiam.views.batch import Crops, Shape
@@ -47,6 +48,7 @@ class _Batch:
     """A batch that was read, and that DALI may be working on."""
 
     number: int
+    """Of the batch, from 0."""
     index: NDArray[np.int64]
     """(N,) positions of its images in the store."""
     encoded: list[NDArray[np.uint8]]
@@ -64,29 +66,28 @@ class Cropper:
     names it, and a RuntimeError if CUDA fails or DALI runs out of memory.
 
     Args:
+        data: number of threads, batches to prepare ahead, and load of the GPU's JPEG engine.
         store: the images.
         shapes: shape (V, N, S, S, 3) of a batch's crops, for each side; the last batch may have
             fewer images.
-        workers: as for ``DaliLoader``, as are the other arguments.
         device: device of the crops.
-        prefetch: batches in flight while the caller works on one.
-        hw_decoder_load: share of the images that is decoded by the GPU's JPEG engine.
         dali_resizes: whether DALI crops and resizes too, or only decodes.
     """
 
     def __init__(
         self,
+        data: DataConfig,
         store: Store,
         shapes: Sequence[Shape],
         *,
-        workers: int | str,
         device: torch.device,
-        prefetch: int,
-        hw_decoder_load: float,
         dali_resizes: bool,
     ) -> None:
-        self._store, self._shapes, self._device, self._prefetch = store, shapes, device, prefetch
-        self._threads, self._hw_decoder_load = max(1, count(workers)), hw_decoder_load
+        self._store, self._shapes, self._device = store, shapes, device
+        self._threads = max(1, count(data.workers))
+        self._hw_decoder_load = data.dali_hw_decoder_load
+        # If DALI only decodes, the engine crops one of the batches.
+        self._prefetch = data.prefetch if dali_resizes else max(1, data.prefetch - 1)
         self._dali_resizes, self._warned = dali_resizes, False
         assert self._dali_resizes or device.type == "cpu"
         self._dimensions = store.dimensions()

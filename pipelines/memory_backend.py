@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastsiam.config import AugmentConfig
 from fastsiam.console import size as human
 from fastsiam.console import tally
 from fastsiam.environment import USABLE, free_bytes
@@ -20,9 +19,8 @@ from fastsiam.errors import DataError, ImageError
 
 from .headers import Headers
 from .job import Images, crop_views
-from .loaders import Augmented
+from .loaders import Augmented, LoaderSpec
 from .native_backend import NativeLoader
-from .order import Order
 from .store import Store
 from .store.decode import MOST_PIXELS
 from .workers import count, made_ahead
@@ -32,22 +30,13 @@ class MemoryLoader(NativeLoader):
     """The loader of the memory pipeline."""
 
     reads_files = False
+    tunes_workers = False
 
-    def __init__(
-        self,
-        store: Store,
-        order: Order,
-        augment: AugmentConfig,
-        *,
-        workers: int | str,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
-        super().__init__(
-            store, order, augment, workers=count(workers), prefetch=2, device=device, dtype=dtype
-        )
+    def __init__(self, spec: LoaderSpec) -> None:
+        super().__init__(spec)
+        chosen, keeps_on = self._order.chosen, self.bad is not None
         self._pixels: Pixels | None = Pixels(
-            store, order.chosen, workers, device, keeps_on=order.bad is not None
+            self._store, chosen, spec.data.workers, self._device, keeps_on=keeps_on
         )
         self._read = self._pixels.images
 
