@@ -86,15 +86,9 @@ def central_crops(
     side: int,
     device: torch.device,
 ) -> Generator[Tensor]:
-    """Yield batches of central crops on the device; see ``fastsiam.pipelines.central.MakeCrops``.
+    """Yield batches of central crops on the device, as ``native_backend.central_crops``.
 
-    Args:
-        data: DALI's settings.
-        store: the images.
-        batches: positions of each batch's images.
-        resize: shorter side of an image before the crop is taken, at least ``side``.
-        side: side of the crops, in pixels.
-        device: device of the crops.
+    ``resize`` must be at least ``side``: DALI adds no black border.
     """
 
     def cut(_: int, size: NDArray[np.int64]) -> tuple[tuple[Cuts], None]:
