@@ -19,7 +19,7 @@ from fastsiam.errors import DeviceError
 from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, Backend
 
 _MATTERS_TO: dict[Over, Callable[[Backend], bool]] = {
-    "prefetch": lambda backend: "prefetch" in backend.settings,
+    "prefetch": lambda backend: backend.prefetches,
     "jpeg-engine": lambda backend: backend.decodes_on_gpu,
 }
 """Settings of some pipelines only."""
