@@ -25,8 +25,9 @@ def trained(config: LinearConfig, rates: list[float]) -> Any:
     """Train heads on a little problem, all images in their order in each epoch."""
     training = small_training(replace(config, lrs=tuple(rates)), HERE)
     features, labels, _, _ = linear_problem()
-    for epoch in range(config.epochs):
-        training.epoch(epoch, zip(features.split(20), labels.split(20), strict=True))
+    batches = list(zip(features.split(20), labels.split(20), strict=True))
+    for step, batch in enumerate(batches * config.epochs):
+        training.step(step, batch)
     return training
 
 

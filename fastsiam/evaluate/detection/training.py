@@ -68,19 +68,6 @@ class DetectorTraining(Training):
         self.update(loss)
         return loss.detach()
 
-    def mean_loss(self, loss: Tensor, step: int) -> float:
-        """Return the mean of a step's losses over the ranks.
-
-        Raises:
-            FastSiamError: it is not finite.
-        """
-        value = float(mean_across_ranks(loss))
-        if not np.isfinite(value):
-            raise FastSiamError(
-                f"the loss is {value} after step {step:,}: try a lower --lr or a longer --warmup"
-            )
-        return value
-
     def settle_batch_norm(self, batches: Iterable[Sequence[Sample]]) -> None:
         """Replace BN's running statistics by the means over batches, without training on them.
 
@@ -153,6 +140,20 @@ class DetectorTraining(Training):
         """Seed torch's draws, which boxes are sampled by."""
         words = np.random.SeedSequence([self._seed, 2 + what, number, self._place.rank])
         torch.manual_seed(int(words.generate_state(1, np.uint64)[0]) % 2**63)
+
+
+def loss_text(step: int, loss: Tensor) -> str:
+    """Return a loss for the progress.
+
+    Raises:
+        FastSiamError: it is not finite.
+    """
+    value = float(loss)
+    if not np.isfinite(value):
+        raise FastSiamError(
+            f"the loss is {value} after step {step:,}: try a lower --lr or a longer --warmup"
+        )
+    return f"loss {value:.3f}, "
 
 
 def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -120,7 +120,7 @@ def test_a_killed_one_resumes_bit_for_bit(
     assert list((run / "eval").glob("*.partial"))
     capsys.readouterr()
     resumed = evaluate_detection(run, config, HERE)
-    assert "continuing in trial 2, step 2 of 3" in capsys.readouterr().err
+    assert "continuing after trial 2 of 2, step 2 of 3" in capsys.readouterr().err
     assert resumed.results == whole.results
     _, last, again = ends
     for name, value in last.items():

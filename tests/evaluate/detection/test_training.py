@@ -25,7 +25,7 @@ from fastsiam.evaluate.detection.protocol import (
     papers_rows,
     schedule_of,
 )
-from fastsiam.evaluate.detection.training import DetectorTraining
+from fastsiam.evaluate.detection.training import DetectorTraining, loss_text
 from tests.evaluate.detection.tiny import SIDE, picture, squares, tiny
 
 HERE = Place(0, 1, torch.device("cpu"))
@@ -109,7 +109,7 @@ def test_settings_that_cannot_be_are_refused() -> None:
 
 def test_a_loss_that_is_not_finite_is_one_line() -> None:
     with pytest.raises(FastSiamError, match="after step 1,000: try a lower --lr"):
-        training().mean_loss(torch.tensor(float("nan")), 1000)
+        loss_text(1000, torch.tensor(float("nan")))
 
 
 def test_a_batch_is_a_function_of_seed_and_step(data: DetectionSet) -> None:
