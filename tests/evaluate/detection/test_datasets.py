@@ -15,7 +15,7 @@ from PIL import Image
 from fastsiam.errors import BackendError, DataError, NoSplitError
 from fastsiam.evaluate.detection import Detections, Task, coco_scores, open_detection, voc_scores
 from fastsiam.evaluate.detection.datasets import VOC_CLASSES
-from tests.evaluate.detection.made import CLASSES
+from tests.evaluate.detection.made import CLASSES, run_lengths
 
 NAMES = "VOCdevkit/VOC2007/ImageSets/Main/test.txt"
 ANNOTATION = "VOCdevkit/VOC2007/Annotations/2008_000012.xml"
@@ -207,10 +207,7 @@ def test_masks_that_fit_are_as_pycocotools_has_them(tmp_path: Path, coco: None) 
     covered = np.asfortranarray(np.random.default_rng(0).random((40, 60)) < 0.3, np.uint8)
     covered[5:25, 10:30] = 1
     code = tools.encode(covered)
-    runs = np.diff(np.flatnonzero(np.diff(covered.T.reshape(-1), prepend=2, append=2)))
-    counts = [0] * int(covered[0, 0]) + runs.tolist()
-    masks: list[Any] = [code | {"counts": code["counts"].decode()}]
-    masks += [{"size": [40, 60], "counts": counts}, []]
+    masks = [code | {"counts": code["counts"].decode()}, run_lengths(covered > 0), []]
     objects = [thing(i, segmentation=mask) for i, mask in enumerate(masks, start=1)]
     opened = open_detection("coco", coco_set(tmp_path, *objects), "val")
     one = opened.pictures[1]
