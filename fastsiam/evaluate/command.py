@@ -143,11 +143,7 @@ def evaluate_linear(
 ) -> Record:
     """Train a linear classifier for each rate on frozen features, and validate; return the record.
 
-    Args:
-        path: a run's folder, a checkpoint, or a file of another program.
-        config: the protocol.
-        place: this rank.
-        show: is given the record on rank 0, before it is written.
+    The arguments are as for ``evaluate_knn``.
     """
     subject = open_subject(path, config, place)
     images = LabelledImages(subject, config)
@@ -210,11 +206,7 @@ def evaluate_finetuned(
 ) -> Record:
     """Train the whole network with labels, and validate; return the record.
 
-    Args:
-        path: a run's folder, a checkpoint, or a file of another program; it stays as it is.
-        config: the protocol.
-        place: this rank.
-        show: is given the record on rank 0, before it is written.
+    The arguments are as for ``evaluate_knn``; the file stays as it is.
     """
     subject = open_subject(path, config, place)
     images = LabelledImages(subject, config)

@@ -132,9 +132,6 @@ def _in_order(subject: Subject, loader: EvalLoader) -> Iterator[tuple[Tensor, ..
     The ranks take batches in turn (``_loader``). One whose images are all bad is left out.
     """
     place, own = subject.place, subject.extract(loader, "images")
-    if place.world == 1:
-        yield from own
-        return
     nothing = (
         torch.empty(0, subject.features, device=place.device),
         *(torch.empty(0, dtype=torch.int64, device=place.device) for _ in range(2)),
@@ -144,7 +141,8 @@ def _in_order(subject: Subject, loader: EvalLoader) -> Iterator[tuple[Tensor, ..
         turn = first // subject.batch + place.rank
         has_it = len(part[2]) > 0 and int(part[2][0]) // subject.batch == turn
         features, labels, rows = (gather_uneven(x) for x in (part if has_it else nothing))
-        yield features, labels, rows
+        if len(rows):
+            yield features, labels, rows
         part = next(own, nothing) if has_it else part
 
 

@@ -216,17 +216,13 @@ def labelled_loaders(
     """Open this rank's share of training and validation images that have the same classes.
 
     Args:
-        data: which images, by which pipeline.
-        augment: for the crop's side and the normalisation.
-        resize: shorter side in pixels before the central crop.
+        data: which images; the rest is as for ``build_eval_loader``.
         place: this rank.
-        batch: images of a batch.
         chosen: positions of the training images to use; by default all.
 
     Raises:
         DataError: a split or its labels are missing, or the classes differ.
     """
-
     loader = partial(
         build_eval_loader,
         data,

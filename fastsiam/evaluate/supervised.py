@@ -108,14 +108,12 @@ class Training:
         Args:
             batches: yields this rank's share of the batches from a step on.
             steps: of the whole training.
-            every: steps between two marks, at which the state may be saved.
+            every: steps between two marks, at which ``files`` may save the state.
             images: of a step, over all ranks.
-            files: save the state.
-            console: shows the progress.
             at_mark: is given the steps that are done and the mean losses since the last mark, over
                 all ranks; returns what the progress shows of them.
             saved: what ``files.load_state`` returned.
-            results: of earlier trainings of the same evaluation; they are saved too.
+            results: of earlier trainings of the same evaluation, to be saved too.
             unit: what the progress counts.
         """
         first, text, began = 0, "", time.monotonic()
@@ -227,10 +225,7 @@ def linear_training(
 
     Args:
         config: with the batch that is possible and no "auto".
-        features: dimensions.
-        classes: how many there are.
-        steps_per_epoch: batches in an epoch.
-        place: this rank; every rank takes part.
+        features: dimensions; the rest is as for ``SupervisedTraining``.
     """
     heads = Heads(len(config.rates), features, classes, seed=config.seed).to(place.device)
     groups = [{"params": [w, b]} for w, b in zip(heads.weight, heads.bias, strict=True)]
@@ -264,10 +259,7 @@ def fine_tuning(
     Args:
         config: with the batch and the epochs that are possible.
         backbone: (N, 3, S, S) to (N, features).
-        features: dimensions.
-        classes: how many there are.
-        steps_per_epoch: batches in an epoch.
-        dtype: autocast type.
+        features: dimensions; the rest is as for ``SupervisedTraining``.
         place: this rank; BN statistics are those of all ranks.
     """
     network = nn.Sequential(backbone, Heads(1, features, classes, seed=config.seed))

@@ -44,15 +44,9 @@ class Draw(NamedTuple):
 
 
 def draw_position(seed: int, position: int, images: int, sides: Sequence[int]) -> Draw:
-    """Return what is drawn for a position in the endless row of images.
+    """Return what is drawn for a position (step x batch + place) in the endless row of images.
 
     Each pass over the images has an order of its own.
-
-    Args:
-        seed: of all that is drawn.
-        position: step x batch + place in the batch.
-        images: how many there are.
-        sides: that one is drawn of.
     """
     image = int(_order(seed, position // images, images)[position % images])
     generator = np.random.default_rng([seed, 1, position])
