@@ -14,8 +14,7 @@ import pytest
 import torch
 
 import fastsiam.evaluate.knn
-from fastsiam.bench.images import Silent
-from fastsiam.config import ConvertConfig, ModelConfig
+from fastsiam.config import ModelConfig
 from fastsiam.config.evaluate import KnnConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import DataError
@@ -23,7 +22,6 @@ from fastsiam.evaluate.command import evaluate_knn
 from fastsiam.evaluate.features import collected, feature_batches
 from fastsiam.evaluate.knn import Nearest, knn_accuracy, normalized
 from fastsiam.methods import build_method
-from fastsiam.pipelines.convert import convert
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import Record
 from fastsiam.views.batch import EvalBatch
@@ -97,7 +95,7 @@ def test_ranks_do_not_matter(ranks: Callable[[str, int], list[Any]]) -> None:
 
 
 def test_memory_does_not_grow_with_the_bank() -> None:
-    """What is held after each block: as many neighbours as asked for, and nothing of the bank."""
+    """As many neighbours as asked for, and nothing of the bank, are held after each block."""
     nearest = Nearest(torch.randn(10, 4), most=3, block=100)
     for start in range(0, 1000, 50):
         nearest.add(torch.randn(50, 4), torch.arange(start, start + 50))
@@ -160,23 +158,6 @@ def test_evaluation_of_a_run_with_baselines(run: Path) -> None:
     assert kept["network"]["fingerprint"].startswith("sha256:")
     alone = evaluate_knn(run, replace(config, baselines=False, untrained=True), HERE)
     assert alone.results[0]["top1"] == knn[0] and len(list((run / "eval").iterdir())) == 2
-
-
-@pytest.mark.parametrize(
-    "pipeline",
-    [pytest.param("ffcv", marks=pytest.mark.ffcv), pytest.param("dali", marks=pytest.mark.dali)],
-)
-def test_every_pipeline_gives_the_same_record(
-    pipeline: Any, run: Path, images: Path, tmp_path: Path
-) -> None:
-    convert("folder", ConvertConfig(source=str(images), out=str(tmp_path / "made")), Silent())
-    config = KnnConfig(data=str(tmp_path / "made"), workers=1, k=(1, 5))
-    expected, record = (
-        evaluate_knn(run, replace(config, pipeline=name), HERE)
-        for name in ("torchvision", pipeline)
-    )
-    assert record.results == expected.results
-    assert record.images.pipeline == pipeline
 
 
 def test_unlabelled_and_mismatched_data_are_refused(run: Path, tmp_path: Path) -> None:
