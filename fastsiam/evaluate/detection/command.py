@@ -70,9 +70,7 @@ def evaluate_detection(
     console = Console(quiet=not place.is_leader)
     pretrained = open_network(path, config)
     train, val = _open_data(config)
-    dtype = autocast_of(config, pretrained.config, place)
     evaluation = _evaluation(pretrained, config, place, train, val)
-    images = evaluation.images
     details = config.task, config.detector, "untrained" if config.untrained else ""
     files = RecordFiles(
         pretrained.run, evaluation, *details, asked=config.json, place=place, console=console
@@ -84,7 +82,7 @@ def evaluate_detection(
         f"{len(train.classes)} classes",
         f"{NAMES[config.detector]}, {'Mask' if config.task == 'coco' else 'Faster'} R-CNN: "
         f"{schedule.steps:,} steps of {config.batch_size}, rate {config.lr:g}, drops at "
-        f"{', '.join(f'{drop:,}' for drop in schedule.drops)}; {images.precision} on "
+        f"{', '.join(f'{drop:,}' for drop in schedule.drops)}; {evaluation.images.precision} on "
         f"{devices(place)}; {counted(config.trials, 'trial')}",
         *_not_the_protocols(evaluation),
     ):
@@ -95,16 +93,7 @@ def evaluate_detection(
     results: list[dict[str, Any]] = saved["results"] if saved else []
     for trial in range(len(results), config.trials):
         seed = config.seed + trial
-        torch.manual_seed(seed)  # of the heads' first weights
-        model = build_detector(
-            pretrained.network(),
-            config,
-            classes=len(train.classes),
-            mean=images.mean,
-            std=images.std,
-            dtype=dtype,
-        )
-        training = DetectorTraining(model, config, seed=seed, place=place)
+        training = _training(pretrained, config, evaluation.images, len(train.classes), seed, place)
         batches = TrainingImages(train, config, seed=seed, place=place).from_step
         training.run(
             partial(batches, steps=schedule.steps),
@@ -186,6 +175,26 @@ def _evaluation(
         images=images,
         protocol=protocol_of(config) | {"differences": changed},
     )
+
+
+def _training(
+    pretrained: Pretrained,
+    config: DetectConfig,
+    images: ImageFacts,
+    classes: int,
+    seed: int,
+    place: Place,
+) -> DetectorTraining:
+    torch.manual_seed(seed)  # of the heads' first weights
+    model = build_detector(
+        pretrained.network(),
+        config,
+        classes=classes,
+        mean=images.mean,
+        std=images.std,
+        dtype=autocast_of(config, pretrained.config, place),
+    )
+    return DetectorTraining(model, config, seed=seed, place=place)
 
 
 def _not_the_protocols(evaluation: Evaluation) -> list[str]:
