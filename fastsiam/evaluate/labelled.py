@@ -140,14 +140,6 @@ def check_shared(batch: int, world: int) -> None:
         raise FastSiamError(f"--batch {batch} cannot be shared equally by {world} ranks")
 
 
-def feature_parts(images: LabelledImages) -> int:
-    """Return in how many parts of equal size a rank's share of a batch is loaded and computed."""
-    share = images.batch // images.subject.place.world
-    # A number without good divisors, of a subset for instance, is loaded in one piece.
-    most = min(share, images.subject.batch)
-    return share // next((n for n in range(most, most // 2, -1) if share % n == 0), share)
-
-
 def augmented_images(images: LabelledImages, epochs: range) -> Batches:
     """Yield the batches of some epochs as augmented images (n, 3, S, S)."""
     with closing(images.augmented(images.batch)) as loader:
@@ -156,8 +148,16 @@ def augmented_images(images: LabelledImages, epochs: range) -> Batches:
 
 
 def augmented_features(images: LabelledImages, epochs: range) -> Batches:
-    """Yield the batches of some epochs as frozen features (n, d) of augmented images."""
-    subject, parts = images.subject, feature_parts(images)
+    """Yield the batches of some epochs as frozen features (n, d) of augmented images.
+
+    A rank's share of a batch is loaded in parts of equal size; in one piece, if its number of
+    images has no good divisors.
+    """
+    subject = images.subject
+    share = images.batch // subject.place.world
+    most = min(share, subject.batch)
+    part = next((n for n in range(most, most // 2, -1) if share % n == 0), share)
+    parts = share // part
     with closing(images.augmented(images.batch // parts)) as loader:
         for epoch in epochs:
             views = loader.epoch(epoch)
