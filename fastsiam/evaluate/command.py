@@ -34,7 +34,6 @@ from fastsiam.evaluate.labelled import (
     augmented_features,
     augmented_images,
     cached_features,
-    check_shared,
 )
 from fastsiam.evaluate.record_files import Show
 from fastsiam.evaluate.subject import Subject, data_facts, open_subject
@@ -57,13 +56,14 @@ def preflight(path: Path, config: EvalConfig) -> None:
     Raises:
         FastSiamError: says what is wrong.
     """
-    ranks = config.gpus * config.max_nodes
-    place = Place(0, ranks, torch.device("cpu"))
-    open_subject(path, config, place).loaders()
+    place = Place(0, config.gpus * config.max_nodes, torch.device("cpu"))
+    subject = open_subject(path, config, place)
+    if isinstance(config, LabelConfig):
+        LabelledImages(subject, config)
+    else:
+        subject.loaders()
     if config.json:
         check_targets(Path(config.json))
-    if isinstance(config, LabelConfig):
-        check_shared(config.global_batch, ranks)
 
 
 def evaluate_knn(
@@ -161,14 +161,18 @@ def evaluate_linear(
     }
     name = f"LARS (trust {config.lars_trust:g}, no clip, biases too)" if is_lars else "SGD"
     rates = ", ".join(f"{lr:g} ({lr * config.batch / 256:g})" for lr in config.rates)
+    crops = (
+        "trained on CACHED features of one central crop of each image, kept in "
+        f"{config.storage}: no augmentation"
+    )
     subject.introduce(
         f"linear evaluation on {images}: {name}, batch {config.batch:,}, {config.epochs} epochs, "
         f"{_shared_settings(config)}",
         f"base rates, and times {config.batch:,} / 256: {rates}",
-        "trained on CACHED features of one central crop of each image, kept in "
-        f"{config.storage}: no augmentation" if config.cached else _augmentation(config),
+        crops if config.cached else _augmentation(config),
+        images.note,
         why,
-    )  # fmt: skip
+    )
     details = "" if is_lars else "sgd", "cached" if config.cached else ""
     labelled = _Labelled("linear", images, config, protocol, *details)
     held = [part[:2] for part in subject.extract(images.val, "validation: images")]
@@ -226,6 +230,7 @@ def evaluate_finetuned(
     subject.introduce(
         f"fine-tuning all of it on {images}: SGD (Nesterov), {how}, {_shared_settings(config)}",
         _augmentation(config),
+        images.note,
     )
     training = fine_tuning(
         config,

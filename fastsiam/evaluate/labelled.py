@@ -65,7 +65,8 @@ class LabelledImages:
         self.train, self.val = subject.loaders(self.positions)
         self.config = config.settled(self.train.images)
         world, images, asked = subject.place.world, self.train.images, self.config.global_batch
-        check_shared(asked, world)
+        if asked % world:
+            raise FastSiamError(f"--batch {asked} cannot be shared equally by {world} ranks")
         self.batch = min(asked, images // world * world)
         """Images of a step, over all ranks."""
         if self.batch < 2 * world:
@@ -73,8 +74,9 @@ class LabelledImages:
                 f"{images:,} training images and --batch {asked} leave fewer than two for each of "
                 f"{world} ranks"
             )
-        if self.batch < asked:
-            subject.console.say(f"batch {self.batch}, not {asked:,}: there are no more images")
+        fewer = f"batch {self.batch}, not {asked:,}: there are no more images"
+        self.note = fewer if self.batch < asked else ""
+        """A line for people; empty if the batch is the one asked for."""
         self.steps = self.train.images // self.batch
         """Whole batches in an epoch; the tail of the shuffled images is dropped."""
 
@@ -128,16 +130,6 @@ class LabelledImages:
             device=place.device,
             chosen=self.positions,
         )
-
-
-def check_shared(batch: int, world: int) -> None:
-    """Refuse a global batch that ranks cannot share equally.
-
-    Raises:
-        FastSiamError: says so.
-    """
-    if batch % world:
-        raise FastSiamError(f"--batch {batch} cannot be shared equally by {world} ranks")
 
 
 def augmented_images(images: LabelledImages, epochs: range) -> Batches:
