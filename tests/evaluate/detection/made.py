@@ -119,7 +119,7 @@ def _placed(
         if taken[int(y) : int(y + h) + 1, int(x) : int(x + w) + 1].any():
             continue
         few = [(x + w / 3 * i, y + h / 3 * j, w / 4, h / 4) for i in range(3) for j in range(3)]
-        outlines = [_outline(*box, generator) for box in (few if crowd else [(x, y, w, h)])]
+        outlines = [_outline(box, generator) for box in (few if crowd else [(x, y, w, h)])]
         covered = Image.new("1", (width, height))
         for outline in outlines:
             ImageDraw.Draw(covered).polygon(outline, fill=1)
@@ -127,8 +127,9 @@ def _placed(
     return None
 
 
-def _outline(x: float, y: float, w: float, h: float, generator: np.random.Generator) -> list[float]:
-    """Return a shape between an ellipse and a rectangle that fills a box: x, y, x, y, ..."""
+def _outline(box: tuple[float, ...], generator: np.random.Generator) -> list[float]:
+    """Return a shape between an ellipse and a rectangle that fills x, y, w, h: x, y, x, y, ..."""
+    x, y, w, h = box
     roundness = generator.uniform(0.3, 1.0)
     angles = np.arange(_CORNERS) * (2 * np.pi / _CORNERS)
     cos, sin = np.cos(angles), np.sin(angles)
