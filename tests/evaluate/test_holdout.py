@@ -112,33 +112,29 @@ def test_a_run_that_trained_on_all_says_so(
     assert "was trained on images that are held out here" in capfd.readouterr().err
 
 
-def test_validation_images_go_before_the_runs_holdout(
-    run: Path, images: Path, small: TrainConfig, tmp_path: Path
-) -> None:
-    """Those of other data, and those that came later to the run's own."""
+def test_other_data_than_the_runs(run: Path, images: Path, tmp_path: Path) -> None:
+    """Validation images go before the run's holdout; data that moved hold out the same."""
     record = evaluate_knn(run, replace(KNN, data=str(images)), HERE)
     assert (record.data.train, record.data.val, record.data.holdout) == (24, 12, None)
     assert "holdout" not in record.identity
-    with pytest.raises(DataError, match="leave --holdout out"):
-        evaluate_knn(run, replace(KNN, data=str(images), holdout="25%"), HERE)
+    before = evaluate_knn(run, KNN, HERE)
+    moved = Path(shutil.move(images / "train", tmp_path / "moved"))
+    with pytest.raises(NoSplitError, match=r"--holdout 10% holds out a share"):
+        evaluate_knn(run, replace(KNN, data=str(moved)), HERE)
+    after = evaluate_knn(run, replace(KNN, data=str(moved), holdout="25%"), HERE)
+    assert after.identity == before.identity and after.results == before.results
+
+
+def test_validation_images_that_came_later_go_before_the_runs_holdout(
+    images: Path, small: TrainConfig, tmp_path: Path
+) -> None:
     shutil.move(images / "val", tmp_path / "val")
-    settings = {"out": str(tmp_path / "later"), "batch": 6, "max_steps": 1}
-    later = train_here(with_settings(small, holdout="25%", **settings), "imagenet")
+    later = train_here(with_settings(small, holdout="25%", batch=6, max_steps=1), "imagenet")
+    with pytest.raises(NoSplitError, match=r"--holdout 10% holds out a share"):
+        evaluate_knn(later, replace(KNN, holdout="0"), HERE)
     shutil.move(tmp_path / "val", images / "val")
     record = evaluate_knn(later, KNN, HERE)
     assert (record.data.train, record.data.val, record.data.holdout) == (24, 12, None)
-
-
-def test_a_run_whose_data_moved_holds_out_the_same(run: Path, images: Path, tmp_path: Path) -> None:
-    with pytest.raises(NoSplitError, match=r"--holdout 10% holds out a share"):
-        evaluate_knn(run, replace(KNN, holdout="0"), HERE)
-    before = evaluate_knn(run, KNN, HERE)
-    shutil.move(images / "train", tmp_path / "moved")
-    moved = replace(KNN, data=str(tmp_path / "moved"))
-    with pytest.raises(NoSplitError, match=r"--holdout 10% holds out a share"):
-        evaluate_knn(run, moved, HERE)
-    after = evaluate_knn(run, replace(moved, holdout="25%"), HERE)
-    assert after.identity == before.identity and after.results == before.results
 
 
 def rows(run: Path, out: Path, **settings: Any) -> list[dict[str, str]]:
