@@ -54,8 +54,8 @@ def test_little_data_have_a_sensible_default(run: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("cached", [False, True])
 def test_linear_evaluation_of_a_run(run: Path, cached: bool) -> None:
-    before = (run / "checkpoints" / "last.pt").read_bytes()
     """The run stays as it is; a checkpoint may be named instead of its folder."""
+    before = (run / "checkpoints" / "last.pt").read_bytes()
     storage: Any = "fp16" if cached else "fp32"
     config = replace(QUICK, cached=cached, storage=storage, lrs=(0.1, 30), optimizer="sgd")
     record = evaluate_linear(run, config, HERE)
