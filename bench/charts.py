@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from fastsiam.bench.cases import title_of
-from fastsiam.bench.records import Record
+from fastsiam.bench.records import UNSTEADY, Record
 from fastsiam.bench.tables import caption, number
-from fastsiam.bench.timing import UNSTEADY
 from fastsiam.pipelines.backends import BASELINE
 from fastsiam.report import drawing
 from fastsiam.report.drawing import INK, note, shown
@@ -102,7 +101,7 @@ def front_charts(records: Sequence[Record]) -> dict[str, Figure]:
             color=[pipelines.get(one.pipeline, theme.own) for one in records],
         )
         unsteady = (f" (±{one.spread:.0%})" if one.unsteady else "" for one in records)
-        texts = [_number(x.images_per_second) + u for x, u in zip(records, unsteady, strict=True)]
+        texts = [number(x.images_per_second) + u for x, u in zip(records, unsteady, strict=True)]
         axes.bar_label(bars, texts, padding=5, fontsize=8.5, color=theme.ink)
         axes.tick_params(length=0, labelsize=8.5, colors=theme.ink)
         axes.set_xticks([])
@@ -139,7 +138,7 @@ def _label(one: Record) -> str:
         shares.append(f"{one.share_of_ceiling:.0%}")
     if "data_wait" in one.facts:
         shares.append(f"waits {one.facts['data_wait']:.0%}")
-    speed = _number(one.images_per_second)
+    speed = number(one.images_per_second)
     return f"{speed} ({', '.join(shares)})" if shares else speed
 
 
@@ -179,8 +178,3 @@ def _colour(one: Record) -> str:
 def _tick(name: str) -> str:
     """Return a name as it stands beside an axis: in two lines at most."""
     return shown(textwrap.fill(name, 32, max_lines=2, placeholder=" ..."))
-
-
-def _number(value: float) -> str:
-    """Format a speed with three digits at least."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -18,7 +19,7 @@ from fastsiam.config import (
     require,
 )
 from fastsiam.config.recipes import RECIPES
-from fastsiam.config.setting import Config, setting
+from fastsiam.config.setting import Config, check_name, setting
 from fastsiam.config.urls import Url
 
 Stored = Literal["original", "beton", "tar", "parquet", "short256", "pixels256"]
@@ -27,6 +28,12 @@ uncompressed parquet file; with a shorter side of 256; as pixels of that size.""
 ORIGINAL: Stored = "original"
 CONTAINERS: tuple[Stored, ...] = ("beton", "tar", "parquet")
 """Forms that hold the original images' bytes in one file."""
+
+
+def with_form(name: str, form: Stored) -> str:
+    """Return a name with the form in which the images are stored, if that is not the original."""
+    return name if form == ORIGINAL else f"{name}, {form}"
+
 
 Over = Literal["workers", "batch", "crop", "quality", "prefetch", "jpeg-engine", "ranks"]
 """What a sweep varies: workers, images of a batch, side of a view, JPEG quality, prefetched
@@ -59,15 +66,10 @@ ONLY_ON_GPU = ("fp16", "cuda-graphs")
 METHODS = ("simsiam", "fastsiam", "simclr", "mocov2", "byol", "swav")
 """Methods that lightly has the parts of."""
 PIPELINES: tuple[Pipeline, ...] = get_args(ImagePipeline)
-HEADLINE = "fastsiam", "simsiam"
+_LISTS: dict[str, Collection[str]] = {"variants": VARIANTS, "peers": PEERS, "methods": METHODS}
+"""Settings of ``BenchConfig`` that are lists of names, and these names."""
+HeadlineMethod = Literal["fastsiam", "simsiam"]
 """What ``fastsiam bench headline`` trains."""
-SOAKED: tuple[Pipeline, ...] = (*PIPELINES, "synthetic")
-"""What ``fastsiam bench soak`` has runs with."""
-
-
-def _names(text: str) -> tuple[str, ...]:
-    """Return the parts of a list such as a,b; an empty text has no parts."""
-    return tuple(text.split(",")) if text else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,39 +100,43 @@ class BenchConfig(Config):
         "and what takes about half a second for what trains.",
         at_least=0,
     )
-    pipelines: str = setting(
-        "", "Pipelines, as a,b. Default: all that can run here. torchvision's is always measured."
+    pipelines: tuple[ImagePipeline, ...] = setting(
+        (), "Pipelines, as a,b. Default: all that can run here. torchvision's is always measured."
     )
-    stored: str = setting(
-        "original",
+    stored: tuple[Stored, ...] = setting(
+        (ORIGINAL,),
         "How the images are stored, as a,b: original (files of a folder), beton, tar, parquet "
         "(uncompressed), short256 (shorter side 256 pixels), pixels256 (that, not as JPEGs). "
         "torchvision reads originals, and ffcv reads them from a .beton.",
     )
-    variants: str = setting(
-        "",
+    variants: tuple[str, ...] = setting(
+        (),
         "Ways to take a training step, as a,b: default (compiled, bf16, channels last); without "
         "one lever: eager, fp32, fp16, nchw; with one more: recompute, cuda-graphs, syncbn; with "
         "none, or one alone: plain, plain-bf16, plain-channels-last, plain-compiled; or authors, "
         "the authors' setting. Default: all that can run here.",
     )
-    peers: str = setting(
-        "", "Other libraries to measure with, as a,b. Default: all that are installed."
+    peers: tuple[str, ...] = setting(
+        (), "Other libraries to measure with, as a,b. Default: all that are installed."
     )
-    methods: str = setting(
-        "", "Methods to measure, as a,b. Default: all that are measured beside lightly's."
+    methods: tuple[str, ...] = setting(
+        (), "Methods to measure, as a,b. Default: all that are measured beside lightly's."
     )
     over: Over = setting(
         "workers",
         "What is varied: prefetch is batches made ahead, jpeg-engine the percentage of images that "
         "dali gives the GPU's JPEG engine.",
     )
-    values: str = setting("", "Its values, as 1,2,4. Default: some that make sense here.")
+    values: tuple[int, ...] = setting(
+        (), "Its values, as 1,2,4. Default: some that make sense here.", at_least=0
+    )
     workers: int = setting(
         -1, "Processes or threads that load; -1 is one for each core.", at_least=-1
     )
-    latencies: str = setting(
-        "0,20,100", "Milliseconds that are added to each request of object storage, as a,b."
+    latencies: tuple[int, ...] = setting(
+        (0, 20, 100),
+        "Milliseconds that are added to each request of object storage, as a,b.",
+        at_least=0,
     )
     repeats: int = setting(
         0,
@@ -151,26 +157,17 @@ class BenchConfig(Config):
         )
         require(self.batch != 1, "batch must be at least 2 (BN needs two samples)")
         require(self.workers != 0, "workers must be -1 or at least 1, not 0")
-        for field, known in (
-            ("pipelines", PIPELINES),
-            ("stored", get_args(Stored)),
-            ("variants", VARIANTS),
-            ("peers", PEERS),
-            ("methods", METHODS),
-        ):
-            for name in _names(getattr(self, field)):
-                require(name in known, f"{field} are some of {', '.join(known)}, not {name!r}")
-        for value in self.latencies.split(","):
-            require(value.isdigit(), f"latencies are ms such as 0,20,100, not {self.latencies!r}")
-        for value in _names(self.values):
-            require(
-                value.isdigit() and (int(value) > 0 or self.over == "jpeg-engine"),
-                f"values are whole numbers such as 1,2,4, not {self.values!r}",
-            )
-            require(
-                self.over != "jpeg-engine" or int(value) <= 100,
-                f"values of jpeg-engine are percentages, 0 to 100, not {self.values!r}",
-            )
+        for option, known in _LISTS.items():
+            for name in getattr(self, option):
+                check_name(f"name in {option}", name, known)
+        most = max(self.values, default=0)
+        require(
+            self.over != "jpeg-engine" or most <= 100,
+            f"values of jpeg-engine are percentages, 0 to 100, not {most}",
+        )
+        require(
+            self.over == "jpeg-engine" or 0 not in self.values, "values must be at least 1, not 0"
+        )
         require(
             not self.backbone or self.backbone in OWN_BACKBONES,
             f"backbone is one of {', '.join(OWN_BACKBONES)}, not {self.backbone!r}",
@@ -182,28 +179,13 @@ class BenchConfig(Config):
         """The pipelines, the baseline first, which is always measured."""
         from fastsiam.pipelines.backends import BASELINE
 
-        names: Any = _names(self.pipelines) or PIPELINES
+        names = self.pipelines or PIPELINES
         return (BASELINE, *(name for name in names if name != BASELINE))
 
-    @property
-    def variant_names(self) -> tuple[str, ...]:
-        """The ways to take a training step."""
-        return _names(self.variants) or tuple(VARIANTS)
-
-    @property
-    def peer_names(self) -> tuple[str, ...]:
-        """The other libraries."""
-        return _names(self.peers) or tuple(PEERS)
-
-    @property
-    def method_names(self) -> tuple[str, ...]:
-        """The methods to measure beside lightly's."""
-        return _names(self.methods) or METHODS
-
-    @property
-    def forms(self) -> tuple[Stored, ...]:
-        """The forms in which images are stored."""
-        return tuple(self.stored.split(","))  # type: ignore[arg-type]
+    def names(self, option: str) -> tuple[str, ...]:
+        """Return the names in ``variants``, ``peers`` or ``methods``; all if it is empty."""
+        names: tuple[str, ...] = getattr(self, option)
+        return names or tuple(_LISTS[option])
 
     @property
     def train(self) -> TrainConfig:
@@ -250,7 +232,7 @@ class GpuConfig(Config):
         "Folder for the page, records and logs. A later call continues from what it finds there. "
         "Default: $OUT/gpu if OUT is set, else runs/gpu.",
     )
-    again: str = setting("", "Stages to repeat although they are done, as a,b.")
+    again: tuple[str, ...] = setting((), "Stages to repeat although they are done, as a,b.")
     device: Literal["auto", "cuda", "cpu"] = setting(
         "auto",
         "auto takes the GPU if there is one; a CPU does it all at a small size, for trying out.",
@@ -266,7 +248,9 @@ class HeadlineConfig(Config):
     goal: float = setting(
         90.0, "kNN top-1 accuracy in percent at which a method stops.", above=0, at_most=100
     )
-    only: str = setting("", "Methods to train, as a,b: fastsiam, simsiam. Default: both, in turn.")
+    only: tuple[HeadlineMethod, ...] = setting(
+        get_args(HeadlineMethod), "Methods to train in turn, as a,b."
+    )
     knn_every: int = setting(5, "Epochs between two kNN evaluations.", at_least=1)
     epochs: int = setting(0, "Epochs of the schedule; 0 is the recipe's.", at_least=0)
     width: int = setting(
@@ -276,16 +260,6 @@ class HeadlineConfig(Config):
     device: Literal["auto", "cuda", "cpu"] = setting("auto", "auto takes the GPU if there is one.")
     out: str = setting("runs/headline", "Folder for the runs, the record and the picture.")
 
-    def check(self) -> None:
-        """Refuse unknown methods."""
-        for name in self.methods:
-            require(name in HEADLINE, f"only are some of {', '.join(HEADLINE)}, not {name!r}")
-
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """The methods in turn."""
-        return _names(self.only) or HEADLINE
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakConfig(Config):
@@ -294,22 +268,17 @@ class SoakConfig(Config):
     minutes: float = setting(120.0, "Time for all of it; the last run is not cut off.", above=0)
     seed: int = setting(0, "Of the faults and their moments, and of the runs.")
     ranks: int = setting(4, "Processes of each run, on the CPU.", at_least=2)
-    pipelines: str = setting(
-        "", "Pipelines that runs have in turn, as a,b. Default: all that are installed."
+    pipelines: tuple[Pipeline, ...] = setting(
+        (), "Pipelines that runs have in turn, as a,b. Default: all that are installed."
     )
     seconds: float = setting(120.0, "About how long a run takes that nobody disturbs.", above=0)
     every: float = setting(25.0, "Seconds between two faults, in the mean.", above=0)
     out: str = setting("bench/results/soak/soak.json", "File for the record.")
-
-    def check(self) -> None:
-        """Refuse unknown pipelines."""
-        for name in _names(self.pipelines):
-            require(name in SOAKED, f"pipelines are some of {', '.join(SOAKED)}, not {name!r}")
 
     @property
     def names(self) -> tuple[Pipeline, ...]:
         """The pipelines in turn."""
         from fastsiam.pipelines.backends import BACKENDS
 
-        names: Any = _names(self.pipelines) or SOAKED
+        names = self.pipelines or get_args(Pipeline)
         return tuple(name for name in names if BACKENDS[name].installed)

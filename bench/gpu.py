@@ -59,6 +59,8 @@ _NOT_MEASURED = ": not measured: "
 """How a comparison reports that a runner failed."""
 _TELLING = re.compile(rf"{_NOT_MEASURED}|rror\b|\d (passed|failed|skipped)\b")
 """Lines of a log that the page quotes."""
+_SKIPPED = re.compile(r"SKIPPED \[\d+\] \S+ (?!needs \w+ GPUs$)")
+"""Lines of pytest about skipped tests, except those that need more GPUs than the machine has."""
 
 
 class Stage(NamedTuple):
@@ -81,8 +83,9 @@ class Stage(NamedTuple):
 class Outcome:
     """How a stage ended."""
 
-    status: Literal["done", "failed", "stopped"]
-    """``stopped``: the minutes were over."""
+    status: Literal["done", "partly", "failed", "stopped"]
+    """``partly``: tests were skipped that can run on such a machine, because something is missing.
+    ``stopped``: the minutes were over."""
     seconds: float
     said: str
     """The last line of its log that says what went wrong or which tests passed."""
@@ -198,7 +201,7 @@ def run(config: GpuConfig) -> Path:
         for folder in ("logs", "records"):
             (out / folder).mkdir(parents=True, exist_ok=True)
     outcomes = read_outcomes(out)
-    for name in filter(None, config.again.split(",")):
+    for name in config.again:
         if name not in (names := [one.name for one in table]):
             raise DataError(f"--again {name}: there is no such stage, only {', '.join(names)}")
         outcomes.pop(name, None)
@@ -221,8 +224,8 @@ def run(config: GpuConfig) -> Path:
 def in_turn(table: Sequence[Stage], outcomes: Mapping[str, Outcome]) -> list[Stage]:
     """Return the stages that are not done in the order in which they run.
 
-    Stages that failed come after new ones and those for which the minutes were over. A stage that
-    uses all the time that is left is the last one.
+    Stages that failed, or were done in part, come after new ones and those for which the minutes
+    were over. A stage that uses all the time that is left is the last one.
     """
     ended = {name: one.status for name, one in outcomes.items()}
     left = [stage for stage in table if ended.get(stage.name) != "done"]
@@ -258,10 +261,11 @@ def perform(stage: Stage, out: Path, *, seconds: float) -> Outcome:
         finally:
             _end(process)
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    telling = [f"exit code {process.returncode}", *filter(_TELLING.search, lines)]
+    skipped = [line for line in lines if _SKIPPED.match(line)]
+    telling = [f"exit code {process.returncode}", *filter(_TELLING.search, lines), *skipped]
     failed = process.returncode or any(_NOT_MEASURED in line for line in lines)
     return Outcome(
-        status="stopped" if is_over else "failed" if failed else "done",
+        status="stopped" if is_over else "failed" if failed else "partly" if skipped else "done",
         seconds=round(time.monotonic() - began, 1),
         said=telling[-1][:300],
     )

@@ -7,7 +7,6 @@ time, without the time of evaluations, summed over all calls.
 
 from __future__ import annotations
 
-import datetime
 import shlex
 import signal
 import subprocess
@@ -18,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastsiam.bench.config import HeadlineConfig
+from fastsiam.bench.records import circumstances
 from fastsiam.config.recipes import RECIPES
 from fastsiam.console import Console, duration
-from fastsiam.environment import environment
 from fastsiam.errors import FastSiamError
 from fastsiam.files import explained, parsed_json, write_json
 from fastsiam.report import drawing
@@ -66,14 +65,13 @@ class Training:
     def command(self) -> list[str]:
         """The command that starts the run, and resumes it."""
         config = self.config
-        words = ["train", "--recipe", _RECIPES[self.method], "--data", config.data]
-        words += ["--out", str(self.folder), "--seed", str(config.seed), "--device", config.device]
-        words += ["--knn-every", str(config.knn_every), "--tracker", "none", *_PROTOCOL]
-        if config.width:
-            words += ["--width", str(config.width)]
-        if config.epochs:
-            words += ["--epochs", str(config.epochs)]
-        return [sys.executable, "-m", "fastsiam", *words]
+        options = {
+            "recipe": _RECIPES[self.method], "data": config.data, "out": self.folder,
+            "seed": config.seed, "device": config.device, "knn-every": config.knn_every,
+            "tracker": "none", "width": config.width or None, "epochs": config.epochs or None,
+        }  # fmt: skip
+        given = [f"--{name}={value}" for name, value in options.items() if value is not None]
+        return [sys.executable, "-m", "fastsiam", "train", *given, *_PROTOCOL]
 
     @property
     def curve(self) -> list[dict[str, float]]:
@@ -137,7 +135,7 @@ def run(config: HeadlineConfig) -> dict[str, Any]:
         FastSiamError: a run failed, or the folder cannot be written.
     """
     console, until = Console(), time.monotonic() + 60 * config.minutes
-    trainings = [Training(method, config) for method in config.methods]
+    trainings = [Training(method, config) for method in config.only]
     out = Path(config.out)
     with explained(FastSiamError, f"cannot write {out}"):
         out.mkdir(parents=True, exist_ok=True)
@@ -184,9 +182,7 @@ def _record(config: HeadlineConfig, trainings: list[Training]) -> dict[str, Any]
         "goal": config.goal,
         "runs": runs,
         "in_the_clock": "training: loading, forward, backward, optimizer; without evaluations",
-        "command": shlex.join(["fastsiam", *sys.argv[1:]]),
-        "environment": environment(),
-        "date": datetime.date.today().isoformat(),
+        **circumstances(),
     }
 
 

@@ -39,14 +39,10 @@ _SIZES = ((500, 375),) * 20 + ((500, 333),) * 15 + ((375, 500),) * 6 + ((333, 50
 class Silent:
     """A conversion's watcher that says nothing."""
 
-    def say(self, text: str) -> None:
+    def say(self, *_: object, **__: object) -> None:
         """Do nothing."""
 
-    def begin(self, name: str, images: int, size: int) -> None:
-        """Do nothing."""
-
-    def progress(self, images: int, size: int) -> None:
-        """Do nothing."""
+    begin = progress = say
 
 
 @dataclass(frozen=True)

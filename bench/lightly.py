@@ -20,28 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightly import transforms
 from lightly.loss import NegativeCosineSimilarity, NTXentLoss, SwaVLoss
+from lightly.models import utils
 from lightly.models.batchnorm import SplitBatchNorm
-from lightly.models.modules import (
-    BYOLPredictionHead,
-    MoCoProjectionHead,
-    SimCLRProjectionHead,
-    SimSiamPredictionHead,
-    SwaVPrototypes,
-)
-from lightly.models.modules.heads import ProjectionHead
+from lightly.models.modules import heads
 from lightly.models.modules.memory_bank import MemoryBankModule
-from lightly.models.utils import (
-    batch_shuffle,
-    batch_unshuffle,
-    deactivate_requires_grad,
-    update_momentum,
-)
-from lightly.transforms.byol_transform import BYOLView2Transform
 from lightly.transforms.multi_view_transform import MultiViewTransform
-from lightly.transforms.simclr_transform import SimCLRViewTransform
-from lightly.transforms.simsiam_transform import SimSiamViewTransform
-from lightly.transforms.swav_transform import SwaVViewTransform
 from lightly.utils.scheduler import cosine_schedule
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -96,7 +81,7 @@ class Composed(nn.Module, ABC):
     def loss(self, views: Views, step: int) -> Tensor:
         """Return a batch's loss at a step, from 0; update before it what has no gradient."""
 
-    def projection(self, last: nn.Module | None = None) -> ProjectionHead:
+    def projection(self, last: nn.Module | None = None) -> heads.ProjectionHead:
         """Build a head with BN after its hidden layers, and ``last`` behind its output."""
         method = self.method
         hidden = [method.projector_dim or method.dim] * (method.projector_layers - 1)
@@ -104,7 +89,7 @@ class Composed(nn.Module, ABC):
         blocks: list[Any] = [
             (width, to, nn.BatchNorm1d(to), nn.ReLU()) for width, to in pairwise(widths)
         ]
-        return ProjectionHead([*blocks, (widths[-1], method.dim, last, None)])
+        return heads.ProjectionHead([*blocks, (widths[-1], method.dim, last, None)])
 
 
 class SimSiam(Composed):
@@ -114,7 +99,7 @@ class SimSiam(Composed):
 
     def _build(self, method: Any) -> None:
         self.projector = self.projection(nn.BatchNorm1d(method.dim, affine=False))
-        self.predictor = SimSiamPredictionHead(method.dim, method.predictor_dim, method.dim)
+        self.predictor = heads.SimSiamPredictionHead(method.dim, method.predictor_dim, method.dim)
         self.criterion = NegativeCosineSimilarity()
 
     def loss(self, views: Views, step: int) -> Tensor:
@@ -135,7 +120,7 @@ class SimCLR(Composed):
 
     def _build(self, method: Any) -> None:
         widths = self.backbone.features, method.projector_dim, method.dim
-        self.projector = SimCLRProjectionHead(*widths, num_layers=method.projector_layers)
+        self.projector = heads.SimCLRProjectionHead(*widths, num_layers=method.projector_layers)
         self.criterion = NTXentLoss(temperature=method.temperature)
 
     def loss(self, views: Views, step: int) -> Tensor:
@@ -154,17 +139,17 @@ class MoCoV2(Composed):
 
     def _build(self, method: Any) -> None:
         widths = self.backbone.features, method.projector_dim, method.dim
-        self.projector = MoCoProjectionHead(*widths, num_layers=method.projector_layers)
+        self.projector = heads.MoCoProjectionHead(*widths, num_layers=method.projector_layers)
         self.encoder = nn.Sequential(self.backbone, self.projector)
         self.momentum_encoder = copy.deepcopy(self.encoder)
-        deactivate_requires_grad(self.momentum_encoder)
+        utils.deactivate_requires_grad(self.momentum_encoder)
         self.criterion = NTXentLoss(
             temperature=method.temperature, memory_bank_size=(method.queue, method.dim)
         )
 
     def loss(self, views: Views, step: int) -> Tensor:
         """Contrast each view with the other's key and the memory bank, and add keys to it."""
-        update_momentum(self.encoder, self.momentum_encoder, m=self.method.encoder_momentum)
+        utils.update_momentum(self.encoder, self.momentum_encoder, m=self.method.encoder_momentum)
         first, second = (self.encoder(view) for view in views)
         keys = torch.cat([self._key(view) for view in views])
         loss: Tensor = self.criterion(torch.cat([second, first]), keys)
@@ -172,8 +157,8 @@ class MoCoV2(Composed):
 
     @torch.no_grad()
     def _key(self, view: Tensor) -> Tensor:
-        shuffled, order = batch_shuffle(view)
-        keys: Tensor = batch_unshuffle(self.momentum_encoder(shuffled), order)
+        shuffled, order = utils.batch_shuffle(view)
+        keys: Tensor = utils.batch_unshuffle(self.momentum_encoder(shuffled), order)
         return keys
 
 
@@ -188,9 +173,9 @@ class BYOL(Composed):
 
     def _build(self, method: Any) -> None:
         self.encoder = nn.Sequential(self.backbone, self.projection())
-        self.predictor = BYOLPredictionHead(method.dim, method.predictor_dim, method.dim)
+        self.predictor = heads.BYOLPredictionHead(method.dim, method.predictor_dim, method.dim)
         self.momentum_encoder = copy.deepcopy(self.encoder)
-        deactivate_requires_grad(self.momentum_encoder)
+        utils.deactivate_requires_grad(self.momentum_encoder)
         self.criterion = NegativeCosineSimilarity()
 
     def loss(self, views: Views, step: int) -> Tensor:
@@ -198,7 +183,7 @@ class BYOL(Composed):
         momentum = self.method.encoder_momentum
         if self.method.momentum_schedule == "cosine":
             momentum = cosine_schedule(step, self.total, momentum, 1.0)
-        update_momentum(self.encoder, self.momentum_encoder, m=momentum)
+        utils.update_momentum(self.encoder, self.momentum_encoder, m=momentum)
         first, second = (self.predictor(self.encoder(view)) for view in views)
         with torch.no_grad():
             first_target, second_target = (self.momentum_encoder(view) for view in views)
@@ -217,7 +202,7 @@ class SwAV(Composed):
     def _build(self, method: Any) -> None:
         self.projector = self.projection()
         frozen = round(method.frozen_epochs * self.steps_per_epoch)
-        self.prototypes = SwaVPrototypes(
+        self.prototypes = heads.SwaVPrototypes(
             method.dim, method.prototypes, n_steps_frozen_prototypes=frozen
         )
         self.criterion = SwaVLoss(
@@ -312,15 +297,13 @@ class Step:
         self.device, self._optim, self._steps_per_epoch = device, config.optim, steps_per_epoch
         model = composed(config, steps_per_epoch=steps_per_epoch)
         self.model = model.to(device).to(memory_format=self.layout).train()
+        trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         has_constant_rate = getattr(config.model.method, "predictor_lr", "") == "constant"
-        decaying: list[nn.Parameter] = []
-        constant: list[nn.Parameter] = []
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad:
-                apart = has_constant_rate and name.startswith("predictor.")
-                (constant if apart else decaying).append(parameter)
+        apart = [n for n in trained if has_constant_rate and n.startswith("predictor.")]
+        constant = [trained.pop(name) for name in apart]
+        groups = [list(trained.values()), *([constant] if constant else [])]
         self._optimizer = torch.optim.SGD(
-            [{"params": decaying}, *([{"params": constant}] if constant else [])],
+            [{"params": group} for group in groups],
             lr=peak_lr(config.optim),
             momentum=config.optim.momentum,
             weight_decay=config.optim.weight_decay,
@@ -376,12 +359,12 @@ def _view(method: str, view: ViewConfig, augment: AugmentConfig) -> Callable[[An
     transform: Callable[[Any], Tensor]
     if method == "swav":
         crop = v2.RandomResizedCrop(view.crop, scale=(view.scale_min, view.scale_max))
-        transform = v2.Compose([crop, SwaVViewTransform(**settings)])
+        transform = v2.Compose([crop, transforms.SwaVViewTransform(**settings)])
         return transform
     if method == "byol":
         settings["solarization_prob"] = view.solarise_p
-    kinds = {"byol": BYOLView2Transform, "simsiam": SimSiamViewTransform}
-    kind = kinds.get(method, SimCLRViewTransform)
+    kinds = {"byol": transforms.BYOLView2Transform, "simsiam": transforms.SimSiamViewTransform}
+    kind = kinds.get(method, transforms.SimCLRViewTransform)
     transform = kind(input_size=view.crop, min_scale=view.scale_min, **settings)
     return transform
 
@@ -425,55 +408,41 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
     if not use_gpu:
         keep_freed_memory()
     images = open_training_images(config.data, batch=optim.batch)
-    batches: Any = (
-        _lightly_loader(config, images)
-        if loader == "lightly"
-        else ViewLoader(
-            config.data,
-            config.augment,
-            batch=optim.batch,
-            seed=seed,
-            device=device,
-            transform=lambda batch: batch.views,
-        )
-    )
+    batches = (_lightly_loader if loader == "lightly" else _fastsiam_loader)(config, images, device)
     torch.manual_seed(seed)
     step = Step(config, len(batches), device)
-    console = Console()
     wall, cpu = time.perf_counter(), cpu_seconds()
-    losses: list[float] = []
-    for epoch in range(optim.epochs):
-        total = torch.zeros((), device=device)
-        for number, views in enumerate(batches, start=epoch * len(batches)):
-            total += step(views, at=number)
-        losses.append(total.item() / len(batches))
-        if not math.isfinite(losses[-1]):
-            raise TrainingError(f"the loss is {losses[-1]} in epoch {epoch + 1}: lower --lr")
-        console.say(f"epoch {epoch + 1}/{optim.epochs}: loss {losses[-1]:.4f}")
+    losses = _train_epochs(step, batches, optim.epochs)
     seconds, cpu = time.perf_counter() - wall, cpu_seconds() - cpu
     steps = optim.epochs * len(batches)
     result = {
-        "method": config.model.method.name,
-        "lightly": metadata.version("lightly"),
-        "data": config.data.data,
-        "images": len(images),
-        "seed": seed,
-        "epochs": optim.epochs,
-        "steps": steps,
-        "loader": loader,
-        "seconds": seconds,
-        "images_per_second": steps * optim.batch / seconds,
-        "cpu_seconds": cpu,
-        "losses": losses,
+        "method": config.model.method.name, "lightly": metadata.version("lightly"),
+        "data": config.data.data, "images": len(images), "seed": seed, "epochs": optim.epochs,
+        "steps": steps, "loader": loader, "seconds": seconds,
+        "images_per_second": steps * optim.batch / seconds, "cpu_seconds": cpu, "losses": losses,
         "weights": str(out / "backbone.pt"),
-    }
+    }  # fmt: skip
     _write_backbone(config, step.model.backbone.eval(), out / "backbone.pt")
     about = {"recipe": recipe, "config": config.to_dict(), "environment": environment()}
     write_json(out / "result.json", result | about)
     return result
 
 
-def _lightly_loader(config: TrainConfig, images: Store) -> Any:
+def _train_epochs(step: Step, batches: Any, epochs: int) -> list[float]:
+    """Train on all batches of each epoch; return the epochs' mean losses."""
+    console, losses = Console(), list[float]()
+    for epoch in range(epochs):
+        total = torch.zeros((), device=step.device)
+        for number, views in enumerate(batches, start=epoch * len(batches)):
+            total += step(views, at=number)
+        losses.append(total.item() / len(batches))
+        if not math.isfinite(losses[-1]):
+            raise TrainingError(f"the loss is {losses[-1]} in epoch {epoch + 1}: lower --lr")
+        console.say(f"epoch {epoch + 1}/{epochs}: loss {losses[-1]:.4f}")
+    return losses
+
+
+def _lightly_loader(config: TrainConfig, images: Store, _: torch.device) -> Any:
     """Return lightly's transform on PIL images, in torch's DataLoader."""
     workers = max(0, count_workers(config.data.workers))
     return DataLoader(
@@ -484,6 +453,18 @@ def _lightly_loader(config: TrainConfig, images: Store) -> Any:
         num_workers=workers,
         persistent_workers=workers > 0,
         generator=torch.Generator().manual_seed(config.numerics.seed),
+    )
+
+
+def _fastsiam_loader(config: TrainConfig, _: Store, device: torch.device) -> Any:
+    """Return the views that the run's pipeline makes."""
+    return ViewLoader(
+        config.data,
+        config.augment,
+        batch=config.optim.batch,
+        seed=config.numerics.seed,
+        device=device,
+        transform=lambda batch: batch.views,
     )
 
 

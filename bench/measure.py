@@ -12,11 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 
-from fastsiam.bench.timing import Sample
+from fastsiam.bench.records import Sample
 
 
 def clocked(run: Callable[[], object]) -> Sample:
@@ -76,16 +77,20 @@ def gpu_memory() -> int:
 
 def wait_for_gpu() -> None:
     """Wait until all GPU work of this process has finished."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+    if cuda := _cuda():
+        cuda.synchronize()
 
 
 def empty_gpu_cache() -> None:
     """Give back the GPU memory that torch's allocator keeps for later."""
+    if cuda := _cuda():
+        cuda.empty_cache()
+
+
+def _cuda() -> Any:
+    """Return ``torch.cuda`` if this process uses a GPU, else None; import nothing."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
 
 
 def drop_from_cache(paths: Iterable[Path]) -> float:

@@ -109,31 +109,28 @@ def environment(port: int) -> dict[str, str]:
 def _pass_on(listening: socket.socket, port: int, seconds: float) -> None:
     """Run the proxy."""
 
-    async def answer(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        """Pass data on as fast as they are taken."""
-        with contextlib.suppress(OSError):
-            while data := await source.read(_CHUNK):
-                sink.write(data)
-                await sink.drain()
-        sink.close()
-
-    async def ask(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        """Pass requests on, each chunk so many seconds after it came, in order."""
-        loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError):
-            while data := await source.read(_CHUNK):
-                loop.call_later(seconds, sink.write, data)
-        loop.call_later(seconds, sink.close)
-
     async def serve(client: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
         server, requests = await asyncio.open_connection("127.0.0.1", port, limit=_CHUNK)
-        await asyncio.gather(ask(client, requests), answer(server, answers))
+        await asyncio.gather(_pump(client, requests, seconds), _pump(server, answers, 0.0))
 
     async def run() -> None:
         proxy = await asyncio.start_server(serve, sock=listening, limit=_CHUNK)
         await proxy.serve_forever()
 
     asyncio.run(run())
+
+
+async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, seconds: float) -> None:
+    """Pass data on: each chunk so many seconds after it came, in order."""
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(OSError):
+        while data := await source.read(_CHUNK):
+            if seconds:
+                loop.call_later(seconds, sink.write, data)
+            else:  # as fast as the other side takes it
+                sink.write(data)
+                await sink.drain()
+    loop.call_later(seconds, sink.close)
 
 
 def _begin_bucket(port: int, process: subprocess.Popen[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""Records: measurements with everything that they depend on."""
+"""Timings of repeated work, and records: measurements with everything that they depend on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import shlex
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -13,13 +14,71 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fastsiam.bench.timing import UNSTEADY, Timing
 from fastsiam.environment import environment
 from fastsiam.errors import DataError
 from fastsiam.files import explained, parsed_json, written_whole
 from fastsiam.pipelines.backends import BASELINE
 
 Thing = TypeVar("Thing")
+UNSTEADY = 0.15
+"""A spread wider than this is marked: such a figure says little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One repeat of a piece of work."""
+
+    wall: float
+    """Seconds by the clock."""
+    cpu: float
+    """Seconds of processor time, child processes included."""
+    host: int = 0
+    """Bytes of memory that its processes hold after it, without what the system caches of files."""
+
+
+@dataclass
+class Timing:
+    """Repeats of one piece of work."""
+
+    samples: list[Sample] = field(default_factory=list)
+    images: int = 0
+    """Images that go through in each repeat."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What else is known of it."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """How it was computed, where that is known only once it is built."""
+    gpu: int = 0
+    """GPU memory that its processes hold, CUDA contexts included."""
+
+    @property
+    def rate(self) -> float:
+        """Images a second: the median's."""
+        return self.images / self.median
+
+    @property
+    def wall(self) -> list[float]:
+        """Seconds by the clock, of each repeat."""
+        return [sample.wall for sample in self.samples]
+
+    @property
+    def median(self) -> float:
+        """Median of the wall-clock seconds."""
+        return statistics.median(self.wall)
+
+    @property
+    def cpu(self) -> float:
+        """Median of the processor seconds."""
+        return statistics.median(sample.cpu for sample in self.samples)
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the fastest and the slowest repeat, over the median."""
+        return (max(self.wall) - min(self.wall)) / 2 / self.median
+
+    @property
+    def host(self) -> int:
+        """Most bytes of memory after a repeat."""
+        return max(sample.host for sample in self.samples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,57 +138,62 @@ class Record:
         return self.spread > UNSTEADY
 
 
-def record(
-    case: str,
-    name: str,
-    timing: Timing,
-    *,
-    config: Mapping[str, Any],
-    torchvision: Timing | None = None,
-    baseline: tuple[str, Timing | None] = ("", None),
-    ceiling: tuple[str, Timing | None] = ("", None),
-    facts: Mapping[str, Any] | None = None,
-    **more: Any,
-) -> Record:
-    """Make a record of a timing.
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A record to be made: what is measured, and what it is compared with."""
 
-    Args:
-        case: of the record.
-        name: of the record.
-        timing: the repeats.
-        config: settings that the figure depends on, beside the timing's own.
-        torchvision: of the pipeline that users have today.
-        baseline: name and timing of what to compare with else; None if it was not measured.
-        ceiling: name and timing of what limits it; None if it was not measured.
-        facts: what else is known of it, beside what the timing has.
-        more: other fields of ``Record``.
-    """
-    compared, base = baseline if baseline[1] else (BASELINE, torchvision)
-    limit, most = ceiling
-    return Record(
-        case=case,
-        name=name,
-        images_per_second=timing.rate,
-        spread=timing.spread,
-        n=len(timing.samples),
-        images=timing.images,
-        all_seconds=timing.wall,
-        ratio_to_torchvision=timing.rate / torchvision.rate if torchvision else None,
-        baseline=compared if base else "",
-        ratio=timing.rate / base.rate if base else None,
-        ceiling=limit if most else "",
-        share_of_ceiling=timing.rate / most.rate if most else None,
-        cpu_seconds_per_image=timing.cpu / max(1, timing.images),
-        cores_busy=timing.cpu / timing.median,
-        host_bytes=timing.host,
-        gpu_bytes=timing.gpu,
-        facts={**timing.facts, **(facts or {})},
-        config={**config, **timing.settings},
-        environment=_environment(),
-        command=_command(),
-        date=datetime.date.today().isoformat(),
-        **more,
-    )
+    case: str
+    name: str
+    """Of the record, and of what is timed for it."""
+    build: Callable[[], Any] = dict
+    """Builds the tasks of the runner that measures it, if one does; see ``runner.Build``."""
+    runner: str = ""
+    """Name of the runner, if it measures several rows."""
+    ranks: int = 1
+    """Processes of the runner."""
+    pipeline: str = ""
+    torchvision: str = ""
+    """Row of the pipeline that users have today."""
+    baseline: tuple[str, str] = ("", "")
+    """What to compare with else: what tables call it, and its row."""
+    ceiling: tuple[str, Sequence[str]] = ("", ())
+    """What limits it: what tables call it, and its row; of several the fastest."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What else is known of it, beside what the timing has."""
+    in_the_clock: str
+    config: Mapping[str, Any]
+    """Settings that the figure depends on, beside the timing's own."""
+
+    def record(self, timings: Mapping[str, Timing]) -> Record:
+        """Return the record, from the timings of rows by name; those of others may be missing."""
+        timing, torchvision = timings[self.name], timings.get(self.torchvision)
+        compared, base = self.baseline[0], timings.get(self.baseline[1])
+        if base is None:
+            compared, base = BASELINE, torchvision
+        limits = [timings[name].rate for name in self.ceiling[1] if name in timings]
+        return Record(
+            case=self.case,
+            name=self.name,
+            pipeline=self.pipeline,
+            images_per_second=timing.rate,
+            spread=timing.spread,
+            n=len(timing.samples),
+            images=timing.images,
+            all_seconds=timing.wall,
+            ratio_to_torchvision=timing.rate / torchvision.rate if torchvision else None,
+            baseline=compared if base else "",
+            ratio=timing.rate / base.rate if base else None,
+            ceiling=self.ceiling[0] if limits else "",
+            share_of_ceiling=timing.rate / max(limits) if limits else None,
+            cpu_seconds_per_image=timing.cpu / max(1, timing.images),
+            cores_busy=timing.cpu / timing.median,
+            host_bytes=timing.host,
+            gpu_bytes=timing.gpu,
+            facts={**timing.facts, **self.facts},
+            in_the_clock=self.in_the_clock,
+            config={**self.config, **timing.settings},
+            **circumstances(),
+        )
 
 
 def write(path: Path, records: Sequence[Record]) -> None:
@@ -165,9 +229,12 @@ def read(path: Path) -> list[Record]:
     try:
         with explained(DataError, f"cannot read {path}"):
             found = parsed_json(path.read_text())
-        return [Record(**{k: v for k, v in one.items() if k in known}) for one in found]
-    except (ValueError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} holds no records of fastsiam bench") from error
+        records = [Record(**{k: v for k, v in one.items() if k in known}) for one in found]
+    except (ValueError, TypeError, AttributeError):
+        records = []
+    if not records:
+        raise DataError(f"{path} holds no records of fastsiam bench")
+    return records
 
 
 def grouped(things: Iterable[Record], key: Callable[[Record], Thing]) -> dict[Thing, list[Record]]:
@@ -181,6 +248,10 @@ def grouped(things: Iterable[Record], key: Callable[[Record], Thing]) -> dict[Th
 _environment = cache(environment)
 
 
-def _command() -> str:
-    """Return the command line as a user types it."""
-    return shlex.join(["fastsiam", *sys.argv[1:]])
+def circumstances() -> dict[str, Any]:
+    """Return the fields of a record that say by which command, where and when it was measured."""
+    return {
+        "command": shlex.join(["fastsiam", *sys.argv[1:]]),
+        "environment": _environment(),
+        "date": datetime.date.today().isoformat(),
+    }

@@ -42,7 +42,7 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
     Raises:
         DataError: a file cannot be read or holds no records, or the folder cannot be written.
     """
-    runs = [_records(file) for file in files]
+    runs = [read(file) for file in files]
     pictures: dict[str, bytes] = {}
     sections, tables = [], []
     for number, (file, run) in enumerate(zip(files, runs, strict=True), 1):
@@ -107,7 +107,7 @@ def renew(readme: Path, root: Path) -> list[str]:
         elif kind == "soak":
             block = soaks.as_markdown(soaks.read_record(root / path))
         elif case == "finding":
-            block = finding(_records(root / path))
+            block = finding(read(root / path))
         else:
             block = records_block(_chosen(root / path, case, rows, place))
         return f"{found[1]}\n\n{block}\n\n{found[4]}"
@@ -130,24 +130,20 @@ def records_block(records: Sequence[Record]) -> str:
 
 def _chosen(path: Path, case: str | None, rows: str | None, place: str) -> list[Record]:
     """Return the records of a case, or of those the rows that semicolons part."""
-    cases = grouped(_records(path), lambda one: one.case)
+    cases = grouped(read(path), lambda one: one.case)
     there = ", ".join(cases)
     if case is None and len(cases) > 1:
         raise DataError(f"{place}: say which case of {path}: {there}")
     if case and case not in cases:
         raise DataError(f"{place}: {path} has no case {case!r}, only {there}")
-    records = {one.name: one for one in cases[case or there]}
-    names = [name.strip() for name in rows.split(";")] if rows else list(records)
-    if missing := [name for name in names if name not in records]:
-        raise DataError(f"{place}: no row {missing[0]!r}, only {'; '.join(records)}")
-    return [records[name] for name in names]
-
-
-def _records(path: Path) -> list[Record]:
-    records = read(path)
-    if not records:
-        raise DataError(f"{path} holds no records of fastsiam bench")
-    return records
+    records = cases[case or there]
+    if not rows:
+        return records
+    named = grouped(records, lambda one: one.name)
+    names = [name.strip() for name in rows.split(";")]
+    if missing := [name for name in names if name not in named]:
+        raise DataError(f"{place}: no row {missing[0]!r}, only {'; '.join(named)}")
+    return [one for name in names for one in named[name]]
 
 
 def _section(title: str, records: Sequence[Record], drawn: Mapping[str, bytes]) -> Section:

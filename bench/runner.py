@@ -9,18 +9,20 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import signal
 import socket
-import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from fastsiam.bench.measure import clocked, empty_gpu_cache, gpu_memory
-from fastsiam.bench.timing import Sample, Timing
+from fastsiam.bench.records import Record, Row, Sample, Timing
 from fastsiam.errors import FastSiamError
+from fastsiam.pipelines.processes import set_up_worker
 
 if TYPE_CHECKING:
     from fastsiam.bench.session import Session
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 _CONTEXT = multiprocessing.get_context("forkserver")
 _FRESH = multiprocessing.get_context("spawn")
 _PATIENCE = 5.0
-"""Seconds that a process has to end after its connection was closed."""
+"""Seconds that a process has to end when it is told to."""
 _PATIENCE_ON_GPU = 300.0
 """Seconds that a runner may take for an answer on a GPU: it compiles a ResNet-50 in a minute."""
 
@@ -47,10 +49,11 @@ class Task:
     """Prepares a repeat, outside of the clock."""
 
 
-Build = Callable[[], Mapping[str, Task]]
-"""Returns a runner's tasks, by name: a function of a module with its settings (``partial``)."""
-Timings = dict[tuple[str, str], Timing]
-"""By the names of runner and task."""
+Build = Callable[[], Task | Mapping[str, Task]]
+"""Returns a runner's task, or several by name: a function of a module with its settings
+(``partial``)."""
+Timings = dict[str, Timing]
+"""By the names of tasks; a runner's only task has the name of the runner."""
 
 
 class RunnerError(FastSiamError):
@@ -61,6 +64,7 @@ class Runner:
     """Processes that build tasks and run them when told.
 
     Args:
+        name: of the runner, and of its task if it has only one.
         build: called in each process.
         ranks: number of processes; they find each other as torchrun's do.
         patience: seconds that an answer may take; None for no limit.
@@ -73,6 +77,7 @@ class Runner:
 
     def __init__(
         self,
+        name: str,
         build: Build,
         *,
         ranks: int = 1,
@@ -80,34 +85,30 @@ class Runner:
         fresh: bool = False,
     ) -> None:
         self._patience = patience
-        self._processes: dict[Connection, Any] = {}
         _CONTEXT.set_forkserver_preload(["fastsiam.bench.cases.train"])  # imports torch once
         before, (port,) = gpu_memory(), free_ports(1)
-        for rank in range(ranks):
-            context: Any = _FRESH if fresh else _CONTEXT
-            pipe, remote = context.Pipe()
-            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
-            place |= {"LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
-            own = os.environ | {"MASTER_ADDR": "127.0.0.1"} | {k: str(v) for k, v in place.items()}
-            process = context.Process(target=_serve, args=(remote, own, build))
-            process.start()
-            remote.close()
-            self._processes[pipe] = process
+        context: Any = _FRESH if fresh else _CONTEXT
+        self._pools = [
+            ProcessPoolExecutor(1, context, _begin_rank, (dict(os.environ), rank, ranks, port))
+            for rank in range(ranks)
+        ]
+        self._processes: list[psutil.Process] = []
         try:
-            self.images: dict[str, int] = self._answers()[0]
-            """Images that each task processes, by the task's name."""
-            self.first = {task: self.run(task) for task in self.images}
+            self._processes = [psutil.Process(pid) for pid in self._ask(os.getpid)]
+            images: dict[str, int] = self._ask(_build, name, build)[0]
+            self.first = {task: self.run(task) for task in images}
             """The first run of each task."""
         except BaseException:  # Ctrl-C too: the caller does not have the runner yet
             self.close()
             raise
-        self.gpu = max(0, gpu_memory() - before)
-        """Bytes of GPU memory that it came to hold, its CUDA contexts included."""
+        gpu = max(0, gpu_memory() - before)
+        self.timings: Timings = {task: Timing(images=n, gpu=gpu) for task, n in images.items()}
+        """The repeats of each task."""
         self.rest()
 
     def run(self, task: str) -> Sample:
         """Run a task once, on all ranks together, until the slowest has finished."""
-        samples: list[Sample] = self._ask("run", task)
+        samples: list[Sample] = self._ask(_run, task)
         return Sample(
             max(sample.wall for sample in samples),
             sum(sample.cpu for sample in samples),
@@ -116,76 +117,79 @@ class Runner:
 
     def rest(self) -> None:
         """Give back the GPU memory that its allocators keep for later: it is another's turn."""
-        self._ask("rest", "")
+        self._ask(empty_gpu_cache)
 
     def facts(self, task: str) -> dict[str, Any]:
         """Return a task's facts; the first rank answers."""
-        facts: dict[str, Any] = self._ask("facts", task)[0]
+        facts: dict[str, Any] = self._ask(_facts, task)[0]
         return facts
+
+    def take_turn(self) -> None:
+        """Repeat each task once."""
+        for task, timing in self.timings.items():
+            timing.samples.append(self.run(task))
+            self.rest()
+
+    def add_facts(self) -> None:
+        """Add facts and settings to the timings, after the last repeat."""
+        for task, timing in self.timings.items():
+            timing.facts = self.facts(task)
+            timing.settings = timing.facts.pop("settings", {})
 
     def close(self) -> None:
         """End its processes."""
-        for pipe in self._processes:
-            pipe.close()
-        for process in self._processes.values():
-            process.join(_PATIENCE)
-            if process.is_alive():
-                process.kill()
-                process.join()
+        for pool in self._pools:
+            pool.shutdown(wait=False, cancel_futures=True)
+        for process in psutil.wait_procs(self._processes, _PATIENCE)[1]:
+            process.kill()
+        for pool in self._pools:
+            pool.shutdown()
 
-    def _ask(self, what: str, task: str) -> list[Any]:
-        for pipe in self._processes:
-            with contextlib.suppress(OSError):  # it has died: see _answer
-                pipe.send((what, task))
-        return self._answers()
+    def _ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Call a function in each process; return its results.
 
-    def _answers(self) -> list[Any]:
-        """Return all answers; a failure is raised at once because other ranks may wait for it."""
-        answers: dict[Any, Any] = {}
-        while left := [pipe for pipe in self._processes if pipe not in answers]:
-            ready: list[Any] = wait(left, self._patience)
-            if not ready:
-                raise RunnerError(f"no answer in {self._patience:.0f} s")
-            answers |= {pipe: self._answer(pipe) for pipe in ready}
-        return [answers[pipe] for pipe in self._processes]
-
-    def _answer(self, pipe: Connection) -> Any:
+        A failure is raised at once because other ranks may wait for that one.
+        """
         try:
-            answer = pipe.recv()
-        except (EOFError, OSError):
-            process = self._processes[pipe]
-            process.join(_PATIENCE)
-            why = ", perhaps out of memory" if process.exitcode == -signal.SIGKILL else ""
+            calls = [pool.submit(_attempt, function, *arguments) for pool in self._pools]
+            done, waiting = wait(calls, self._patience, FIRST_EXCEPTION)
+            results = {call: call.result() for call in done}
+        except BrokenProcessPool:
             raise RunnerError(
-                f"its process ended with code {process.exitcode}{why}; FASTSIAM_DEBUG=1 shows its "
-                "output"
+                "its process was killed or crashed, perhaps out of memory; FASTSIAM_DEBUG=1 shows "
+                "its output"
             ) from None
-        if isinstance(answer, _Failure):
-            if os.environ.get("FASTSIAM_DEBUG"):
-                print(answer.trace, file=sys.stderr)
-            raise RunnerError(answer.reason)
-        return answer
+        if waiting:
+            raise RunnerError(f"no answer in {self._patience:.0f} s")
+        return [results[call] for call in calls]
 
 
-def compare(
-    session: Session,
-    runners: Mapping[str, Build],
-    *,
-    ranks: Mapping[str, int] | None = None,
-    apart: bool = False,
-) -> Timings:
-    """Measure runners that are warmed up and then take turns: A B C A B C ...
+def compare(session: Session, rows: Iterable[Row], *, apart: bool = False) -> list[Record]:
+    """Measure rows by runners that are warmed up and then take turns: A B C A B C ...
 
     Args:
         session: says how often each task is timed; notes which runners fail, and why.
-        runners: by name; each has processes of its own.
-        ranks: processes of the runners that have several.
+        rows: those of one runner have the same ``build``.
         apart: end each runner before the next one starts (A A B B C C), because their memory would
             not fit side by side.
 
     Returns:
-        Timings, with the facts of their tasks.
+        The records of the rows that could be measured.
     """
+    rows = list(rows)
+    runners = {row.runner or row.name: row for row in rows}
+    groups = [[name] for name in runners] if apart else [list(runners)]
+    timings: Timings = {}
+    for group in groups:
+        timings |= _timings(session, {name: runners[name] for name in group})
+    if apart:
+        for timing in timings.values():
+            timing.facts["apart"] = True
+    return [row.record(timings) for row in rows if row.name in timings]
+
+
+def _timings(session: Session, rows: Mapping[str, Row]) -> Timings:
+    """Return the timings of all tasks of runners that take turns; one that fails is left out."""
     say, repeats = session.console.say, session.config.repeats
     patience = _PATIENCE_ON_GPU if session.gpu else None
     running: dict[str, Runner] = {}
@@ -201,84 +205,65 @@ def compare(
             if name in running:
                 running.pop(name).close()  # its other ranks would wait for ever
 
-    def measure(names: Iterable[str]) -> Timings:
-        for name in names:
+    try:
+        for name, row in rows.items():
             say(f"{name}: warming up")
             with failures(name):
-                running[name] = Runner(
-                    runners[name], ranks=(ranks or {}).get(name, 1), patience=patience
-                )
-        timings = {
-            (name, task): Timing(images=images, gpu=runner.gpu)
-            for name, runner in running.items()
-            for task, images in runner.images.items()
-        }
-        if timings:
-            say(f"measuring: {repeats} rounds of {len(timings)}")
-        for _ in range(repeats):
-            for (name, task), timing in timings.items():
-                if name in running:
-                    with failures(name):
-                        timing.samples.append(running[name].run(task))
-                        running[name].rest()
-        for (name, task), timing in timings.items():
-            if name in running:
+                running[name] = Runner(name, row.build, ranks=row.ranks, patience=patience)
+        if tasks := sum(len(runner.timings) for runner in running.values()):
+            say(f"measuring: {repeats} rounds of {tasks}")
+        for turn in [Runner.take_turn] * repeats + [Runner.add_facts]:
+            for name in list(running):
                 with failures(name):
-                    timing.facts = running[name].facts(task) | ({"apart": True} if apart else {})
-                    timing.settings = timing.facts.pop("settings", {})
-        return {turn: timing for turn, timing in timings.items() if turn[0] in running}
-
-    timings: Timings = {}
-    for group in [[name] for name in runners] if apart else [list(runners)]:
-        try:
-            timings |= measure(group)
-        finally:
-            while running:
-                running.popitem()[1].close()
-    return timings
+                    turn(running[name])
+        return {task: one for runner in running.values() for task, one in runner.timings.items()}
+    finally:
+        for runner in running.values():
+            runner.close()
 
 
-@dataclass(frozen=True)
-class _Failure:
-    """The answer of a process after an error."""
-
-    reason: str
-    trace: str
+_tasks: dict[str, Task] = {}
+"""In a runner's process: its tasks."""
 
 
-def _serve(end: Connection, environment: Mapping[str, str], build: Build) -> None:
-    """Build tasks and run them as told through a connection, until it is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent closes the connection then
-    os.environ.clear()
-    os.environ.update(environment)
+def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function; an error, which another process may not be able to read, becomes a line."""
+    try:
+        return function(*arguments)
+    except BaseException as error:
+        if os.environ.get("FASTSIAM_DEBUG"):
+            traceback.print_exc()
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise RunnerError(lines[0]) from None
+
+
+def _begin_rank(environment: Mapping[str, str], rank: int, ranks: int, port: int) -> None:
+    """Set up a runner's process."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    place |= {"MASTER_PORT": port}
+    own = {name: str(value) for name, value in place.items()}
+    set_up_worker({**environment, "MASTER_ADDR": "127.0.0.1", **own})
     if not os.environ.get("FASTSIAM_DEBUG"):  # libraries print much
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
     multiprocessing.set_start_method(None, force=True)  # its processes start as in any program
-    try:
-        tasks = build()
-        end.send({name: task.images for name, task in tasks.items()})
 
-        def run(name: str) -> Sample:
-            tasks[name].before()
-            return clocked(tasks[name].run)
 
-        answers: dict[str, Callable[[str], Any]] = {
-            "run": run,
-            "rest": lambda _: empty_gpu_cache(),
-            "facts": lambda name: tasks[name].facts(),
-        }
-        while True:
-            try:
-                what, name = end.recv()
-            except (EOFError, ConnectionResetError):
-                return
-            end.send(answers[what](name))
-    except BaseException as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        with contextlib.suppress(OSError):
-            end.send(_Failure(lines[0], traceback.format_exc()))
+def _build(name: str, build: Build) -> dict[str, int]:
+    """Build the tasks; return the images of each."""
+    built = build()
+    _tasks.update({name: built} if isinstance(built, Task) else built)
+    return {own: task.images for own, task in _tasks.items()}
+
+
+def _run(task: str) -> Sample:
+    _tasks[task].before()
+    return clocked(_tasks[task].run)
+
+
+def _facts(task: str) -> dict[str, Any]:
+    return _tasks[task].facts()
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Shared state of the cases in one run of ``fastsiam bench``: images, device, console."""
+"""Execution of a case of ``fastsiam bench``, and what the cases share: images, device, console."""
 
 from __future__ import annotations
 
@@ -14,15 +14,30 @@ from typing import Any
 
 import torch
 
+from fastsiam.bench.cases import CASES
 from fastsiam.bench.config import CONTAINERS, ORIGINAL, BenchConfig, Stored
+from fastsiam.bench.finding import finding
 from fastsiam.bench.images import Images, take_images
+from fastsiam.bench.records import Record, check_writable, write
+from fastsiam.bench.tables import caption, differences, table
 from fastsiam.config import DataConfig, NumericsConfig, Pipeline, RunConfig, TrainConfig
 from fastsiam.console import Console
 from fastsiam.distributed import check_devices
+from fastsiam.errors import BackendError
 from fastsiam.pipelines.backends import BACKENDS, BASELINE
 from fastsiam.pipelines.workers import count as count_workers
 from fastsiam.signals import handled
 
+_REPEATS, _FEW_REPEATS = 5, 3
+"""If nobody asks for a number; the fewer are those of ``all``."""
+HOW = (
+    "Each runner is a process of its own. After a warm-up, runners are interleaved (A B C A B C "
+    "...). A figure is the median over the repeats. The spread is half the distance between the "
+    "fastest and the slowest repeat, divided by the median; above 15% it is marked as unsteady. "
+    "One image means all of its views. CPU time counts all processes of a runner. Files are in "
+    "the system's cache."
+)
+"""How all cases measure; printed below the table."""
 _LOADED_ON_CPU = 64
 _TRAINED_ON_CPU, _SMALL_TRAINED_ON_CPU = 8, 64
 """Views that take a CPU about half a second, large and small ones; twice as many in narrow nets."""
@@ -104,6 +119,18 @@ class Session:
         path = images.stored(form) if converted else images.folder
         return DataConfig(data=str(path), pipeline=pipeline, workers=self.workers)
 
+    def loading(
+        self, images: Images, pipeline: Pipeline, form: Stored = ORIGINAL
+    ) -> dict[str, Any]:
+        """Return the settings of a loader of views."""
+        return {
+            "data": self.data(images, pipeline, form),
+            "augment": self.config.augment,
+            "batch": self.loaded_batch,
+            "images": images.count,
+            "device": self.device,
+        }
+
     def forms(self, pipeline: Pipeline) -> list[Stored]:
         """Return in which forms a pipeline reads images; the baseline reads originals, as users do.
 
@@ -114,7 +141,7 @@ class Session:
             return [ORIGINAL]
         backend = BACKENDS[pipeline]
         skipped = CONTAINERS if backend.needs_beton or backend.resident else ()
-        return [form for form in self.config.forms if form not in skipped]
+        return [form for form in self.config.stored if form not in skipped]
 
     def train_config(self, batch: int, *, ranks: int = 1, **settings: Any) -> TrainConfig:
         """Return the recipe with a batch for each rank.
@@ -166,3 +193,30 @@ def session(config: BenchConfig) -> Iterator[Session]:
         tempfile.TemporaryDirectory(prefix="fastsiam-bench-") as folder,
     ):
         yield Session(config, "cuda" if gpu else "cpu", Path(folder), Console())
+
+
+def run(case: str, config: BenchConfig) -> list[Record]:
+    """Run a case; print its table; write the records if that is asked for.
+
+    Raises:
+        BackendError: nothing of it could be measured here, or a variant of the step that was
+            asked for failed; what was measured is printed and written first.
+    """
+    if config.json:
+        check_writable(Path(config.json))
+    repeats = config.repeats or (_FEW_REPEATS if case == "all" else _REPEATS)
+    with session(replace(config, repeats=repeats)) as own:
+        records = CASES[case].measure(own)
+    if not records:
+        raise BackendError("nothing could be measured; the reasons are above")
+    print(f"{table(records)}\n\n{caption(records)}\n{HOW}")
+    for line in differences(records):
+        print(line)
+    if case == "all":
+        print(f"\n{finding(records)}")
+    if config.json:
+        write(Path(config.json), records)
+    if case == "step" and own.failed:
+        reasons = (f"{name} ({why})" for name, why in own.failed.items())
+        raise BackendError(f"not measured: {'; '.join(reasons)}")
+    return records

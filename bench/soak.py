@@ -11,10 +11,8 @@ torch is imported where runs are compared: the report reads records without it.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import os
 import random
-import shlex
 import signal
 import subprocess
 import sys
@@ -31,9 +29,9 @@ import psutil
 
 from fastsiam.bench.config import SoakConfig
 from fastsiam.bench.images import Images, make_images
+from fastsiam.bench.records import circumstances
 from fastsiam.config import Pipeline
 from fastsiam.console import Console, duration
-from fastsiam.environment import environment
 from fastsiam.errors import CheckpointError, DataError, FastSiamError
 from fastsiam.files import explained, parsed_json, write_json
 from fastsiam.pipelines.backends import BACKENDS, CEILING
@@ -341,8 +339,7 @@ def soak(config: SoakConfig) -> Path:
     record = {
         "minutes": (time.monotonic() - began) / 60, "seed": config.seed, "ranks": config.ranks,
         "runs": work.runs, "findings": work.findings,
-        "command": shlex.join(["fastsiam", *sys.argv[1:]]),
-        "environment": environment(), "date": datetime.date.today().isoformat(),
+        **circumstances(),
     }  # fmt: skip
     write_json(path, record)
     if found := work.findings:

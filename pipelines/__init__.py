@@ -86,7 +86,8 @@ def build_loader(
     """Open a data set's training images as a loader of batches of views.
 
     Args:
-        data: which images, by which pipeline, with how many workers.
+        data: which images, by which pipeline, with how many workers. Each process chooses what the
+            pipeline ``auto`` is: see ``automatic``.
         augment: ranges and probabilities; the paper's by default.
         batch: *global* batch size, in images; each rank gets ``batch // world`` of them.
         seed: decides the order and the augmentations.
@@ -94,56 +95,68 @@ def build_loader(
         world: number of processes.
         device: device of the views.
         dtype: floating type of the views; float32 by default.
-        chosen: positions in the data set, ascending, of the images to train on, as
-            ``choose`` and ``read_list`` return them; all by default.
+        chosen: ascending positions of the images to train on, as ``choose`` and ``read_list``
+            return them; all by default.
         store: the training images, if they are open already; opened by default.
         bad: the bad images that are known, which others replace; by default those that this loader
             finds, if ``data.bad_images`` says so.
+        shuffle: shuffles the images; by default as ``data`` says, by how the images lie now.
         crop_transform: is called with the uint8 crops of each batch on the device, one tensor
             (V, N, S, S, 3) for each side of the views, and returns tensors like them, on which the
             colour operations then work. The pipelines ``torchvision`` and ``synthetic`` have none.
-        shuffle: shuffles the images; by default as ``data`` says, by how the images lie now.
-
-    With ``DataConfig(pipeline="auto")``, each process chooses for itself: see ``automatic``.
 
     Raises:
         BackendError: the pipeline's package is missing.
         DataError: the data cannot be read, or holds fewer images than a batch.
-        ValueError: the batch cannot be shared equally among the ranks, or ``chosen`` holds no
-            ascending positions; or the pipeline has no crops that ``crop_transform`` could change.
+        ValueError: the batch cannot be shared equally among the ranks, ``chosen`` is not ascending,
+            or the pipeline has no crops that ``crop_transform`` could change.
     """
     import torch
 
-    augment, device = augment or AugmentConfig(), torch.device(device)
+    from .loaders import LoaderSpec
+
+    augment, dtype = augment or AugmentConfig(), dtype or torch.float32
+    device = torch.device(device)
     if data.loads_images:
         store = open_training_images(data, batch=batch, chosen=chosen, store=store)
-        if data.pipeline == "auto":
-            choice = choose_pipeline(store, device=device, chosen=chosen)
-            log.info(choice)
-            data = settled(data, choice.name)
-    backend = backend_of(data)
-    images = len(store) if store is not None else backend.noise_images or 0
+        data = _with_pipeline(data, store, device, chosen)
+    order = _order(
+        data, store, shuffle, batch=batch, seed=seed, rank=rank, world=world, chosen=chosen, bad=bad
+    )
+    spec = LoaderSpec(data, store, order, augment, device, dtype, crop_transform)
+    return backend_of(data).open(spec)
+
+
+def _with_pipeline(
+    data: DataConfig,
+    store: Store,
+    device: torch.device,
+    chosen: NDArray[np.int64] | None,
+) -> DataConfig:
+    """Replace the pipeline "auto" by the one that suits the images best."""
+    if data.pipeline != "auto":
+        return data
+    choice = choose_pipeline(store, device=device, chosen=chosen)
+    log.info(choice)
+    return settled(data, choice.name)
+
+
+def _order(
+    data: DataConfig,
+    store: Store | None,
+    shuffle: Window | Mixture | None,
+    *,
+    chosen: NDArray[np.int64] | None,
+    bad: BadImages | None,
+    **place: int,
+) -> Order:
+    """Return the order of the images, or of noise; see ``build_loader`` and ``Order``."""
+    images = len(store) if store is not None else backend_of(data).noise_images or 0
     images = images if chosen is None else len(chosen)
     if bad is None and data.bad_images == "replace":
         bad = BadImages(images)
-    order = Order(
-        images=images,
-        batch=batch,
-        seed=seed,
-        rank=rank,
-        world=world,
-        chosen=chosen,
-        bad=bad,
-        shuffle=shuffle or shuffle_of(data, store, images=images, chosen=chosen),
-    )
-    dtype = dtype or torch.float32
-    loader = backend.open(data, store, order, augment, device=device, dtype=dtype)
-    if crop_transform is not None:
-        if not backend.crops:
-            loader.close()
-            raise ValueError(f"the {backend.name} pipeline has no crops for crop_transform")
-        loader.crop_transform = crop_transform  # type: ignore[attr-defined]
-    return loader
+    shuffle = shuffle or shuffle_of(data, store, images=images, chosen=chosen)
+    return Order(images=images, chosen=chosen, bad=bad, shuffle=shuffle, **place)
 
 
 def open_training_images(
@@ -209,9 +222,8 @@ def build_eval_loader(
 ) -> EvalLoader:
     """Open one split as a loader of central crops, as kNN and linear evaluation use them.
 
-    The crops are those of torchvision's ``Resize(resize)`` and ``CenterCrop`` on PIL images, to the
-    last bit if they are made on the CPU. DALI makes them if ``dali`` is chosen on a GPU, else the
-    engine. A run can be evaluated where its pipeline's package is not installed.
+    The crops are those of torchvision's ``Resize(resize)`` and ``CenterCrop`` on PIL images. DALI
+    makes them if ``dali`` is chosen on a GPU and installed; else the engine does, to the last bit.
 
     Args:
         data: which images, by which pipeline, with how many workers.
@@ -224,12 +236,12 @@ def build_eval_loader(
         in_turn: whether the processes take batches in turn; else each takes one contiguous part.
         device: device of the images.
         dtype: floating type of the images; float32 by default.
-        chosen: positions in the data set, ascending, of the images to show; all by default.
+        chosen: ascending positions of the images to show; all by default.
 
     Raises:
-        BackendError: the pipeline's package is installed, but cannot be loaded.
+        BackendError: fastsiam's kernels are missing and cannot be compiled.
         DataError: the split is missing or cannot be read.
-        ValueError: ``chosen`` holds no ascending positions.
+        ValueError: ``chosen`` is not ascending.
     """
     import torch
 
@@ -238,9 +250,8 @@ def build_eval_loader(
     store, device = open_split(data, split), torch.device(device)
     if data.pipeline == "auto":
         data = settled(data, choose_pipeline(store, device=device, keeps=False).name)
-    crops = backend_of(data).central_crops(
-        data, store, resize=resize, side=augment.crop, device=device
-    )
+    side = augment.crop
+    crops = backend_of(data).central_crops(data, store, resize=resize, side=side, device=device)
     return CentralCrops(
         store,
         crops,

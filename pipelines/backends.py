@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fastsiam.config import AugmentConfig, DataConfig, Pipeline
+from fastsiam.config import DataConfig, Pipeline
 from fastsiam.errors import BackendError, DataError
 from fastsiam.files import quoted, why
 
-from .order import Order
 from .store import Store
 from .store.beton import BetonStore
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from fastsiam.views.batch import Loader
 
     from .central import MakeCrops
+    from .loaders import LoaderSpec
 
 BASELINE: Pipeline = "torchvision"
 """The pipeline that others are compared with; it also replaces pipelines that cannot run."""
@@ -47,12 +47,12 @@ class Backend:
     """The loader class, as "MODULE.CLASS"; the module lies beside this one."""
     about: str
     """Description for ``fastsiam info``; {device} is replaced by CPU or GPU."""
-    settings: tuple[str, ...] = ()
-    """Fields of ``DataConfig`` that the loader takes as arguments, without the prefix "NAME_"."""
     package: str | None = None
     """Optional package that it imports; the extra with the pipeline's name installs it."""
     extra_cuda13: str = ""
     """Extra that installs the package for CUDA 13, if it differs."""
+    prefetches: bool = False
+    """Whether it prepares ``DataConfig.prefetch`` batches ahead, on any device."""
     needs_beton: bool = False
     """Whether it only reads .beton files, on a local disk."""
     noise_images: int | None = None
@@ -122,33 +122,16 @@ class Backend:
         """Tell whether a loader is this pipeline's."""
         return self.loader.endswith(f".{type(loader).__name__}")
 
-    def open(
-        self,
-        data: DataConfig,
-        store: Store | None,
-        order: Order,
-        augment: AugmentConfig,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> Loader:
+    def open(self, spec: LoaderSpec) -> Loader:
         """Open the loader of one rank.
-
-        Args:
-            data: the pipeline's settings.
-            store: the images; None for noise.
-            order: which images make up which batch of this rank.
-            augment: how views are drawn.
-            device: device of the views.
-            dtype: floating type of the views.
 
         Raises:
             DataError: the data cannot be read.
+            ValueError: it has no crops that could be transformed.
         """
-        kind = getattr(self._module(), self.loader.partition(".")[2])
-        loader: Loader = kind(
-            store, order, augment, device=device, dtype=dtype, **self._arguments(data)
-        )
+        if spec.crop_transform is not None and not self.crops:
+            raise ValueError(f"the {self.name} pipeline has no crops for crop_transform")
+        loader: Loader = getattr(self._module(), self.loader.partition(".")[2])(spec)
         return loader
 
     def central_crops(
@@ -169,12 +152,7 @@ class Backend:
         own = device.type == "cuda" and self.decodes_on_gpu and resize >= side
         backend = self if own and not self.trouble() else BACKENDS[ENGINE]
         make: MakeCrops = partial(
-            backend._module().central_crops,
-            store,
-            resize=resize,
-            side=side,
-            device=device,
-            **backend._arguments(data),
+            backend._module().central_crops, data, store, resize=resize, side=side, device=device
         )
         return make
 
@@ -191,9 +169,6 @@ class Backend:
     def _module(self) -> ModuleType:
         return importlib.import_module(f"{__package__}.{self.loader.partition('.')[0]}")
 
-    def _arguments(self, data: DataConfig) -> dict[str, Any]:
-        return {name.removeprefix(f"{self.name}_"): getattr(data, name) for name in self.settings}
-
 
 def readiness() -> dict[Pipeline, str]:
     """Return a line for each pipeline: whether it can run here, and what it does."""
@@ -208,22 +183,21 @@ _ROWS = (
         name="torchvision",
         loader="torchvision_backend.TorchvisionLoader",
         about="PIL in worker processes, training on the {device}",
-        settings=("workers",),
         crops=False,
         decoder="PIL",
     ),
     Backend(
         name="native",
         loader="native_backend.NativeLoader",
+        prefetches=True,
         about="any data, decoded and cropped by compiled code in threads of the CPU",
-        settings=("workers", "prefetch"),
         decoder="fastsiam: the boxes' part",
     ),
     Backend(
         name="ffcv",
         loader="ffcv_backend.FfcvLoader",
+        prefetches=True,
         about=".beton files, decoded and cropped in threads of the CPU",
-        settings=("workers", "prefetch", "os_cache"),
         package="ffcv",
         needs_beton=True,
         decoder="fastsiam: the boxes' part",
@@ -231,8 +205,8 @@ _ROWS = (
     Backend(
         name="dali",
         loader="dali_backend.DaliLoader",
+        prefetches=True,
         about="decoded and cropped on the {device}",
-        settings=("workers", "prefetch", "dali_hw_decoder_load"),
         package="nvidia.dali",
         extra_cuda13="dali13",
         decoder="DALI",
@@ -242,7 +216,6 @@ _ROWS = (
         name="memory",
         loader="memory_backend.MemoryLoader",
         about="a small data set decoded once, augmented on the {device}",
-        settings=("workers",),
         resident=True,
     ),
     Backend(

@@ -13,136 +13,89 @@ resizes slowly, it only decodes, and the engine makes crops that are bit-identic
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastsiam.config import AugmentConfig
-from fastsiam.views.batch import Crops
+from fastsiam.config import DataConfig
 from fastsiam.views.draws import ViewParams
 
 from .cuts import Cuts, cut_centres, cut_views
-from .dali_cropper import Cropper, Task
-from .engine import Engine
-from .job import Images
-from .loaders import Augmented, CropLoader
-from .order import Order
+from .dali_cropper import Cropper
+from .loaders import Augmented, LoaderSpec
+from .native_backend import NativeLoader
 from .store import Store
 
 
-class DaliLoader(CropLoader):
+class DaliLoader(NativeLoader):
     """The loader of the DALI pipeline.
 
     Args:
-        store: the images.
-        order: as for ``StoreLoader``, as are ``augment``, ``device`` and ``dtype``.
-        workers: number of DALI's threads, and of reader threads; -1 means one per core of this
-            rank. There is at least one.
-        prefetch: batches in flight while the caller works on one.
-        hw_decoder_load: share of the images, 0 to 1, that the GPU's JPEG engine decodes.
+        spec: as for every loader. There are as many reader threads as threads of DALI.
         dali_resizes: whether DALI crops and resizes too; otherwise the engine does. The default is
             true on a GPU. On a CPU the engine is three times as fast, and bit-identical to PIL.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        order: Order,
-        augment: AugmentConfig,
-        *,
-        workers: int | str,
-        device: torch.device,
-        dtype: torch.dtype,
-        prefetch: int = 2,
-        hw_decoder_load: float = 0.9,
-        dali_resizes: bool | None = None,
-    ) -> None:
-        super().__init__(store, order, augment, device=device, dtype=dtype)
-        if dali_resizes is None:
-            dali_resizes = device.type == "cuda"
-        self._engine = None if dali_resizes else Engine(store, workers=workers)
+    tunes_workers = False
+
+    def __init__(self, spec: LoaderSpec, *, dali_resizes: bool | None = None) -> None:
+        super().__init__(spec)
+        on_gpu = self._device.type == "cuda"
+        resizes = on_gpu if dali_resizes is None else dali_resizes
+        self._finishes = not resizes
         self._cropper = Cropper(
-            store,
-            self._shapes,
-            workers=workers,
-            device=device,
-            prefetch=prefetch,
-            hw_decoder_load=hw_decoder_load,
-            dali_resizes=dali_resizes,
+            spec.data, self._store, self._shapes, device=self._device, dali_resizes=resizes
         )
 
     def close(self) -> None:
         """End all threads and free the memory."""
         super().close()
         self._cropper.close()
-        if self._engine is not None:
-            self._engine.close()
 
     def _crops(self, epoch: int, skip: int) -> Generator[Augmented]:
-        """Yield the batches' crops, which are ready on the device's current stream.
+        if self._finishes:
+            return super()._crops(epoch, skip)
 
-        New memory for every batch would cost a tenth of the time.
-        """
-        tasks = (self._task(epoch, step) for step in range(skip, self.steps))
-        if (engine := self._engine) is None:
-            return self._cropper.run(tasks)
-        crops = tuple(torch.empty(shape, dtype=torch.uint8) for shape in self._shapes)
-
-        def make(index: NDArray[np.int64], images: Images, params: ViewParams) -> Crops:
-            cuts, sides = cut_views(params, self._augment), list(self._augment.by_side)
-            engine.submit(index, images, cuts, sides, crops=crops).result()
-            return crops
-
-        return self._cropper.run(tasks, make)
-
-    def _task(self, epoch: int, step: int) -> Task[ViewParams]:
-        def cut(size: NDArray[np.int64]) -> tuple[tuple[Cuts, ...], ViewParams]:
-            params = self._draw(epoch, step, size)
+        def cut(number: int, size: NDArray[np.int64]) -> tuple[tuple[Cuts, ...], ViewParams]:
+            params = self._draw(epoch, skip + number, size)
             return cut_views(params, self._augment), params
 
-        return Task(self._order.indices(epoch, step), cut)
+        return self._cropper.crops(self._indices(epoch, skip), cut)
+
+    def _made(self, epoch: int, skip: int, *, finished: bool) -> Generator[Augmented]:
+        with (
+            contextlib.closing(self._cropper.decoded(self._indices(epoch, skip))) as decoded,
+            contextlib.closing(super()._made(epoch, skip, finished=finished)) as made,
+        ):
+            self._read = lambda _: next(decoded)
+            yield from made
+
+    def _indices(self, epoch: int, skip: int) -> Iterator[NDArray[np.int64]]:
+        return (self._order.indices(epoch, step) for step in range(skip, self.steps))
 
 
 def central_crops(
+    data: DataConfig,
     store: Store,
     batches: Sequence[NDArray[np.int64]],
     *,
     resize: int,
     side: int,
-    workers: int | str,
-    prefetch: int,
-    hw_decoder_load: float,
     device: torch.device,
 ) -> Generator[Tensor]:
-    """Yield batches of central crops on the device; see ``fastsiam.pipelines.central.MakeCrops``.
+    """Yield batches of central crops on the device, as ``native_backend.central_crops``.
 
-    Args:
-        store: the images.
-        batches: positions of each batch's images.
-        resize: shorter side of an image before the crop is taken, at least ``side``.
-        side: side of the crops, in pixels.
-        workers: as for ``DaliLoader``, as are ``prefetch`` and ``hw_decoder_load``.
-        prefetch: batches in flight while the caller works on one.
-        hw_decoder_load: share of the images that the GPU's JPEG engine decodes.
-        device: device of the crops.
+    ``resize`` must be at least ``side``: DALI adds no black border.
     """
 
-    def cut(size: NDArray[np.int64]) -> tuple[tuple[Cuts], None]:
+    def cut(_: int, size: NDArray[np.int64]) -> tuple[tuple[Cuts], None]:
         return (cut_centres(size, resize=resize, side=side),), None
 
-    cropper = Cropper(
-        store,
-        [(1, max(map(len, batches)), side, side, 3)],
-        workers=workers,
-        device=device,
-        prefetch=prefetch,
-        hw_decoder_load=hw_decoder_load,
-        dali_resizes=True,
-    )
-    tasks = (Task(index, cut) for index in batches)
-    with contextlib.closing(cropper), contextlib.closing(cropper.run(tasks)) as made:
+    shapes = [(1, max(map(len, batches)), side, side, 3)]
+    cropper = Cropper(data, store, shapes, device=device, dali_resizes=True)
+    with contextlib.closing(cropper), contextlib.closing(cropper.crops(batches, cut)) as made:
         for _, _, (crops,) in made:
             yield crops[0]

@@ -8,19 +8,20 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from nvidia.dali import backend
-from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
+from fastsiam.config import DataConfig
 from fastsiam.errors import DataError, ImageError
 from fastsiam.trace import span
-from fastsiam.views.batch import Shape
+from fastsiam.views.batch import Crops, Shape
 
 from .cuts import Cuts
 from .dali_graph import build_graph, cut_arguments, refuses_an_image
@@ -35,59 +36,58 @@ log = logging.getLogger(__name__)
 _PART = 16
 """Images that a reader thread reads per call."""
 
-Plan = TypeVar("Plan")
-"""Data of the caller that is yielded with the crops of its task."""
-Make = Callable[[NDArray[np.int64], Images, Plan], tuple[Tensor, ...]]
-"""Returns the crops or views of decoded images, given their positions in the store."""
+Result = TypeVar("Result")
+
+Cut = Callable[[int, NDArray[np.int64]], tuple[tuple[Cuts, ...], Any]]
+"""Returns the cuts of each side for the batch of a number, from 0, whose images have the sizes
+(N, 2); and anything that is to be yielded with its crops."""
 
 
 @dataclass(frozen=True, slots=True)
-class Task(Generic[Plan]):
-    """A batch that the cropper is asked for."""
-
-    index: NDArray[np.int64]
-    """(N,) positions of its images in the store."""
-    cut: Callable[[NDArray[np.int64]], tuple[tuple[Cuts, ...], Plan]]
-    """Returns the cuts of each side, and the plan, for images of the sizes (N, 2)."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch(Generic[Plan]):
+class _Batch:
     """A batch that was read, and that DALI may be working on."""
 
-    task: Task[Plan]
-    cuts: tuple[Cuts, ...]
-    plan: Plan
+    number: int
+    """Of the batch, from 0."""
+    index: NDArray[np.int64]
+    """(N,) positions of its images in the store."""
     encoded: list[NDArray[np.uint8]]
+    cuts: tuple[Cuts, ...]
+    """Empty if DALI only decodes."""
+    extra: Any
+    """What ``Cut`` returned with the cuts."""
 
 
 class Cropper:
     """DALI's graph, the threads that read for it, and the batches in flight.
 
+    It yields crops on a GPU, or decoded images on a CPU. End or close a generator before the next
+    one is begun. Generators raise a DataError if an image cannot be read or decoded, whose message
+    names it, and a RuntimeError if CUDA fails or DALI runs out of memory.
+
     Args:
+        data: number of threads, batches to prepare ahead, and load of the GPU's JPEG engine.
         store: the images.
         shapes: shape (V, N, S, S, 3) of a batch's crops, for each side; the last batch may have
             fewer images.
-        workers: as for ``DaliLoader``, as are the other arguments.
         device: device of the crops.
-        prefetch: batches in flight while the caller works on one.
-        hw_decoder_load: share of the images that is decoded by the GPU's JPEG engine.
         dali_resizes: whether DALI crops and resizes too, or only decodes.
     """
 
     def __init__(
         self,
+        data: DataConfig,
         store: Store,
         shapes: Sequence[Shape],
         *,
-        workers: int | str,
         device: torch.device,
-        prefetch: int,
-        hw_decoder_load: float,
         dali_resizes: bool,
     ) -> None:
-        self._store, self._shapes, self._device, self._prefetch = store, shapes, device, prefetch
-        self._threads, self._hw_decoder_load = max(1, count(workers)), hw_decoder_load
+        self._store, self._shapes, self._device = store, shapes, device
+        self._threads = max(1, count(data.workers))
+        self._hw_decoder_load = data.dali_hw_decoder_load
+        # If DALI only decodes, the engine crops one of the batches.
+        self._prefetch = data.prefetch if dali_resizes else max(1, data.prefetch - 1)
         self._dali_resizes, self._warned = dali_resizes, False
         assert self._dali_resizes or device.type == "cpu"
         self._dimensions = store.dimensions()
@@ -96,30 +96,58 @@ class Cropper:
         self._is_idle = False
         self._build()
 
-    def run(
-        self, tasks: Iterable[Task[Plan]], make: Make[Plan] | None = None
-    ) -> Generator[tuple[NDArray[np.int64], Plan, tuple[Tensor, ...]]]:
-        """Yield the index, the plan and the crops of each task; the next crops overwrite them.
-
-        End or close a generator before the next one is begun.
+    def crops(
+        self, indices: Iterable[NDArray[np.int64]], cut: Cut
+    ) -> Generator[tuple[NDArray[np.int64], Any, Crops]]:
+        """Yield each batch's positions, what ``cut`` added, and crops; the next overwrite them.
 
         Args:
-            tasks: the batches, in order.
-            make: returns the crops of decoded images; required if DALI only decodes.
-
-        Raises:
-            DataError: an image cannot be read or decoded; the message names it.
-            RuntimeError: CUDA fails, or DALI runs out of memory.
+            indices: positions of each batch's images.
+            cut: returns the cuts of a batch.
         """
-        assert (make is None) == self._dali_resizes
+        assert self._dali_resizes
+        crops = [torch.empty(own, dtype=torch.uint8, device=self._device) for own in self._shapes]
+
+        def copied(batch: _Batch, outputs: Any) -> tuple[NDArray[np.int64], Any, Crops]:
+            sides = tuple(own[:, : len(batch.index)] for own in crops)
+            # Shared without a copy. When torch releases the memory, a thread of DALI waits for the
+            # device before DALI reuses it.
+            views = (from_dlpack(view.as_tensor()) for view in outputs)
+            for own in sides:
+                torch.stack(list(islice(views, len(own))), out=own)
+            return batch.index, batch.extra, sides
+
+        return self._run(indices, cut, copied)
+
+    def decoded(self, indices: Iterable[NDArray[np.int64]]) -> Generator[Images]:
+        """Yield each batch's images, in memory of DALI's that is theirs while they live.
+
+        Args:
+            indices: positions of each batch's images.
+        """
+        assert not self._dali_resizes
+
+        def images(batch: _Batch, outputs: Any) -> Images:
+            rows = range(len(batch.index))  # DALI's ``at`` would copy
+            return Images.of_arrays([np.asarray(outputs[0][row]) for row in rows], owner=outputs)
+
+        return self._run(indices, None, images)
+
+    def _run(
+        self,
+        indices: Iterable[NDArray[np.int64]],
+        cut: Cut | None,
+        finish: Callable[[_Batch, Any], Result],
+    ) -> Generator[Result]:
+        """Yield what ``finish`` makes of each batch and DALI's outputs, in order."""
         if not self._is_idle:
             self._build()
         self._is_idle = False
-        shapes = self._shapes if make is None else ()
-        crops = [torch.empty(shape, dtype=torch.uint8, device=self._device) for shape in shapes]
-        flight, failed = deque[_Batch[Plan]](), list[DataError]()
+        flight, failed = deque[_Batch](), list[DataError]()
         ahead = self._prefetch + 1
-        batches = made_ahead(self._read, tasks, count=ahead, threads=ahead)
+        batches = made_ahead(
+            partial(self._read, cut), enumerate(indices), count=ahead, threads=ahead
+        )
 
         def fill() -> None:
             """Have ``prefetch`` batches in flight; keep the error of one that cannot be read."""
@@ -137,12 +165,11 @@ class Cropper:
         with contextlib.closing(batches):
             fill()
             while flight:
-                found = self._outputs(flight)
-                batch = flight.popleft()
-                made = self._crops(batch, found, crops, make)
+                outputs = self._outputs(flight, cut)
+                result = finish(flight.popleft(), outputs)
                 fill()
                 try:
-                    yield batch.task.index, batch.plan, made
+                    yield result
                 except GeneratorExit:
                     self._drop(len(flight))
                     raise
@@ -174,19 +201,22 @@ class Cropper:
                 self._dali.outputs()
             self._is_idle = True
 
-    def _read(self, task: Task[Plan], *, by_pil: bool = False) -> _Batch[Plan]:
-        """Read the images of a batch and compute its cuts."""
+    def _read(
+        self, cut: Cut | None, task: tuple[int, NDArray[np.int64]], *, by_pil: bool = False
+    ) -> _Batch:
+        """Read the images of a batch, given its number and positions, and compute its cuts."""
 
         def read(images: list[int]) -> list[tuple[NDArray[np.uint8], int, int]]:
             with span("read"):
                 return [self._by_pil(i) if by_pil else self._encoded(i) for i in images]
 
-        index = task.index
+        number, index = task
         self._store.ahead(index.tolist())
         parts = [index[i : i + _PART].tolist() for i in range(0, len(index), _PART)]
         found = [image for part in self._readers.map(read, parts) for image in part]
-        cuts, plan = task.cut(np.array([(height, width) for _, height, width in found]))
-        return _Batch(task, cuts, plan, [data for data, _, _ in found])
+        encoded, size = [data for data, *_ in found], np.array([size for _, *size in found])
+        cuts, extra = cut(number, size) if cut else ((), None)
+        return _Batch(number, index, encoded, cuts, extra)
 
     def _encoded(self, index: int) -> tuple[NDArray[np.uint8], int, int]:
         """Return bytes that DALI decodes to Pillow's pixels, and the height and width."""
@@ -210,15 +240,15 @@ class Cropper:
         image = self._store.decode(index)
         return _ppm(image.tobytes(), image.height, image.width), image.height, image.width
 
-    def _send(self, batch: _Batch[Plan]) -> None:
+    def _send(self, batch: _Batch) -> None:
         """Send a batch to DALI."""
         self._dali.feed_input("encoded", batch.encoded)
-        if self._dali_resizes:
+        if batch.cuts:
             for name, data in cut_arguments(batch.cuts, self._shapes).items():
                 self._dali.feed_input(name, data)
         self._dali.schedule_run()
 
-    def _outputs(self, flight: deque[_Batch[Plan]]) -> Any:
+    def _outputs(self, flight: deque[_Batch], cut: Cut | None) -> Any:
         """Wait for what DALI makes of the first batch in flight.
 
         DALI does not report which image it refuses. If it does, Pillow decodes the batch, and all
@@ -243,37 +273,10 @@ class Cropper:
                 )
         self._build()
         self._is_idle = False
-        flight[0] = self._read(flight[0].task, by_pil=True)
+        flight[0] = self._read(cut, (flight[0].number, flight[0].index), by_pil=True)
         for batch in flight:
             self._send(batch)
         return self._dali.outputs(cuda_stream=stream)
-
-    def _crops(
-        self,
-        batch: _Batch[Plan],
-        found: Any,
-        crops: Sequence[Tensor],
-        make: Make[Plan] | None,
-    ) -> tuple[Tensor, ...]:
-        """Return a batch's crops, or what ``make`` returns for its decoded images.
-
-        Args:
-            batch: the batch.
-            found: DALI's views of each side, or its decoded images.
-            crops: output, for each side.
-            make: as for ``run``.
-        """
-        if make is None:
-            sides = tuple(own[:, : len(batch.encoded)] for own in crops)
-            # Shared without a copy. When torch releases the memory, a thread of DALI waits for the
-            # device before DALI reuses it.
-            views = (from_dlpack(view.as_tensor()) for view in found)
-            for own in sides:
-                torch.stack(list(islice(views, len(own))), out=own)
-            return sides
-        # Views of DALI's memory, valid while ``found`` lives; DALI's ``at`` would copy.
-        decoded = [np.asarray(found[0][row]) for row in range(len(batch.encoded))]
-        return make(batch.task.index, Images.of_arrays(decoded), batch.plan)
 
 
 def _ppm(pixels: Bytes, height: int, width: int) -> NDArray[np.uint8]:

@@ -45,8 +45,10 @@ _MOST_CHUNKS = 256
 """Chunks that are kept while no batch uses them: half a gigabyte, of 5,000 photographs."""
 
 
-Submit = Callable[[int, NDArray[np.int64], Images], tuple["PendingBatch", Callable[[], Result]]]
-"""Submits the batch of a step with these images at these positions in the store."""
+Submitted = tuple["PendingBatch", Callable[[], Result]]
+"""A batch, and a function that returns the result once the batch is complete."""
+Read = Callable[[NDArray[np.int64]], Images]
+"""Reads images at N positions in the store."""
 
 
 def batches_ahead(prefetch: int) -> int:
@@ -109,10 +111,10 @@ class Engine:
         self,
         index_of: Callable[[int], NDArray[np.int64]],
         steps: range,
-        submit: Submit[Result],
+        submit: Callable[[int, NDArray[np.int64], Images], Submitted[Result]],
         *,
         prefetch: int,
-        read: Callable[[NDArray[np.int64]], Images] | None = None,
+        read: Read | None = None,
     ) -> Generator[Result]:
         """Yield the results of batches in order; one thread submits them, another one awaits them.
 
@@ -122,27 +124,28 @@ class Engine:
         Args:
             index_of: returns the positions of a step's images.
             steps: steps of the epoch, in order.
-            submit: submits the batch of a step; returns it, and a function that returns the result
-                once the batch is complete.
+            submit: submits the batch of a step, given the positions and the images.
             prefetch: batches in progress while the caller works on one.
-            read: reads the images of a batch; the engine's ``read`` by default.
+            read: reads the images of the next batch; the engine's ``read`` by default.
         """
-        indices = requested_ahead(self._store, map(index_of, steps))
+        indices: Iterator[NDArray[np.int64]] = map(index_of, steps)
+        if read is None:
+            read, indices = self.read, requested_ahead(self._store, indices)
         running: set[PendingBatch] = set()
 
-        def start(step: int) -> tuple[PendingBatch, Callable[[], Result]] | Exception:
+        def start(step: int) -> Submitted[Result] | Exception:
             try:
                 index = next(indices)
-                pending, finish = submit(step, index, (read or self.read)(index))
+                pending, finish = submit(step, index, read(index))
             except Exception as error:  # raised in its turn, after the batches before it
                 return error
             running.add(pending)
             return pending, finish
 
-        def complete(started: tuple[PendingBatch, Callable[[], Result]] | Exception) -> Result:
-            if isinstance(started, Exception):
-                raise started
-            pending, finish = started
+        def complete(submitted: Submitted[Result] | Exception) -> Result:
+            if isinstance(submitted, Exception):
+                raise submitted
+            pending, finish = submitted
             with span("decode"):
                 pending.result()
             running.discard(pending)  # frees the encoded images
@@ -196,7 +199,6 @@ class Engine:
         index: NDArray[np.int64],
         images: Images,
         cuts: Sequence[Cuts],
-        sides: Sequence[int],
         *,
         crops: Crops | None = None,
         stages: Sequence[Stage] = (),
@@ -207,12 +209,11 @@ class Engine:
             index: (N,) positions in the store.
             images: the encoded images.
             cuts: crop boxes and flips, for each side of the crops.
-            sides: sides of the crops, in pixels.
             crops: output for each side, (V, N, S, S, 3) uint8, contiguous; None if only views are
                 wanted.
             stages: photometric stage for each side, if views are wanted; it holds the views.
         """
-        job = Job(images, cuts, sides, crops, stages, decode=self.headers.decode)
+        job = Job(images, cuts, crops, stages, decode=self.headers.decode)
         pending = PendingBatch(self._store, index, images, job, self._threads, self.workers)
         self._last = weakref.ref(pending)
         return pending

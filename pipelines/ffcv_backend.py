@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Sequence
+from functools import partial
 from queue import Empty
 from typing import Any, Self
 
@@ -16,14 +17,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
 
 from .job import Images
-from .loaders import Augmented
+from .loaders import Augmented, LoaderSpec
 from .native_backend import NativeLoader
-from .order import Order
-from .store import BetonStore, Store
+from .store import BetonStore
 
 _threads = torch.get_num_threads(), numba.get_num_threads()
 _typed, numba.typed.Dict = numba.typed.Dict, dict  # for two names, it would compile for seconds
@@ -39,38 +38,20 @@ _SECONDS_BETWEEN_LOOKS = 1.0  # at whether FFCV's readers still live
 
 
 class FfcvLoader(NativeLoader):
-    """Batches of a .beton file; see ``fastsiam.views.batch.Loader``.
+    """Batches of a .beton file that ``fastsiam convert`` or FFCV's own writer made.
 
-    Args:
-        store: a .beton file that ``fastsiam convert`` or FFCV's own writer made.
-        order: which images make up which batch.
-        augment: how views are drawn.
-        workers: as for ``NativeLoader``, as are ``prefetch``, ``device`` and ``dtype``.
-        os_cache: map the file and leave caching to the system. Otherwise FFCV reads the pages that
-            the epoch needs, each once, into memory of its own.
+    With ``os_cache`` the file is mapped, and the system caches it. Otherwise FFCV reads the pages
+    that the epoch needs, each once, into memory of its own.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        order: Order,
-        augment: AugmentConfig,
-        *,
-        workers: int | str,
-        prefetch: int,
-        os_cache: bool,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
-        super().__init__(
-            store, order, augment, workers=workers, prefetch=prefetch, device=device, dtype=dtype
-        )
+    def __init__(self, spec: LoaderSpec) -> None:
+        super().__init__(spec)
         self._manager: Any = None
-        if not os_cache:
-            assert isinstance(store, BetonStore)
-            reader = Reader(str(store.root), {store.image_field: RGBImageField})
-            self._beton, self._manager = store, ProcessCacheManager(reader)
-        self._pages: _Pages | None = None
+        if not spec.data.os_cache:
+            assert isinstance(self._store, BetonStore)
+            self._beton = self._store
+            reader = Reader(str(self._beton.root), {self._beton.image_field: RGBImageField})
+            self._manager = ProcessCacheManager(reader)
 
     def _made(self, epoch: int, skip: int, *, finished: bool) -> Generator[Augmented]:
         made = super()._made(epoch, skip, finished=finished)
@@ -78,15 +59,15 @@ class FfcvLoader(NativeLoader):
             yield from made
             return
         batches = [self._order.indices(epoch, step) for step in range(skip, self.steps)]
-        with contextlib.closing(made), _Pages(self._beton, self._manager, batches) as self._pages:
+        with contextlib.closing(made), _Pages(self._beton, self._manager, batches) as pages:
+            self._read = partial(self._load, pages)
             for batch in made:  # noqa: UP028  # a read that waits for a page ends first
                 yield batch
 
-    def _read(self, index: NDArray[np.int64]) -> Images:
-        if self._pages is None:
-            return super()._read(index)
-        self._engine.wait()  # the pages of the batch before are overwritten
-        memory, start = self._pages.load(index)
+    def _load(self, pages: _Pages, index: NDArray[np.int64]) -> Images:
+        """Read the images of the next batch into the memory of the batch before it."""
+        self._engine.wait()
+        memory, start = pages.load(index)
         address, size = memory.ctypes.data + start, self._store.sizes()[index]
         return self._engine.headers.images(index, address, size, memory)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from ctypes import CFUNCTYPE, c_int, c_int32, c_int64, c_void_p
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,16 +33,17 @@ class Headers:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.decode = decoder()
-        """Address of the function that decodes JPEGs; 0 if Pillow decodes them."""
         if isinstance(store, BetonStore):  # its table has them all
             self._height, self._width, self._form = store.height, store.width, store.modes
         else:
             images = len(store)
             self._height, self._width = np.zeros(images, np.int32), np.zeros(images, np.int32)
             self._form = np.full(images, _UNKNOWN, np.uint8)
-        if not self.decode:
-            self._form = np.where(self._form == JPEG, np.uint8(PILLOW), self._form)
+
+    @cached_property
+    def decode(self) -> int:
+        """Address of the function that decodes JPEGs; 0 if Pillow decodes them."""
+        return decoder()
 
     def images(
         self,
@@ -60,6 +61,8 @@ class Headers:
             owner: of the memory.
         """
         height, width, form = (own[index] for own in (self._height, self._width, self._form))
+        if not self.decode:
+            form[form == JPEG] = PILLOW
         return Images(address, size, height, width, form, owner)
 
     def read(self, index: NDArray[np.int64]) -> None:
@@ -114,7 +117,7 @@ class Headers:
             self._read(index, data)
         height, width = int(self._height[index]), int(self._width[index])
         count, at = 3 * height * width, library.at
-        if self._form[index] == JPEG and count <= 3 * MOST_PIXELS:
+        if self.decode and self._form[index] == JPEG and count <= 3 * MOST_PIXELS:
             box, made = np.array([0, 0, height, width], np.int32), np.empty(_BEHIND, np.uint8)
             pixels = np.empty(count + _BEHIND, np.uint8)
             encoded = at(np.frombuffer(data, np.uint8)), len(data), height, width
@@ -134,7 +137,7 @@ class Headers:
             form = JPEG
             if store.raw_size(index) is not None:
                 form = PIXELS
-            elif store.rules.needs_pillow(head) or not self.decode:
+            elif store.rules.needs_pillow(head):
                 form = PILLOW
         self._height[index], self._width[index] = height, width
         self._form[index] = form  # last, because other threads read it first

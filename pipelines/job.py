@@ -25,7 +25,7 @@ from fastsiam.trace import note_stages, span
 from fastsiam.views.batch import Crops, crop_shapes
 from fastsiam.views.draws import ViewParams
 from fastsiam.views.photometric.cpu import Stage
-from fastsiam.views.photometric.operations import in_views_order, operations
+from fastsiam.views.photometric.operations import operations
 
 from .cuts import Cuts, cut_views
 
@@ -75,10 +75,11 @@ class Images:
         return Images(np.ascontiguousarray(address, np.int64), count, height, width, form, owner)
 
     @staticmethod
-    def of_arrays(arrays: Sequence[NDArray[np.uint8]]) -> Images:
-        """Return images that are contiguous arrays, H x W x 3 uint8 each."""
+    def of_arrays(arrays: Sequence[NDArray[np.uint8]], owner: object = None) -> Images:
+        """Return images that are contiguous arrays, H x W x 3 uint8 each, of another owner's."""
         address = np.array([library.at(array, np.uint8) for array in arrays], np.int64)
-        return Images.of_pixels(address, np.array([array.shape[:2] for array in arrays]), arrays)
+        size = np.array([array.shape[:2] for array in arrays])
+        return Images.of_pixels(address, size, (arrays, owner))
 
 
 class Job:
@@ -87,7 +88,6 @@ class Job:
     Args:
         images: N images.
         cuts: crop boxes and flips, for each side of the crops.
-        sides: sides of the crops, in pixels.
         crops: output for each side, (V, N, S, S, 3) uint8, contiguous; None if only views are
             wanted.
         stages: photometric stage for each side, if views are wanted; it holds the views.
@@ -101,7 +101,6 @@ class Job:
         self,
         images: Images,
         cuts: Sequence[Cuts],
-        sides: Sequence[int],
         crops: Crops | None = None,
         stages: Sequence[Stage] = (),
         *,
@@ -118,23 +117,25 @@ class Job:
         turn = np.argsort(-images.bytes, kind="stable")  # no thread is left with a long one
         taken, at = np.zeros(1, np.int64), library.at
         self._taken, self._images = taken, images
-        made = (library.SideOf * len(cuts))()
-        kept: list[object] = [turn, stages, made]
-        for number, (own, side) in enumerate(zip(cuts, sides, strict=True)):
-            box, flip, resized, corner = arrays = _contiguous(own)
-            _check_cuts(box, resized, images)
+        sides = (library.SideOf * len(cuts))()
+        for number, own in enumerate(cuts):
+            _check_cuts(own, images)
             target = None if crops is None else crops[number]
             if target is not None and not target.is_contiguous():
                 raise ValueError(f"crops of shape {tuple(target.shape)} are not contiguous")
-            made[number] = library.SideOf(
-                side,
-                len(box),
-                library.CutsOf(at(box), at(flip), at(resized), at(corner)),
+            sides[number] = library.SideOf(
+                (stages[number] if target is None else target).shape[-2],
+                len(own.box),
+                library.CutsOf(
+                    at(own.box, np.int32),
+                    at(own.flip, np.bool_),
+                    at(own.resized, np.int32),
+                    at(own.corner, np.int32),
+                ),
                 None if target is None else target.data_ptr(),
                 ctypes.pointer(stages[number].compiled) if stages else None,
             )
-            kept += arrays, target
-        self._kept = kept  # whose addresses are used
+        self._kept = turn, cuts, crops, stages, sides  # whose addresses are used
         self._job = library.JobOf(
             count,
             at(taken, np.int64),
@@ -145,8 +146,8 @@ class Job:
             at(images.width, np.int32),
             at(images.form, np.uint8),
             decode or None,
-            len(made),
-            made,
+            len(sides),
+            sides,
             at(self._refused),
             at(self._times),
             at(self._threads),
@@ -198,21 +199,13 @@ class Job:
         return np.flatnonzero(self._refused)
 
 
-def _contiguous(cuts: Cuts) -> tuple[NDArray[Any], ...]:
-    return (
-        np.ascontiguousarray(cuts.box, np.int32),
-        np.ascontiguousarray(cuts.flip, np.bool_),
-        np.ascontiguousarray(cuts.resized, np.int32),
-        np.ascontiguousarray(cuts.corner, np.int32),
-    )
-
-
-def _check_cuts(box: NDArray[np.int32], resized: NDArray[np.int32], images: Images) -> None:
-    """Check that boxes (V, N, 4) lie inside their images, and that resized sizes are positive.
+def _check_cuts(cuts: Cuts, images: Images) -> None:
+    """Check that boxes lie inside their images, and that resized sizes are positive.
 
     Raises:
         ValueError: one does not; the message names the first.
     """
+    box, resized = cuts.box, cuts.resized
     top, left, height, width = np.moveaxis(box.astype(np.int64), -1, 0)
     rows = (top >= 0) & (height > 0) & (top + height <= images.height)
     columns = (left >= 0) & (width > 0) & (left + width <= images.width)
@@ -235,11 +228,6 @@ def stages_of(params: ViewParams, config: AugmentConfig, dtype: torch.dtype) -> 
     """
     sides = zip(operations(params, config), config.by_side, strict=True)
     return [Stage(what, config, side, side, dtype) for what, side in sides]
-
-
-def views_of(stages: Sequence[Stage], config: AugmentConfig) -> tuple[Tensor, ...]:
-    """Return the views that stages hold, in the order of ``config.views``."""
-    return in_views_order([stage.views() for stage in stages], config)
 
 
 def run_in_threads(job: Job) -> None:
@@ -267,15 +255,15 @@ def crop_views(
     Returns:
         The crops on the pixels' device.
     """
-    cuts, sides = cut_views(params, config), list(config.by_side)
+    cuts = cut_views(params, config)
     with span("crop"):
         if pixels.device.type == "cuda":
             from .crop_kernels import crop_side
 
-            pairs = zip(cuts, sides, strict=True)
+            pairs = zip(cuts, config.by_side, strict=True)
             return tuple(crop_side(pixels, start, size, own, side) for own, side in pairs)
         shapes = crop_shapes(config, len(size))
         crops = tuple(torch.empty(shape, dtype=torch.uint8) for shape in shapes)
         images = Images.of_pixels(pixels.data_ptr() + np.asarray(start), size, pixels)
-        run_in_threads(Job(images, cuts, sides, crops))
+        run_in_threads(Job(images, cuts, crops))
         return crops

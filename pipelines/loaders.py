@@ -6,6 +6,7 @@ import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastsiam.config import AugmentConfig
+from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import ImageError
 from fastsiam.views.batch import Batch, Crops, crop_shapes, to_device
 from fastsiam.views.digest import batch_digest
@@ -26,9 +27,31 @@ from .workers import close_at_exit
 
 log = logging.getLogger(__name__)
 
+CropTransform = Callable[[Crops], Crops]
+"""Changes the uint8 crops of a batch on the device, before the colours are changed."""
 Augmented = tuple[NDArray[np.int64], ViewParams, tuple[Tensor, ...]]
 """Of a batch: (N,) positions in the data set of the images that were read, the parameters that were
 applied, and the crops or the views on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderSpec:
+    """What the loader of one rank is opened with."""
+
+    data: DataConfig
+    """Threads or processes, batches to prepare ahead, and the pipeline's own settings."""
+    store: Store | None
+    """The images; None for noise."""
+    order: Order
+    """Which images make up which batch of this rank."""
+    augment: AugmentConfig
+    """How views are drawn."""
+    device: torch.device
+    """Device of the views."""
+    dtype: torch.dtype = torch.float32
+    """Floating type of the views."""
+    crop_transform: CropTransform | None = None
+    """Is applied to the crops of each batch, before the photometric stage."""
 
 
 class StoreLoader(ABC):
@@ -36,34 +59,21 @@ class StoreLoader(ABC):
 
     It makes one epoch at a time. A bad image is replaced if ``order.bad`` says so: the epoch starts
     again at its step, where the order has another image.
-
-    Args:
-        store: the images.
-        order: which images make up which batch.
-        augment: how views are drawn.
-        device: device of the views.
-        dtype: floating type of the views.
     """
 
     reads_files: ClassVar[bool] = True
     """Whether epochs read the store's files."""
 
-    def __init__(
-        self,
-        store: Store,
-        order: Order,
-        augment: AugmentConfig,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, spec: LoaderSpec) -> None:
+        store, order = spec.store, spec.order
+        assert store is not None
         self.source, self.images, self.steps = str(store), order.images, order.steps
         self.bad = order.bad
         """The bad images that are known, which others replace; None if one is an error."""
-        self._store, self._order, self._augment = store, order, augment
-        self._device, self._dtype = device, dtype
-        self._shapes = crop_shapes(augment, order.batch // order.world)
-        self._labels = torch.tensor(store.labels, device=device)
+        self._store, self._order, self._augment = store, order, spec.augment
+        self._device, self._dtype = spec.device, spec.dtype
+        self._shapes = crop_shapes(spec.augment, order.batch // order.world)
+        self._labels = torch.tensor(store.labels, device=spec.device)
         self._running: Generator[Augmented] | None = None
         self._closed = False
         close_at_exit(self)
@@ -154,15 +164,12 @@ class StoreLoader(ABC):
             self._running = None
 
 
-CropTransform = Callable[[Crops], Crops]
-"""Changes the uint8 crops of a batch on the device, before the colours are changed."""
-
-
 class CropLoader(StoreLoader):
     """Base class of loaders whose photometric stage comes after them, where the model runs."""
 
-    crop_transform: CropTransform | None = None
-    """Is applied to the crops of each batch, before the photometric stage."""
+    def __init__(self, spec: LoaderSpec) -> None:
+        super().__init__(spec)
+        self._crop_transform = spec.crop_transform
 
     def crops(
         self, number: int, *, skip: int = 0
@@ -180,18 +187,17 @@ class CropLoader(StoreLoader):
     def _views(self, epoch: int, skip: int) -> Generator[Augmented]:
         with contextlib.closing(self._crops(epoch, skip)) as made:
             for index, params, crops in made:
-                if self.crop_transform is not None:
-                    crops = self._transformed(crops)
+                if self._crop_transform is not None:
+                    crops = self._transformed(crops, self._crop_transform)
                 yield index, params, photometric(crops, params, self._augment, dtype=self._dtype)
 
-    def _transformed(self, crops: Crops) -> Crops:
+    def _transformed(self, crops: Crops, transform: CropTransform) -> Crops:
         """Apply the user's transform, and check that it returns crops like those that it got.
 
         Raises:
             ValueError: it does not.
         """
-        assert self.crop_transform is not None
-        made = self.crop_transform(crops)
+        made = transform(crops)
         if made is None:
             raise ValueError("crop_transform must return the crops, and returned None")
         made = tuple(made)

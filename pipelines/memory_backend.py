@@ -11,88 +11,54 @@ from typing import TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from fastsiam.config import AugmentConfig
 from fastsiam.console import size as human
 from fastsiam.console import tally
 from fastsiam.environment import USABLE, free_bytes
 from fastsiam.errors import DataError, ImageError
-from fastsiam.views.draws import ViewParams
 
-from .cuts import cut_views
-from .engine import Engine
 from .headers import Headers
-from .job import Images, crop_views, stages_of, views_of
-from .loaders import Augmented, CropLoader
-from .order import Order
+from .job import Images, crop_views
+from .loaders import Augmented, LoaderSpec
+from .native_backend import NativeLoader
 from .store import Store
 from .store.decode import MOST_PIXELS
 from .workers import count, made_ahead
 
 
-class MemoryLoader(CropLoader):
+class MemoryLoader(NativeLoader):
     """The loader of the memory pipeline."""
 
     reads_files = False
+    tunes_workers = False
 
-    def __init__(
-        self,
-        store: Store,
-        order: Order,
-        augment: AugmentConfig,
-        *,
-        workers: int | str,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
-        super().__init__(store, order, augment, device=device, dtype=dtype)
+    def __init__(self, spec: LoaderSpec) -> None:
+        super().__init__(spec)
+        chosen, keeps_on = self._order.chosen, self.bad is not None
         self._pixels: Pixels | None = Pixels(
-            store, order.chosen, workers, device, keeps_on=order.bad is not None
+            self._store, chosen, spec.data.workers, self._device, keeps_on=keeps_on
         )
-        self._engine = Engine(store, workers=workers) if device.type == "cpu" else None
+        self._read = self._pixels.images
 
     def close(self) -> None:
         """Free the pixels and end the threads."""
         super().close()
-        self._pixels = None
-        if self._engine is not None:
-            self._engine.close()
-
-    def _views(self, epoch: int, skip: int) -> Generator[Augmented]:
-        if self._engine is None or self.crop_transform is not None:
-            yield from super()._views(epoch, skip)
-            return
-        augment, sides = self._augment, list(self._augment.by_side)
-        for index, params, pixels, start, shape in self._drawn(epoch, skip):
-            images = Images.of_pixels(pixels.data_ptr() + start, shape, pixels)
-            cuts, stages = cut_views(params, augment), stages_of(params, augment, self._dtype)
-            self._engine.submit(index, images, cuts, sides, stages=stages).result()
-            yield index, params, views_of(stages, augment)
+        self._pixels = self._read = None
 
     def _crops(self, epoch: int, skip: int) -> Generator[Augmented]:
-        for index, params, pixels, start, shape in self._drawn(epoch, skip):
-            yield index, params, crop_views(pixels, start, shape, params, self._augment)
+        if self._device.type == "cpu":
+            return super()._crops(epoch, skip)
+        return self._crops_on_gpu(epoch, skip)
 
-    def _drawn(
-        self, epoch: int, skip: int
-    ) -> Iterator[
-        tuple[NDArray[np.int64], ViewParams, Tensor, NDArray[np.int64], NDArray[np.int64]]
-    ]:
-        """Yield each batch's images, their parameters, all pixels, and where and how large each is.
-
-        Raises:
-            ImageError: one of the images could not be decoded.
-        """
+    def _crops_on_gpu(self, epoch: int, skip: int) -> Generator[Augmented]:
         pixels = self._pixels
         assert pixels is not None
         for step in range(skip, self.steps):
             index = self._order.indices(epoch, step)
-            for image in index.tolist():
-                if image in pixels.refused:
-                    raise pixels.refused[image]
+            pixels.require(index)
             start, size = pixels.start[index], pixels.size[index]
-            yield index, self._draw(epoch, step, size), pixels.flat, start, size
+            params = self._draw(epoch, step, size)
+            yield index, params, crop_views(pixels.flat, start, size, params, self._augment)
 
 
 _PART = 16
@@ -151,6 +117,27 @@ class Pixels:
                 if not keeps_on:
                     raise refused
                 self.refused[index], self.size[index] = refused, 0
+
+    def require(self, index: NDArray[np.int64]) -> None:
+        """Check that N images were decoded.
+
+        Raises:
+            ImageError: one of them could not be.
+        """
+        for image in index.tolist():
+            if image in self.refused:
+                raise self.refused[image]
+
+    def images(self, index: NDArray[np.int64]) -> Images:
+        """Return N images, which lie on a CPU.
+
+        Raises:
+            ImageError: one of them could not be decoded.
+        """
+        self.require(index)
+        return Images.of_pixels(
+            self.flat.data_ptr() + self.start[index], self.size[index], self.flat
+        )
 
     def _size(self, index: int) -> tuple[int, int]:
         """Return an image's height and width; 0 if it cannot be decoded."""

@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastsiam.config import AugmentConfig
+from fastsiam.config import DataConfig
 from fastsiam.trace import span
 from fastsiam.views.batch import Crops
 from fastsiam.views.draws import ViewParams
+from fastsiam.views.photometric.cpu import Stage
+from fastsiam.views.photometric.operations import in_views_order
 
 from .cuts import cut_centres, cut_views
-from .engine import Engine, PendingBatch, batches_ahead
-from .job import Images, stages_of, views_of
-from .loaders import Augmented, CropLoader
-from .order import Order
+from .engine import Engine, Read, Submitted, batches_ahead
+from .job import Images, stages_of
+from .loaders import Augmented, CropLoader, LoaderSpec
 from .store import Store
 from .tuning import WorkerTuner
 
@@ -37,31 +39,21 @@ OnDevice = tuple[tuple[Tensor, ...], torch.cuda.Event | None]
 
 
 class NativeLoader(CropLoader):
-    """The loader of the native pipeline.
+    """The loader of the native pipeline."""
 
-    Args:
-        store: the images.
-        order: as for ``StoreLoader``, as are ``augment``, ``device`` and ``dtype``.
-        workers: threads that decode and crop; -1 means one per core of this rank, and "auto" the
-            fewest that do not slow the training loop down (``tuning``).
-        prefetch: batches that are made ahead of the training step, at least two.
-    """
+    tunes_workers: ClassVar[bool] = True
+    """Whether ``--workers auto`` finds the fewest threads that suffice; see ``tuning``."""
 
-    def __init__(
-        self,
-        store: Store,
-        order: Order,
-        augment: AugmentConfig,
-        *,
-        workers: int | str,
-        prefetch: int,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
-        super().__init__(store, order, augment, device=device, dtype=dtype)
-        self._prefetch = prefetch
-        self._engine = Engine(store, workers=workers)
-        self._tuner = WorkerTuner(self._engine.workers) if workers == "auto" else None
+    def __init__(self, spec: LoaderSpec) -> None:
+        super().__init__(spec)
+        workers, self._prefetch = spec.data.workers, spec.data.prefetch
+        self._engine = Engine(self._store, workers=workers)
+        self._read: Read | None = None
+        """Reads the images of the next batch; None means the engine."""
+        self._finishes = self._device.type == "cpu"
+        """Whether the engine makes views, unless crops are to be transformed."""
+        tunes = workers == "auto" and self.tunes_workers
+        self._tuner = WorkerTuner(self._engine.workers) if tunes else None
         self._slots: list[_Slot] = []
 
     @property
@@ -79,7 +71,7 @@ class NativeLoader(CropLoader):
         self._slots.clear()
 
     def _views(self, epoch: int, skip: int) -> Generator[Augmented]:
-        if self._device.type == "cpu" and self.crop_transform is None:
+        if self._finishes and self._crop_transform is None:
             return self._made(epoch, skip, finished=True)
         return super()._views(epoch, skip)
 
@@ -117,23 +109,22 @@ class NativeLoader(CropLoader):
         if tuner.is_done:
             log.info(tuner)
 
-    def _read(self, index: NDArray[np.int64]) -> Images:
-        """Read the next batch of the epoch."""
-        return self._engine.read(index)
-
     def _submit(
         self, epoch: int, finished: bool, step: int, index: NDArray[np.int64], images: Images
-    ) -> tuple[PendingBatch, Callable[[], tuple[NDArray[np.int64], ViewParams, OnDevice]]]:
+    ) -> Submitted[tuple[NDArray[np.int64], ViewParams, OnDevice]]:
         params = self._draw(epoch, step, images.size)
-        cuts, sides = cut_views(params, self._augment), list(self._augment.by_side)
+        cuts = cut_views(params, self._augment)
         if finished:
             stages = stages_of(params, self._augment, self._dtype)
-            pending = self._engine.submit(index, images, cuts, sides, stages=stages)
-            return pending, lambda: (index, params, (views_of(stages, self._augment), None))
+            pending = self._engine.submit(index, images, cuts, stages=stages)
+            return pending, lambda: (index, params, (self._views_of(stages), None))
         slot = self._slots[step % len(self._slots)]
         slot.wait()
-        pending = self._engine.submit(index, images, cuts, sides, crops=slot.crops)
+        pending = self._engine.submit(index, images, cuts, crops=slot.crops)
         return pending, lambda: (index, params, slot.copied())
+
+    def _views_of(self, stages: Sequence[Stage]) -> tuple[Tensor, ...]:
+        return in_views_order([stage.views() for stage in stages], self._augment)
 
 
 class _Slot:
@@ -178,37 +169,33 @@ def take_over(tensors: Iterable[Tensor], copied: torch.cuda.Event | None) -> Non
 
 
 def central_crops(
+    data: DataConfig,
     store: Store,
     batches: Sequence[NDArray[np.int64]],
     *,
     resize: int,
     side: int,
-    workers: int | str,
-    prefetch: int,
     device: torch.device,
 ) -> Generator[Tensor]:
     """Yield batches of central crops; see ``fastsiam.pipelines.central.MakeCrops``.
 
     Args:
+        data: number of threads, and batches to prepare ahead.
         store: the images.
         batches: positions of each batch's images.
         resize: shorter side of an image before the crop is taken, in pixels.
         side: side of the crops, in pixels.
-        workers: as for ``NativeLoader``, as is ``prefetch``.
-        prefetch: batches that are made ahead.
         device: device of the crops.
     """
-    engine = Engine(store, workers=workers)
+    engine = Engine(store, workers=data.workers)
 
-    def submit(
-        _: int, index: NDArray[np.int64], images: Images
-    ) -> tuple[PendingBatch, Callable[[], OnDevice]]:
+    def submit(_: int, index: NDArray[np.int64], images: Images) -> Submitted[OnDevice]:
         slot = _Slot([(1, len(index), side, side, 3)], device)
         cuts = cut_centres(images.size, resize=resize, side=side)
-        return engine.submit(index, images, [cuts], [side], crops=slot.crops), slot.copied
+        return engine.submit(index, images, [cuts], crops=slot.crops), slot.copied
 
     steps = range(len(batches))
-    made = engine.batches(batches.__getitem__, steps, submit, prefetch=prefetch)
+    made = engine.batches(batches.__getitem__, steps, submit, prefetch=data.prefetch)
     with contextlib.closing(engine), contextlib.closing(made):
         for crops, copied in made:
             take_over(crops, copied)

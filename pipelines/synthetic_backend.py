@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastsiam.config import AugmentConfig
 from fastsiam.views.batch import Batch
 from fastsiam.views.digest import batch_digest
 
+from .loaders import LoaderSpec
 from .order import Order
 
 _DISTINCT = 4
@@ -28,30 +28,22 @@ def noise_shown(order: Order, epoch: int, step: int) -> int:
 class SyntheticLoader:
     """Batches of normal noise, made once; see ``fastsiam.views.batch.Loader``."""
 
-    def __init__(
-        self,
-        store: None,
-        order: Order,
-        augment: AugmentConfig,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, spec: LoaderSpec) -> None:
+        self._order = order = spec.order
         self.source, self.images, self.steps = "noise", order.images, order.steps
-        self._order = order
-        generator = torch.Generator(device).manual_seed(order.seed + order.rank)
+        generator = torch.Generator(spec.device).manual_seed(order.seed + order.rank)
         batch = order.batch // order.world
 
         def noise(side: int) -> Tensor:
             shape = (batch, 3, side, side)
-            views = torch.randn(shape, generator=generator, device=device).to(dtype)
-            return views.contiguous(memory_format=torch.channels_last)
+            views = torch.randn(shape, generator=generator, device=spec.device)
+            return views.to(spec.dtype).contiguous(memory_format=torch.channels_last)
 
-        index = torch.arange(batch, device=device)
+        index = torch.arange(batch, device=spec.device)
         label = torch.full_like(index, -1)
+        sides = [view.crop for view in spec.augment.views]
         self._batches = [
-            Batch(tuple(noise(view.crop) for view in augment.views), index + order.place(i), label)
-            for i in range(_DISTINCT)
+            Batch(tuple(map(noise, sides)), index + order.place(i), label) for i in range(_DISTINCT)
         ]
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:

@@ -39,7 +39,7 @@ from fastsiam.views.draws import (
 from fastsiam.views.photometric import normalized
 from fastsiam.views.photometric.operations import in_views_order
 
-from .loaders import Augmented, StoreLoader
+from .loaders import Augmented, LoaderSpec, StoreLoader
 from .order import Order
 from .processes import dead_worker, server_context, set_up_worker
 from .store import Store
@@ -151,26 +151,18 @@ class _Tasks:
 class TorchvisionLoader(StoreLoader):
     """The loader of the torchvision pipeline; see ``fastsiam.views.batch.Loader``."""
 
-    def __init__(
-        self,
-        store: Store,
-        order: Order,
-        augment: AugmentConfig,
-        *,
-        workers: int | str,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
-        super().__init__(store, order, augment, device=device, dtype=dtype)
-        self._tasks, processes = _Tasks(order), count(workers)
+    def __init__(self, spec: LoaderSpec) -> None:
+        super().__init__(spec)
+        store, order = self._store, self._order
+        self._tasks, processes = _Tasks(order), count(spec.data.workers)
         server = processes > 0 and store.is_remote
         self._loader: DataLoader[Any] = DataLoader(
-            _Views(store, augment, order.seed),
+            _Views(store, self._augment, order.seed),
             batch_size=None,
             sampler=self._tasks,
             num_workers=processes,
             collate_fn=_unchanged,
-            pin_memory=device.type == "cuda",
+            pin_memory=self._device.type == "cuda",
             persistent_workers=processes > 0,
             worker_init_fn=partial(_begin_worker, dict(os.environ)),
             multiprocessing_context=server_context(__name__) if server else None,

@@ -35,7 +35,8 @@ class WorkerTuner:
         self._times: dict[int, float] = {}
         self._periods: list[float] = []
         self._last: float | None = None
-        self._done = not self._untried
+        self.is_done = not self._untried
+        """Whether the number of threads is final."""
 
     def note_batch(self, now: float | None = None) -> bool:
         """Note that the loop asks for a batch; return whether the number of threads changed.
@@ -43,7 +44,7 @@ class WorkerTuner:
         Args:
             now: seconds of a monotonic clock; the current time by default.
         """
-        if self._done:
+        if self.is_done:
             return False
         now = time.perf_counter() if now is None else now
         if self._last is not None:
@@ -59,11 +60,6 @@ class WorkerTuner:
         """Note that the loop stops for a while, as between epochs: that time does not count."""
         self._last = None
 
-    @property
-    def is_done(self) -> bool:
-        """Whether the number of threads is final."""
-        return self._done
-
     def __str__(self) -> str:
         """Return one line about what was tried and chosen."""
         tried = ", ".join(f"{count}: {1000 * t:.3g} ms" for count, t in self._times.items())
@@ -76,7 +72,7 @@ class WorkerTuner:
         if self._times[before] <= enough and self._untried:
             self.workers = self._untried.pop(0)
         else:
-            self._done = True
+            self.is_done = True
             self.workers = min(count for count, t in self._times.items() if t <= enough)
         return self.workers != before
 

@@ -41,13 +41,13 @@ def results(encoded: list[bytes]) -> dict[str, NDArray[np.generic]]:
             made[f"{epoch} drawn {name}"] = getattr(params, name)
         cuts, sides = cut_views(params, _CONFIG), list(_CONFIG.by_side)
         crops = tuple(torch.empty(s, dtype=torch.uint8) for s in crop_shapes(_CONFIG, len(index)))
-        engine.submit(index, batch, cuts, sides, crops=crops).result()
+        engine.submit(index, batch, cuts, crops=crops).result()
         for side, own in zip(sides, crops, strict=True):
             made[f"{epoch} crops {side}"] = own.numpy()
         for dtype in _TYPES:
             whats = zip(operations(params, _CONFIG), sides, strict=True)
             stages = [Stage(what, _CONFIG, side, side, dtype) for what, side in whats]
-            engine.submit(index, batch, cuts, sides, stages=stages).result()
+            engine.submit(index, batch, cuts, stages=stages).result()
             for side, stage in zip(sides, stages, strict=True):
                 views = stage.views().contiguous().view(torch.uint8)
                 made[f"{epoch} views {side} {dtype}"] = views.numpy().copy()

@@ -361,9 +361,9 @@ def linear(rank: int, world: int) -> dict[str, Any]:
     config = LinearConfig(optimizer="lars", lrs=(0.1, 10), batch=20, epochs=3, seed=5)
     training = small_training(config, Place(rank, world, torch.device("cpu")))
     features, labels, held, held_labels = linear_problem()
-    for epoch in range(3):
-        batches = zip(features.split(20), labels.split(20), strict=True)
-        training.epoch(epoch, ((x.chunk(world)[rank], y.chunk(world)[rank]) for x, y in batches))
+    batches = list(zip(features.split(20), labels.split(20), strict=True))
+    for step, (x, y) in enumerate(batches * 3):
+        training.step(step, (x.chunk(world)[rank], y.chunk(world)[rank]))
     own = torch.arange(len(held)).tensor_split(world)[rank]
     results = training.evaluate([(held[own], held_labels[own])])
     return {

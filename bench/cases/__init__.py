@@ -1,8 +1,8 @@
 """The cases: what ``fastsiam bench`` measures, one file each, and the table of them; no torch.
 
-A new case is a file here with a function ``measure(session)`` that returns its records, and a row
-of the table. Functions ``build_...`` run in the processes that are measured and return a runner's
-tasks by name (``runner.Build``).
+A new case is a file here with a function ``measure(session)``, and an entry in the table. The
+function passes its rows (``records.Row``) to ``runner.compare`` and returns the records. Functions
+``build_...`` run in the processes that are measured and return a runner's tasks (``runner.Build``).
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from fastsiam.bench.cases import loader, train
 from fastsiam.bench.finding import would_fit
@@ -26,5 +27,6 @@ def measure(session: Session) -> list[Record]:
     if not config.pipelines:
         views = [one for one in records if one.facts.get("what") == "views" and would_fit(one)]
         fastest = max(views, key=lambda one: one.images_per_second, default=None)
-        config = replace(config, pipelines=fastest.pipeline if fastest else "")
+        pipelines: Any = (fastest.pipeline,) if fastest else ()
+        config = replace(config, pipelines=pipelines)
     return records + train.measure(replace(session, config=config))

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from fastsiam.bench.images import Silent
-from fastsiam.bench.records import Record, record
+from fastsiam.bench.records import Record, Row
 from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import ConvertConfig
@@ -28,35 +28,32 @@ def measure(session: Session) -> list[Record]:
     """Measure conversion of a folder of files."""
     images = session.images(session.loaded_batch)
     size = int(open_store(images.folder, "train", sources=True).sizes().sum())
-    timings = compare(
-        session,
-        {
-            name: partial(
+    rows = (
+        Row(
+            case="convert",
+            name=f"{name}, files",
+            build=partial(
                 build_convert,
                 name=name,
                 source=images.folder,
                 target=session.folder / f"converted-{name}",
                 workers=session.workers,
-            )
-            for name in ("cp", "fastsiam", "ffcv")
-        },
-    )
-    return [
-        record(
-            "convert",
-            f"{name}, files",
-            timing,
-            baseline=("cp", timings.get(("cp", "convert"))),
-            facts={"megabytes_per_second": size / 1e6 / timing.median, "images": timing.images},
+            ),
+            baseline=("cp", "cp, files"),
             in_the_clock="opening the source, reading from the page cache, writing without "
             "waiting for the disk; not: starting python",
             config={"bytes": size, "workers": session.workers, "data": images.about},
         )
-        for (name, _), timing in timings.items()
-    ]
+        for name in ("cp", "fastsiam", "ffcv")
+    )
+    records = compare(session, rows)
+    for one in records:
+        speed = size / 1e6 * one.images_per_second / one.images
+        one.facts.update(megabytes_per_second=speed, images=one.images)
+    return records
 
 
-def build_convert(*, name: str, source: Path, target: Path, workers: int) -> dict[str, Task]:
+def build_convert(*, name: str, source: Path, target: Path, workers: int) -> Task:
     """Convert a source, or copy it, into a target that is cleared before each time."""
     config = ConvertConfig(source=str(source), out=str(target), workers=workers)
     runs: dict[str, Callable[[], object]] = {
@@ -72,7 +69,7 @@ def build_convert(*, name: str, source: Path, target: Path, workers: int) -> dic
         target.unlink(missing_ok=True)
 
     images = len(open_store(source, "train", sources=True))
-    return {"convert": Task(runs[name], images, before=clear)}
+    return Task(runs[name], images, before=clear)
 
 
 def _by_ffcv(source: Path, target: Path, workers: int, quality: int) -> None:

@@ -17,23 +17,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastsiam.bench.config import CONTAINERS
+from fastsiam.bench.config import CONTAINERS, ORIGINAL, Stored, with_form
 from fastsiam.bench.images import FORMS, Images
-from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Build, Task, Timings, compare
+from fastsiam.bench.records import Record, Row
+from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
-from fastsiam.bench.timing import Timing
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.kernels import library
 from fastsiam.pipelines import open_store
 from fastsiam.views.draws import draw_views
 
-_DECODE = "decode"
 _DALI = {"cpu": "DALI", "cuda": "DALI on the GPU"}
 OURS, OUR_PART = "fastsiam", "fastsiam: the boxes' part"
 """fastsiam's decoder: of whole images, and of the part that the boxes of two views need."""
 TURBO, TURBO_PART = "libjpeg-turbo", "libjpeg-turbo with crop and skip"
 """libjpeg-turbo by its public functions: whole images, and the same part."""
+_OTHERS = ("PIL", "torchvision.io", TURBO, *_DALI.values())
+"""Decoders of whole images, except fastsiam's."""
 _CROP_AND_SKIP = Path(__file__).with_name("crop_and_skip.cpp")
 _POINTER, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _ARGUMENTS: Any = (_POINTER, _INT64, _INT32, _INT32, _POINTER, _POINTER, _POINTER)
@@ -45,60 +45,54 @@ _BEHIND = 64
 def measure(session: Session) -> list[Record]:
     """Measure decoders on each form of the images that is encoded."""
     images = session.images(session.loaded_batch)
-    return decode_records(session, images, compare(session, decoders(session, images)))
+    return named_left_out(session, compare(session, rows(session, images)))
 
 
-def decoders(session: Session, images: Images) -> dict[str, Build]:
-    """Return a runner of all decoders for each form of the images that is encoded."""
-    return {
-        f"{_DECODE}, {form}": partial(
-            build_decoding,
-            path=str(images.folder if form == "original" else images.stored(form)),
-            workers=session.workers,
-            batch=session.loaded_batch,
-            device=session.device,
-        )
-        for form in session.config.forms
-        # Others have the original images' bytes, or nothing to decode.
-        if form not in CONTAINERS and not FORMS[form].raw
-    }
-
-
-def decode_records(session: Session, images: Images, timings: Timings) -> list[Record]:
-    """Return the records of the decoders that were measured; name those that were left out."""
-    for (runner, _), timing in timings.items():
-        for decoder, why in timing.facts.pop("left_out", {}).items():
-            session.console.say(f"{runner}: {decoder} is left out: {why}")
+def rows(session: Session, images: Images) -> list[Row]:
+    """Return a row for each decoder and each form of the images that is encoded."""
     return [
-        record(
-            "decode",
-            task if form == "original" else f"{task}, {form}",
-            timing,
+        Row(
+            case="decode",
+            name=with_form(name, form),
+            runner=f"decode, {form}",
+            build=partial(
+                build_decoding,
+                path=str(images.folder if form == ORIGINAL else images.stored(form)),
+                form=form,
+                workers=session.workers,
+                batch=session.loaded_batch,
+                device=session.device,
+            ),
             facts={"stored": form},
             in_the_clock="encoded bytes in memory to pixels, in as many threads as workers",
             config=session.settings(batch=0, workers=session.workers, data=images.about),
         )
-        for (name, task), timing in timings.items()
-        if name.startswith(_DECODE)
-        for form in [name.partition(", ")[2]]
+        for form in session.config.stored
+        # Others have the original images' bytes, or nothing to decode.
+        if form not in CONTAINERS and not FORMS[form].raw
+        for name in (*_OTHERS, OURS, OUR_PART, TURBO_PART)
     ]
 
 
-def fastest(timings: Timings, form: str, *, on_gpu: bool) -> Timing | None:
-    """Return the timing of bare decoding: the fastest decoder of whole images except fastsiam's.
+def named_left_out(session: Session, records: list[Record]) -> list[Record]:
+    """Return records, and tell which decoders were left out, and why."""
+    for one in records:
+        for decoder, why in one.facts.pop("left_out", {}).items():
+            session.console.say(f"decode, {one.facts['stored']}: {decoder} is left out: {why}")
+    return records
+
+
+def bare_decoding(form: Stored, *, on_gpu: bool) -> list[str]:
+    """Return the rows of bare decoding: decoders of whole images, except fastsiam's.
 
     What fastsiam's decoder saves is part of what its pipelines gain.
     """
-    found = [
-        timing
-        for (name, task), timing in timings.items()
-        if name == f"{_DECODE}, {form}" and task not in (OURS, OUR_PART, TURBO_PART)
-        if (task == _DALI["cuda"]) == on_gpu
-    ]
-    return max(found, key=lambda timing: timing.rate, default=None)
+    return [with_form(name, form) for name in _OTHERS if (name == _DALI["cuda"]) == on_gpu]
 
 
-def build_decoding(*, path: str, workers: int, batch: int, device: str) -> dict[str, Task]:
+def build_decoding(
+    *, path: str, form: Stored, workers: int, batch: int, device: str
+) -> dict[str, Task]:
     """Decode all images with each decoder that is installed and accepts them all."""
     store = open_store(Path(path), "train")
     data = [bytes(store.read(i)) for i in range(len(store))]
@@ -139,7 +133,7 @@ def build_decoding(*, path: str, workers: int, batch: int, device: str) -> dict[
         except (ImportError, OSError, RuntimeError) as error:  # missing, or refuses an image
             left_out[name] = str(error).splitlines()[0]
         else:
-            tasks[name] = Task(run, len(data))
+            tasks[with_form(name, form)] = Task(run, len(data))
     if first := next(iter(tasks), None):
         tasks[first] = replace(tasks[first], facts=lambda: {"left_out": left_out})
     return tasks

@@ -7,8 +7,8 @@ from functools import partial
 import numpy as np
 
 from fastsiam.bench.cases.step import build_step
-from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Task, compare
+from fastsiam.bench.records import Record, Row
+from fastsiam.bench.runner import Build, Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig
 from fastsiam.views.digest import batch_digest
@@ -22,36 +22,34 @@ def measure(session: Session) -> list[Record]:
     """Measure digests and steps of the same batch."""
     batch = session.trained_batch
     config = session.train_config(batch)
-    timings = compare(
-        session,
-        {
-            "digest": partial(build_digest, augment=config.augment, batch=batch),
-            "step": partial(build_step, config=config),
-        },
-    )
-    step = timings.get(("step", "step"))
-    records = []
-    for (_, name), timing in timings.items():
-        facts = {"cpu_ms_of_a_batch": 1e3 * batch * timing.cpu / timing.images}
-        if step and timing is not step:
-            # Processor time, which other programs on the machine do not change. A step on a GPU is
-            # timed by the clock.
-            seconds = (step.median if session.gpu else step.cpu) / step.images
-            facts["percent_of_step"] = 100 * timing.cpu / timing.images / seconds
-        one = record(
-            "digest",
-            name,
-            timing,
-            facts=facts,
+    builds: dict[str, Build] = {
+        "digest": partial(build_digest, augment=config.augment, batch=batch),
+        "step": partial(build_step, config=config),
+    }
+    rows = (
+        Row(
+            case="digest",
+            name=name,
+            build=build,
             in_the_clock="digest: of positions and drawn parameters, one batch after the other; "
             "step: forward, backward and optimizer on tensors that are ready",
             config=session.settings(batch=batch, backbone=config.model.backbone),
         )
-        records.append(one)
+        for name, build in builds.items()
+    )
+    records = compare(session, rows)
+    for one in records:
+        one.facts["cpu_ms_of_a_batch"] = 1e3 * batch * one.cpu_seconds_per_image
+    if len(records) == 2:
+        digest, step = records
+        # Processor time, which other programs on the machine do not change. A step on a GPU is
+        # timed by the clock.
+        seconds = 1 / step.images_per_second if session.gpu else step.cpu_seconds_per_image
+        digest.facts["percent_of_step"] = 100 * digest.cpu_seconds_per_image / seconds
     return records
 
 
-def build_digest(*, augment: AugmentConfig, batch: int) -> dict[str, Task]:
+def build_digest(*, augment: AugmentConfig, batch: int) -> Task:
     """Digest the draws of a batch many times."""
     index, size = np.random.default_rng(0).permutation(batch), np.full((batch, 2), (375, 500))
     params = draw_views(augment, seed=0, epoch=0, index=index, size=size)
@@ -60,4 +58,4 @@ def build_digest(*, augment: AugmentConfig, batch: int) -> dict[str, Task]:
         for _ in range(BATCHES):
             batch_digest(params, index, epoch=0, place=0)
 
-    return {"digest": Task(run, BATCHES * batch)}
+    return Task(run, BATCHES * batch)

@@ -8,13 +8,13 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as TF
 
-from fastsiam.bench.cases.photometric import measure_stage
+from fastsiam.bench.cases.photometric import draws, for_each, measure_stage
 from fastsiam.bench.records import Record
 from fastsiam.bench.runner import Task
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig
 from fastsiam.pipelines.job import crop_views
-from fastsiam.views.draws import ViewParams, draw_views
+from fastsiam.views.draws import ViewParams
 
 _ON_GPU = 25600
 """Images per repeat on a GPU."""
@@ -44,36 +44,25 @@ def build_geometric(
     pixels = torch.randint(0, 256, (values,), dtype=torch.uint8, device=device)
     size = np.full((batch, 2), (_HEIGHT, _WIDTH))
     start = np.arange(batch) * (_HEIGHT * _WIDTH * 3)
-    params = [
-        draw_views(augment, seed=0, epoch=i, index=np.arange(batch), size=size)
-        for i in range(batches)
-    ]
+    params = draws(augment, batches, size)
     some = min(batch, 64 if device == "cuda" else 8)  # it is slow
     images = pixels.view(batch, _HEIGHT, _WIDTH, 3).permute(0, 3, 1, 2)
     sources = crop_views(pixels, start, size, params[0], augment)
     copies = [torch.empty_like(source) for source in sources]
-
-    def crop(own: ViewParams) -> None:
-        crop_views(pixels, start, size, own, augment)
-
-    def ours() -> None:
-        for own in params:
-            crop(own)
 
     def theirs() -> None:
         for row in range(some):
             for view in range(len(augment.views)):
                 _by_torchvision(images[row], params[0], view, row, augment.views[view].crop)
 
-    def touch() -> None:
-        for _ in params:
-            for source, copy in zip(sources, copies, strict=True):
-                copy.copy_(source)
+    def touch(_: ViewParams) -> None:
+        for source, copy in zip(sources, copies, strict=True):
+            copy.copy_(source)
 
     return {
-        "fastsiam": Task(ours, batch * batches, before=lambda: crop(params[0])),
+        "fastsiam": for_each(params, lambda own: crop_views(pixels, start, size, own, augment)),
         REFERENCE: Task(theirs, some),
-        ONCE: Task(touch, batch * batches),
+        ONCE: for_each(params, touch),
     }
 
 

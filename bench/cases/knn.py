@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastsiam.bench.records import Record, record
+from fastsiam.bench.records import Record, Row
 from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.evaluate.knn import knn_accuracy
@@ -26,36 +26,30 @@ _SIZES = {
     "ImageNet, a part": {"bank": 100_000, "queries": 2_000, "dim": 2048, "classes": 1000},
 }
 K, TEMPERATURE = 200, 0.1
+_NAMES = "fastsiam", "lightly"
 
 
 def measure(session: Session) -> list[Record]:
     """Measure ours and lightly's on each set of features."""
-    records = []
-    for title, size in _SIZES.items():
-        timings = compare(
-            session,
-            {
-                name: partial(build_knn, name=name, device=session.device, **size)
-                for name in ("fastsiam", "lightly")
-            },
-        )
-        records += [
-            record(
-                "knn",
-                f"{name}, {title}",
-                timing,
-                baseline=("lightly", timings.get(("lightly", "knn"))),
-                in_the_clock="normalising, search and vote; features are on the device",
-                config={"k": K, "temperature": TEMPERATURE, "device": session.device, **size},
-            )
-            for (name, _), timing in timings.items()
-        ]
-    return records
+    return [
+        one
+        for title, size in _SIZES.items()
+        for one in compare(session, (_row(session, name, title, size) for name in _NAMES))
+    ]
 
 
-def build_knn(
-    *, name: str, device: str, bank: int, queries: int, dim: int, classes: int
-) -> dict[str, Task]:
+def _row(session: Session, name: str, title: str, size: dict[str, int]) -> Row:
+    return Row(
+        case="knn",
+        name=f"{name}, {title}",
+        build=partial(build_knn, name=name, device=session.device, **size),
+        baseline=("lightly", f"lightly, {title}"),
+        in_the_clock="normalising, search and vote; features are on the device",
+        config={"k": K, "temperature": TEMPERATURE, "device": session.device, **size},
+    )
+
+
+def build_knn(*, name: str, device: str, bank: int, queries: int, dim: int, classes: int) -> Task:
     """Classify queries by ours or by lightly's."""
     known, labels = _features(bank, dim, classes, seed=1)
     asked, truth = _features(queries, dim, classes, seed=2)
@@ -81,7 +75,7 @@ def build_knn(
 
     if name == "lightly":
         import lightly.utils.benchmarking  # noqa: F401  # missing, it is to be said now
-    return {"knn": Task(ours if name == "fastsiam" else theirs, queries, lambda: found)}
+    return Task(ours if name == "fastsiam" else theirs, queries, lambda: found)
 
 
 def _features(count: int, dim: int, classes: int, *, seed: int) -> tuple[Tensor, Tensor]:

@@ -7,13 +7,13 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from fastsiam.bench.cases.decode import decode_records, decoders, fastest
-from fastsiam.bench.config import CONTAINERS, ORIGINAL, Stored
+from fastsiam.bench.cases import decode
+from fastsiam.bench.config import CONTAINERS, ORIGINAL, Stored, with_form
+from fastsiam.bench.images import Images
 from fastsiam.bench.measure import children
-from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Task, Timings, compare
+from fastsiam.bench.records import Record, Row
+from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
-from fastsiam.bench.timing import Timing
 from fastsiam.config import AugmentConfig, DataConfig, Pipeline
 from fastsiam.pipelines import build_loader
 from fastsiam.pipelines.backends import BACKENDS, BASELINE
@@ -23,61 +23,61 @@ from fastsiam.pipelines.loaders import CropLoader
 def measure(session: Session) -> list[Record]:
     """Measure each pipeline on each form of the images, and the decoders."""
     images = session.images(session.loaded_batch)
-    added: dict[str, tuple[Pipeline, Stored]] = {}
-    runners = decoders(session, images)
+    rows = decode.rows(session, images)
     for pipeline in session.config.pipeline_names:
         for form in session.forms(pipeline):
-            name = pipeline if form == "original" else f"{pipeline}, {form}"
-            builds = {name: build_loading}
-            if not BACKENDS[pipeline].crops:
-                builds[f"{name}, without colours"] = build_plain_crops
-            for runner, build in builds.items():
-                added[runner] = pipeline, form
-                runners[runner] = partial(
-                    build,
-                    data=session.data(images, pipeline, form),
-                    augment=session.config.augment,
-                    batch=session.loaded_batch,
-                    images=images.count,
-                    device=session.device,
-                )
-    timings = compare(session, runners)
-    records = decode_records(session, images, timings)
-    for (runner, work), timing in timings.items():
-        if runner not in added:
-            continue
-        pipeline, form = added[runner]
-        one = record(
-            "loader",
-            f"{pipeline} {work}" + ("" if form == "original" else f", {form}"),
-            timing,
-            torchvision=timings.get((BASELINE, "views")),
-            ceiling=("bare decoding", _ceiling(session, pipeline, form, timings)),
-            pipeline=pipeline,
-            facts={"what": work, "stored": form},
-            in_the_clock="one epoch, from its first request to its last batch on the device; "
-            "not: opening the data, compiling, the first epoch",
-            config=session.settings(
-                batch=session.loaded_batch, workers=session.workers, data=images.about
-            ),
-        )
-        records.append(one)
-    return records
+            rows += [_row(session, images, pipeline, form, work) for work in ("crops", "views")]
+    return decode.named_left_out(session, compare(session, rows))
 
 
-def _ceiling(session: Session, pipeline: Pipeline, form: Stored, timings: Timings) -> Timing | None:
-    """Return the fastest decoder, of the device on which a pipeline decodes, if it does."""
-    backend = BACKENDS[pipeline]
-    if backend.decoder is None:
-        return None
-    bytes_of = ORIGINAL if form in CONTAINERS else form
-    return fastest(timings, bytes_of, on_gpu=session.gpu and backend.decodes_on_gpu)
+def _row(session: Session, images: Images, pipeline: Pipeline, form: Stored, work: str) -> Row:
+    backend, runner = BACKENDS[pipeline], with_form(pipeline, form)
+    build: Callable[..., dict[str, Task]] = build_loading
+    if work == "crops" and not backend.crops:
+        runner, build = f"{runner}, without colours", build_plain_crops
+    # Containers hold the original images' bytes. The ceiling is on the device that decodes, if any.
+    decoders = decode.bare_decoding(
+        ORIGINAL if form in CONTAINERS else form, on_gpu=session.gpu and backend.decodes_on_gpu
+    )
+    return Row(
+        case="loader",
+        name=with_form(f"{pipeline} {work}", form),
+        runner=runner,
+        build=partial(build, form=form, **session.loading(images, pipeline, form)),
+        torchvision=f"{BASELINE} views",
+        ceiling=("bare decoding", decoders if backend.decoder else ()),
+        pipeline=pipeline,
+        facts={"what": work, "stored": form},
+        in_the_clock="one epoch, from its first request to its last batch on the device; "
+        "not: opening the data, compiling, the first epoch",
+        config=session.settings(
+            batch=session.loaded_batch, workers=session.workers, data=images.about
+        ),
+    )
 
 
-def build_loading(
+def build_loading(*, form: Stored, **settings: Any) -> dict[str, Task]:
+    """Build a pipeline; its tasks are an epoch, to "crops" and to "views"."""
+    pipeline, tasks = settings["data"].pipeline, _epochs(**settings)
+    return {with_form(f"{pipeline} {work}", form): task for work, task in tasks.items()}
+
+
+def build_plain_crops(*, form: Stored, augment: AugmentConfig, **settings: Any) -> dict[str, Task]:
+    """Build a pipeline that makes no uint8 crops; its crops are views without colours and blur."""
+    plain = augment.changed(jitter_p=0.0, gray_p=0.0, blur_p=0.0, solarise_p=0.0)
+    name = with_form(f"{settings['data'].pipeline} crops", form)
+    return {name: build_views(augment=plain, **settings)}
+
+
+def build_views(**settings: Any) -> Task:
+    """Build a pipeline; its task is an epoch to views."""
+    return _epochs(**settings)["views"]
+
+
+def _epochs(
     *, data: DataConfig, augment: AugmentConfig, batch: int, images: int, device: str
 ) -> dict[str, Task]:
-    """Build a pipeline; its tasks are an epoch, to "crops" and to "views"."""
+    """Return epochs of a pipeline, to crops where it makes them, and to views."""
     loader, epochs = build_loader(data, augment, batch=batch, device=device), count()
     if loader.steps != images // batch:
         raise RuntimeError(f"{loader.source} holds {loader.images:,} images, not {images:,}")
@@ -96,9 +96,3 @@ def build_loading(
     if isinstance(loader, CropLoader):
         tasks = {"crops": Task(partial(through, loader.crops), images, facts)} | tasks
     return tasks
-
-
-def build_plain_crops(*, augment: AugmentConfig, **settings: Any) -> dict[str, Task]:
-    """Build a pipeline that makes no uint8 crops; its crops are views without colours and blur."""
-    plain = augment.changed(jitter_p=0.0, gray_p=0.0, blur_p=0.0, solarise_p=0.0)
-    return {"crops": build_loading(augment=plain, **settings)["views"]}

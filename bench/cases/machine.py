@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
+import statistics
 from functools import partial
 from typing import Any
 
 import torch
 
-from fastsiam.bench.records import Record, record
+from fastsiam.bench.records import Record, Row
 from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
-from fastsiam.bench.timing import Timing
 
+COPY, TO_DEVICE = "copy within memory", "copy from host to device"
+PRODUCT = "matrix product, {}"
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def measure(session: Session) -> list[Record]:
     """Measure copies within memory (and to a GPU's), and matrix products, as torch does them."""
-    timings = compare(session, {"machine": partial(build_machine, device=session.device)})
-    return [
-        record(
-            "machine",
-            work,
-            timing,
-            facts=_rate(timing),
+    names = [COPY, *([TO_DEVICE] if session.gpu else []), *map(PRODUCT.format, _DTYPES)]
+    rows = (
+        Row(
+            case="machine",
+            name=name,
+            runner="machine",
+            build=partial(build_machine, device=session.device),
             in_the_clock="copies count each byte twice: read and written",
             config={"device": session.device, "threads": torch.get_num_threads()},
         )
-        for (_, work), timing in timings.items()
-    ]
-
-
-def _rate(timing: Timing) -> dict[str, Any]:
-    value, unit = timing.facts["amount"] / timing.median, timing.facts["unit"]
-    return {"rate": f"{value:,.3g} {unit}", "value": value}
+        for name in names
+    )
+    records = compare(session, rows)
+    for one in records:
+        value = one.facts["amount"] / statistics.median(one.all_seconds)
+        one.facts.update(rate=f"{value:,.3g} {one.facts['unit']}", value=value)
+    return records
 
 
 def build_machine(*, device: str) -> dict[str, Task]:
@@ -50,16 +52,14 @@ def build_machine(*, device: str) -> dict[str, Task]:
 
         return Task(run, 0, lambda: {"amount": times * amount, "unit": unit})
 
-    work = {"copy within memory": several(lambda: target.copy_(source), 2 * size / 1e9, "GB/s")}
+    work = {COPY: several(lambda: target.copy_(source), 2 * size / 1e9, "GB/s")}
     if gpu:
         pinned = torch.ones(2**28, dtype=torch.uint8, pin_memory=True)
         part = target[: len(pinned)]
-        work["copy from host to device"] = several(
+        work[TO_DEVICE] = several(
             lambda: part.copy_(pinned, non_blocking=True), len(pinned) / 1e9, "GB/s"
         )
     for name, dtype in _DTYPES.items():
         matrix = torch.randn(side, side, device=device).to(dtype)
-        work[f"matrix product, {name}"] = several(
-            lambda m=matrix: m @ m, 2 * side**3 / 1e12, "TFLOP/s"
-        )
+        work[PRODUCT.format(name)] = several(lambda m=matrix: m @ m, 2 * side**3 / 1e12, "TFLOP/s")
     return work

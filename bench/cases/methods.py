@@ -6,6 +6,7 @@ Network, heads, tensors and settings are the same. Ours is taken in some of the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
@@ -15,8 +16,8 @@ import torch
 from fastsiam.bench.cases.step import Fed, Stepper, build_step, stepping
 from fastsiam.bench.config import AUTHORS, ONLY_ON_GPU, SYNC_BN, VARIANTS
 from fastsiam.bench.peers import require_lightly
-from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Build, Task, compare
+from fastsiam.bench.records import Record, Row
+from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import METHOD_CONFIGS, TrainConfig
 from fastsiam.views.batch import Batch
@@ -27,36 +28,31 @@ _WAYS = ("default", "eager", "plain")
 
 def measure(session: Session) -> list[Record]:
     """Measure the methods one after the other, fastsiam's and lightly's interleaved."""
-    return [one for name in session.config.method_names for one in _measured(session, name)]
+    return [one for name in session.config.names("methods") for one in _measured(session, name)]
 
 
 def _measured(session: Session, name: str) -> list[Record]:
     """Measure a method; lightly's is what others are compared with."""
     theirs = f"{name}, lightly"
-    configs = {theirs: _config(session, name, "plain")}
-    runners: dict[str, Build] = {theirs: partial(build_lightly, config=configs[theirs])}
-    for way in session.config.variants.split(",") if session.config.variants else _WAYS:
-        who = f"{name}, {way}"
-        if way in (SYNC_BN, AUTHORS):
-            session.console.say(f"{who}: not measured: it is of fastsiam bench step")
-        elif session.gpu or way not in ONLY_ON_GPU:
-            configs[who] = _config(session, name, way)
-            runners[who] = partial(build_step, config=configs[who])
-    timings = compare(session, runners, apart=session.gpu)
-    return [
-        record(
-            "methods",
-            who,
-            timing,
-            baseline=(theirs, timings.get((theirs, "step"))),
+
+    def row(who: str, build: Callable[..., Task], config: TrainConfig) -> Row:
+        return Row(
+            case="methods",
+            name=who,
+            build=partial(build, config=config),
+            baseline=(theirs, theirs),
             in_the_clock="forward, backward, optimizer, momentum encoder and queue, on tensors "
             "that are ready",
-            config=session.settings(
-                batch=session.trained_batch, model=configs[who].to_dict()["model"]
-            ),
+            config=session.settings(batch=session.trained_batch, model=config.to_dict()["model"]),
         )
-        for (who, _), timing in timings.items()
-    ]
+
+    rows = [row(theirs, build_lightly, _config(session, name, "plain"))]
+    for way in session.config.variants or _WAYS:
+        if way in (SYNC_BN, AUTHORS):
+            session.console.say(f"{name}, {way}: not measured: it is of fastsiam bench step")
+        elif session.gpu or way not in ONLY_ON_GPU:
+            rows.append(row(f"{name}, {way}", build_step, _config(session, name, way)))
+    return compare(session, rows, apart=session.gpu)
 
 
 def _config(session: Session, name: str, way: str) -> TrainConfig:
@@ -68,7 +64,7 @@ def _config(session: Session, name: str, way: str) -> TrainConfig:
     return replace(config, model=replace(config.model, method=METHOD_CONFIGS[name]()))
 
 
-def build_lightly(*, config: TrainConfig) -> dict[str, Task]:
+def build_lightly(*, config: TrainConfig) -> Task:
     """Build a method of lightly's parts; its work is some steps.
 
     Raises:

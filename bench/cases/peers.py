@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, get_worker_info
 from torch.utils.dlpack import from_dlpack
 
-from fastsiam.bench.cases.loader import build_loading
+from fastsiam.bench.cases.loader import build_views
 from fastsiam.bench.peers import PEERS
-from fastsiam.bench.records import Record, record
+from fastsiam.bench.records import Record, Row
 from fastsiam.bench.runner import Build, Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig, ViewConfig
@@ -55,39 +55,33 @@ class Job:
     """Images of an epoch: whole batches of them."""
     device: torch.device
 
-    @property
-    def steps(self) -> int:
-        """Batches of an epoch."""
-        return self.images // self.batch
 
-
-@dataclass(frozen=True)
-class Twice:
-    """Both views of an image by the same transformation."""
-
-    view: Callable[[Any], Tensor]
-
-    def __call__(self, image: Any) -> Views:
-        """Return both views."""
-        return self.view(image), self.view(image)
+def both_views(view: Callable[[Any], Tensor], image: Any) -> Views:
+    """Return both views of an image, by the same transformation."""
+    return view(image), view(image)
 
 
 def measure(session: Session) -> list[Record]:
     """Measure the libraries and fastsiam's pipelines in one run, interleaved."""
     batch = session.loaded_batch
     images = session.images(batch)
-    pipelines = {f"fastsiam --pipeline {one}": one for one in session.config.pipeline_names}
-    runners: dict[str, Build] = {
-        name: partial(
-            build_loading,
-            data=session.data(images, pipeline),
-            augment=session.config.augment,
-            batch=batch,
-            images=images.count,
-            device=session.device,
+    baseline = f"fastsiam --pipeline {BASELINE}"
+
+    def row(name: str, build: Build, pipeline: str = "") -> Row:
+        return Row(
+            case="peers",
+            name=name,
+            build=build,
+            torchvision=baseline,
+            pipeline=pipeline,
+            in_the_clock="one epoch to finished views, normalised, on the device",
+            config=session.settings(batch=batch, workers=session.workers, data=images.about),
         )
-        for name, pipeline in pipelines.items()
-    }
+
+    rows = [
+        row(f"fastsiam --pipeline {one}", partial(build_views, **session.loading(images, one)), one)
+        for one in session.config.pipeline_names
+    ]
     job = Job(
         folder=str(images.folder),
         beton=str(images.stored("original") / "train.beton"),
@@ -97,29 +91,15 @@ def measure(session: Session) -> list[Record]:
         images=images.count,
         device=torch.device(session.device),
     )
-    for peer in session.config.peer_names:
+    for peer in session.config.names("peers"):
         if reason := PEERS[peer].missing:
             session.console.say(f"{peer}: not measured: {reason}")
         else:
-            runners[PEERS[peer].title] = partial(build_peer, peer=peer, job=job)
-    timings = compare(session, runners)
-    baseline = timings.get((f"fastsiam --pipeline {BASELINE}", "views"))
-    return [
-        record(
-            "peers",
-            name,
-            timing,
-            torchvision=baseline,
-            pipeline=pipelines.get(name, ""),
-            in_the_clock="one epoch to finished views, normalised, on the device",
-            config=session.settings(batch=batch, workers=session.workers, data=images.about),
-        )
-        for (name, work), timing in timings.items()
-        if work == "views"
-    ]
+            rows.append(row(PEERS[peer].title, partial(build_peer, peer=peer, job=job)))
+    return compare(session, rows)
 
 
-def build_peer(*, peer: str, job: Job) -> dict[str, Task]:
+def build_peer(*, peer: str, job: Job) -> Task:
     """Start another library, by its name in ``PEERS``; its work is an epoch."""
     epoch = STARTERS[peer](job)
 
@@ -128,7 +108,7 @@ def build_peer(*, peer: str, job: Job) -> dict[str, Task]:
             pass
 
     facts = {"differs": PEERS[peer].differs, "version": PEERS[peer].version}
-    return {"views": Task(run, job.images, lambda: facts)}
+    return Task(run, job.images, lambda: facts)
 
 
 def torchvision_view(augment: AugmentConfig) -> Callable[[Any], Any]:
@@ -163,7 +143,7 @@ def _by_torchvision(job: Job) -> Epoch:
     from torchvision.io import ImageReadMode, decode_image
 
     read = partial(decode_image, mode=ImageReadMode.RGB)
-    return _by_dataloader(job, Twice(torchvision_view(job.augment)), read=read)
+    return _by_dataloader(job, partial(both_views, torchvision_view(job.augment)), read=read)
 
 
 def _by_spdl(job: Job) -> Epoch:
@@ -173,10 +153,11 @@ def _by_spdl(job: Job) -> Epoch:
     from torchvision.datasets import ImageFolder
 
     files = [path for path, _ in ImageFolder(job.folder).samples]
-    views, as_rgb = Twice(torchvision_view(job.augment)), get_video_filter_desc(pix_fmt="rgb24")
+    view, as_rgb = torchvision_view(job.augment), get_video_filter_desc(pix_fmt="rgb24")
 
     def views_of(path: str) -> Views:
-        return views(to_torch(load_image(path, filter_desc=as_rgb)).permute(2, 0, 1))
+        image = to_torch(load_image(path, filter_desc=as_rgb)).permute(2, 0, 1)
+        return both_views(view, image)
 
     def stack(items: list[Views]) -> Views:
         first, second = zip(*items, strict=True)
@@ -218,7 +199,7 @@ def _by_albumentations(job: Job) -> Epoch:
         ]
     )
     read = partial(cv2.imread, flags=cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
-    views = Twice(partial(_albumentate, view))
+    views = partial(both_views, partial(_albumentate, view))
     return _by_dataloader(job, views, read=read, begin=_seed_albumentations)
 
 
@@ -232,7 +213,7 @@ def _seed_albumentations(_: int) -> None:
 
     cv2.setNumThreads(0)
     info: Any = get_worker_info()
-    info.dataset.transform.view.args[0].set_random_seed(torch.initial_seed() % 2**32)
+    info.dataset.transform.args[0].args[0].set_random_seed(torch.initial_seed() % 2**32)
 
 
 def _by_dali_as_in_solo_learn(job: Job) -> Epoch:
@@ -260,11 +241,12 @@ def _by_dali_as_in_solo_learn(job: Job) -> Epoch:
         image = fn.decoders.image(encoded, device="mixed" if gpu else "cpu", output_type=types.RGB)
         pipeline.set_outputs(*(_solo_learn_view(job, image) for _ in range(2)))
     pipeline.build()
+    steps = job.images // job.batch
 
     def epoch() -> Iterator[Views]:
-        for _ in range(min(_DALI_AHEAD, job.steps)):
+        for _ in range(min(_DALI_AHEAD, steps)):
             pipeline.schedule_run()
-        for left in reversed(range(job.steps)):
+        for left in reversed(range(steps)):
             stream = torch.cuda.current_stream(job.device) if gpu else None
             view1, view2 = pipeline.outputs(cuda_stream=stream)
             if left >= _DALI_AHEAD:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from fastsiam.bench.records import Record, record
+from fastsiam.bench.records import Record, Row
 from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig
-from fastsiam.views.draws import draw_views
+from fastsiam.views.draws import ViewParams, draw_views
 from fastsiam.views.photometric import photometric, reference
 
 _ON_GPU = 51200
@@ -64,19 +64,20 @@ def measure_stage(
         batches=max(1, on_gpu // batch) if session.gpu else 2,
         device=session.device,
     )
-    timings = compare(session, {case: build})
-    return [
-        record(
-            case,
-            work,
-            timing,
-            baseline=(baseline[0], timings.get((case, baseline[1]))),
-            ceiling=("one pass", timings.get((case, once))),
+    rows = (
+        Row(
+            case=case,
+            name=name,
+            runner=case,
+            build=build,
+            baseline=baseline,
+            ceiling=("one pass", [once]),
             in_the_clock=in_the_clock,
             config=session.settings(batch=batch),
         )
-        for (_, work), timing in timings.items()
-    ]
+        for name in ("fastsiam", baseline[1], once)
+    )
+    return compare(session, rows)
 
 
 def build_photometric(
@@ -88,28 +89,34 @@ def build_photometric(
         for side, views in augment.by_side.items()
     )
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    sizes = np.full((batch, 2), 400)
-    params = [
-        draw_views(augment, seed=0, epoch=i, index=np.arange(batch), size=sizes)
-        for i in range(batches)
-    ]
+    params = draws(augment, batches, np.full((batch, 2), 400))
     copies = [torch.empty_like(of_side, dtype=dtype) for of_side in crops]
     some = min(batch, 256 if device == "cuda" else 8)  # it is slow
     first, few = params[0].rows(slice(0, some)), tuple(of_side[:, :some] for of_side in crops)
 
-    def touch(_: Any) -> None:
+    def touch(_: ViewParams) -> None:
         for copy, of_side in zip(copies, crops, strict=True):
             copy.copy_(of_side)
 
-    def times(one: Callable[[Any], object]) -> Task:
-        def run() -> None:
-            for own in params:
-                one(own)  # what it makes is let go before the next
-
-        return Task(run, batch * batches, before=lambda: one(params[0]))
-
     return {
-        "fastsiam": times(lambda p: photometric(crops, p, augment, dtype=dtype)),
+        "fastsiam": for_each(params, lambda p: photometric(crops, p, augment, dtype=dtype)),
         REFERENCE: Task(lambda: reference.photometric(few, first, augment, dtype=dtype), some),
-        ONCE: times(touch),
+        ONCE: for_each(params, touch),
     }
+
+
+def draws(augment: AugmentConfig, batches: int, size: NDArray[np.int64]) -> list[ViewParams]:
+    """Draw the parameters of batches of images of some sizes, (N, 2) height and width."""
+    index = np.arange(len(size))
+    return [draw_views(augment, seed=0, epoch=i, index=index, size=size) for i in range(batches)]
+
+
+def for_each(batches: Sequence[ViewParams], one: Callable[[ViewParams], object]) -> Task:
+    """Return a task that does something with the parameters of each batch."""
+
+    def run() -> None:
+        for own in batches:
+            one(own)  # what it makes is let go before the next
+
+    images = sum(own.flip.shape[1] for own in batches)
+    return Task(run, images, before=lambda: one(batches[0]))

@@ -25,18 +25,17 @@ import torch
 
 from fastsiam import trace
 from fastsiam.bench.cases.step import fed, step_of
-from fastsiam.bench.images import users_own
+from fastsiam.bench.images import Images, users_own
 from fastsiam.bench.measure import wait_for_gpu
-from fastsiam.bench.records import Record, check_writable, record
+from fastsiam.bench.records import Record, Row, Sample, Timing, check_writable
 from fastsiam.bench.runner import Runner, Task
 from fastsiam.bench.session import Session
-from fastsiam.bench.timing import Sample, Timing
 from fastsiam.config import DataConfig, Pipeline, PipelineSetting, TrainConfig
 from fastsiam.errors import DataError
 from fastsiam.files import explained, written_whole
 from fastsiam.pipelines import open_store
 from fastsiam.pipelines.automatic import choose_pipeline
-from fastsiam.pipelines.backends import BACKENDS
+from fastsiam.pipelines.backends import CEILING
 from fastsiam.report.markdown import markdown
 
 MARK = "fastsiam: the clocks meet"
@@ -63,15 +62,16 @@ def profile(session: Session, asked: PipelineSetting, steps: int, out: Path) -> 
         DataError: ``out`` cannot be written.
     """
     check_writable(out)
-    pipeline, batch = _chosen(session) if asked == "auto" else asked, session.trained_batch
-    data = DataConfig(pipeline=pipeline, workers=session.workers)
-    if BACKENDS[pipeline].real:
+    batch = session.trained_batch
+    data = DataConfig(pipeline=CEILING, workers=session.workers)
+    if asked != CEILING:
         images = session.images(batch, at_least=WARM_UP + steps + 1)
-        data = session.data(images, pipeline)
+        data = session.data(images, _chosen(session, images) if asked == "auto" else asked)
+    pipeline: Pipeline = data.pipeline  # type: ignore[assignment]  # not "auto"
     config = replace(session.train_config(batch), data=data)
     with tempfile.TemporaryDirectory(prefix="fastsiam-trace-") as folder:
         build = partial(build_profile, config=config, steps=steps, folder=folder)
-        with closing(Runner(build)) as runner:
+        with closing(Runner("profile", build)) as runner:
             facts = runner.facts("profile")
         whole, spans = json.loads(Path(folder, "torch.json").read_text()), trace.read(Path(folder))
     events, seconds = whole["traceEvents"], facts["seconds"]
@@ -89,24 +89,28 @@ def profile(session: Session, asked: PipelineSetting, steps: int, out: Path) -> 
             f"{1e3 * use['longest_gap']:.2f} ms, {use['gap_of_a_step']:.1%} of a step"
         )
     text = f"{said}\n\n{_table(ranges, steps, seconds)}\n\n{facts['operations']}"
-    return text, record(
-        "profile",
-        pipeline,
-        Timing([Sample(seconds, 0.0)], steps * batch),
+    row = Row(
+        case="profile",
+        name=pipeline,
         pipeline=pipeline,
         facts={"steps": steps, **use},
         in_the_clock="traced steps in the middle of an epoch; tracing slows them down",
         config=session.settings(batch=batch, workers=session.workers),
     )
+    return text, row.record({pipeline: Timing([Sample(seconds, 0.0)], steps * batch)})
 
 
-def _chosen(session: Session) -> Pipeline:
-    """Return the pipeline that training would choose for all of the user's data."""
+def _chosen(session: Session, images: Images) -> Pipeline:
+    """Return the pipeline that training would choose for all of the user's data.
+
+    Generated images stand for the recipe's data set. No memory holds ImageNet.
+    """
     own = session.config
-    if not users_own(own):
-        return "native"  # generated images stand for ImageNet's, which no memory holds
-    store = open_store(own.root, "train", columns=own.columns)
-    choice = choose_pipeline(store, device=torch.device(session.device), keeps=True)
+    if users_own(own):
+        store, keeps = open_store(own.root, "train", columns=own.columns), True
+    else:
+        store, keeps = open_store(images.folder, "train"), own.recipe != "imagenet"
+    choice = choose_pipeline(store, device=torch.device(session.device), keeps=keeps)
     session.console.say(f"pipeline {choice.name}: {choice.why}")
     return choice.name
 
@@ -169,7 +173,7 @@ def _table(events: list[dict[str, Any]], steps: int, seconds: float) -> str:
     return markdown(["range", "ms a step", "of the time", "threads", "times", "median ms"], rows)
 
 
-def build_profile(*, config: TrainConfig, steps: int, folder: str) -> dict[str, Task]:
+def build_profile(*, config: TrainConfig, steps: int, folder: str) -> Task:
     """Build a model and a loader; the task is to train some steps and write torch's trace."""
     os.environ["FASTSIAM_TRACE"] = folder
     importlib.reload(trace)  # which reads the variable
@@ -203,4 +207,4 @@ def build_profile(*, config: TrainConfig, steps: int, folder: str) -> dict[str, 
             max_name_column_width=40,
         )
 
-    return {"profile": Task(run, steps * config.optim.batch, lambda: facts)}
+    return Task(run, steps * config.optim.batch, lambda: facts)

@@ -9,14 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.bench.measure import clocked
-from fastsiam.bench.records import Record, record
+from fastsiam.bench.records import Record, Row, Timing
 from fastsiam.bench.session import Session
-from fastsiam.bench.timing import Timing
 from fastsiam.pipelines import open_store
 from fastsiam.pipelines.shuffle import Window, full_shuffle
 from fastsiam.pipelines.store.base import in_order
 
-_WINDOWS = "1,1024,4096,16384,65536"
+_WINDOWS = (1, 1024, 4096, 16384, 65536)
 _IMAGES, _CLASSES = 1_281_167, 1000
 _BATCH = 512
 """Of the paper."""
@@ -27,27 +26,25 @@ def measure(session: Session) -> list[Record]:
     """Measure each window on the data's labels, or on as many as ImageNet's, sorted by class."""
     labels, blocks, about = _labels_and_blocks(session)
     batch, images = session.config.batch or _BATCH, len(labels)
-    full = _timed(session, partial(full_shuffle, images, _SEED), images)
+    timings = {"full": _timed(session, partial(full_shuffle, images, _SEED), images)}
     of_full = largest_classes(labels[full_shuffle(images, _SEED, 0)], batch)
-    measured = [("full", full, {"moved": 1.0, "parted": 1.0} | of_full)]
-    for size in map(int, (session.config.values or _WINDOWS).split(",")):
-        window = Window(size, blocks)
-        timing = _timed(session, partial(window.epoch, _SEED), images)
+    facts: dict[str, dict[str, float]] = {"full": {"moved": 1.0, "parted": 1.0} | of_full}
+    for size in session.config.values or _WINDOWS:
+        window, name = Window(size, blocks), f"window:{size}"
+        timings[name] = _timed(session, partial(window.epoch, _SEED), images)
         order = window.epoch(_SEED, 0)
-        facts = distances(order, blocks) | largest_classes(labels[order], batch)
-        facts |= {f"{name}_full": share for name, share in of_full.items()}
-        measured.append((f"window:{size}", timing, facts))
+        facts[name] = distances(order, blocks) | largest_classes(labels[order], batch)
+        facts[name] |= {f"{key}_full": share for key, share in of_full.items()}
     return [
-        record(
-            "shuffle",
-            name,
-            timing,
-            baseline=("full", full),
-            facts=facts,
+        Row(
+            case="shuffle",
+            name=name,
+            baseline=("full", "full"),
+            facts=facts[name],
             in_the_clock="computing the order of an epoch, once in each process",
             config=session.settings(batch=batch, data=about),
-        )
-        for name, timing, facts in measured
+        ).record(timings)
+        for name in timings
     ]
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastsiam.bench.measure import cpu_seconds, drop_from_cache, wait_for_gpu
-from fastsiam.bench.records import Record, record
+from fastsiam.bench.records import Record, Row, Sample, Timing
 from fastsiam.bench.runner import Runner, RunnerError, Task
-from fastsiam.bench.timing import Sample, Timing
 from fastsiam.config import AugmentConfig, DataConfig, Pipeline
 from fastsiam.pipelines import build_loader
 
@@ -36,8 +35,8 @@ def measure(session: Session) -> list[Record]:
         session.console.say(f"startup: round {number + 1} of {session.config.repeats}")
         for pipeline, state in list(runs):
             try:
-                data = session.data(images, pipeline)
-                runs[pipeline, state].append(_start(session, data, cold=state == "cold"))
+                settings = session.loading(images, pipeline)
+                runs[pipeline, state].append(_start(settings, cold=state == "cold"))
             except RunnerError as failure:
                 session.console.say(f"{pipeline}, {state}: not measured: {failure}")
                 del runs[pipeline, state]
@@ -52,10 +51,9 @@ def measure(session: Session) -> list[Record]:
                 "of the files in its cache"
             )
             continue
-        one_record = record(
-            "startup",
-            f"{pipeline}, {state} cache",
-            Timing([sample for sample, _ in started], images.count),
+        row = Row(
+            case="startup",
+            name=f"{pipeline}, {state} cache",
             pipeline=pipeline,
             facts=numbers,
             in_the_clock="from the start of python to the end of the first epoch",
@@ -63,31 +61,24 @@ def measure(session: Session) -> list[Record]:
                 batch=session.loaded_batch, workers=session.workers, data=images.about
             ),
         )
-        records.append(one_record)
+        records.append(row.record({row.name: Timing([one for one, _ in started], images.count)}))
     return records
 
 
-def _start(session: Session, data: DataConfig, *, cold: bool) -> tuple[Sample, dict[str, Any]]:
+def _start(settings: dict[str, Any], *, cold: bool) -> tuple[Sample, dict[str, Any]]:
     """Start a process that loads; return its time to the end of the first epoch, and its facts."""
-    files = [path for path in Path(data.data).rglob("*") if path.is_file()]
+    files = [path for path in Path(settings["data"].data).rglob("*") if path.is_file()]
     cached = drop_from_cache(files) if cold else 1.0
-    build = partial(
-        build_startup,
-        data=data,
-        augment=session.config.augment,
-        batch=session.loaded_batch,
-        device=session.device,
-        began=time.monotonic(),
-    )
-    with closing(Runner(build, fresh=True)) as runner:
+    build = partial(build_startup, began=time.monotonic(), **settings)
+    with closing(Runner("startup", build, fresh=True)) as runner:
         facts = runner.facts("startup") | {"cached": cached}
     wall, cpu = facts["first_epoch_over"], facts.pop("cpu_until_then")
     return replace(runner.first["startup"], wall=wall, cpu=cpu), facts
 
 
 def build_startup(
-    *, data: DataConfig, augment: AugmentConfig, batch: int, device: str, began: float
-) -> dict[str, Task]:
+    *, data: DataConfig, augment: AugmentConfig, batch: int, images: int, device: str, began: float
+) -> Task:
     """Load two epochs once; ``began`` is when the process was started."""
     facts: dict[str, Any] = {}
 
@@ -106,4 +97,4 @@ def build_startup(
             facts.setdefault("cpu_until_then", cpu_seconds())
         loader.close()
 
-    return {"startup": Task(run, batch, lambda: facts)}
+    return Task(run, images, lambda: facts)

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from fastsiam import distributed
 from fastsiam.bench.config import AUTHORS, ONLY_ON_GPU, SYNC_BN, VARIANTS
 from fastsiam.bench.measure import wait_for_gpu
-from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Build, Task, compare
+from fastsiam.bench.records import Record, Row
+from fastsiam.bench.runner import Task, compare
 from fastsiam.config import DataConfig, SimSiamConfig, TrainConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import BackendError
@@ -44,34 +44,32 @@ def measure(session: Session) -> list[Record]:
     side by side, nor can that of a CUDA graph be given back for a while.
     """
     batch = session.trained_batch
-    runners: dict[str, Build] = {}
-    ranks = session.most_ranks
-    for name in session.config.variant_names:
-        settings = {"compile": "on"} | VARIANTS[name]
+    most_ranks = session.most_ranks
+
+    def row(name: str, ranks: int = 1, **settings: Any) -> Row:
+        config = session.train_config(batch, ranks=ranks, **{"compile": "on"} | settings)
+        return Row(
+            case="step",
+            name=name,
+            build=partial(build_step, config=config, authors=name == AUTHORS),
+            ranks=ranks,
+            baseline=(AUTHORS, AUTHORS),
+            in_the_clock="forward, backward and optimizer steps on tensors that are ready",
+            config=session.settings(batch=batch, backbone=config.model.backbone),
+        )
+
+    rows = []
+    for name in session.config.names("variants"):
         if name in ONLY_ON_GPU and not session.gpu:
             continue
-        if name == SYNC_BN and ranks == 1:
+        if name != SYNC_BN:
+            rows.append(row(name, **VARIANTS[name]))
+        elif most_ranks == 1:
             session.console.say(f"{name}: not measured: needs several GPUs")
-        elif name == SYNC_BN:
-            for what, more in ((name, {}), ("BN of each", {"sync_bn": False})):
-                config = session.train_config(batch, ranks=ranks, **settings | more)
-                runners[f"{ranks} ranks, {what}"] = partial(build_step, config=config)
         else:
-            config = session.train_config(batch, **settings)
-            runners[name] = partial(build_step, config=config, authors=name == AUTHORS)
-    several = {name: ranks for name in runners if name not in VARIANTS}
-    timings = compare(session, runners, ranks=several, apart=session.gpu)
-    return [
-        record(
-            "step",
-            name,
-            timing,
-            baseline=(AUTHORS, timings.get((AUTHORS, "step"))),
-            in_the_clock="forward, backward and optimizer steps on tensors that are ready",
-            config=session.settings(batch=batch, backbone=session.config.train.model.backbone),
-        )
-        for (name, _), timing in timings.items()
-    ]
+            for what, sync_bn in ((name, True), ("BN of each", False)):
+                rows.append(row(f"{most_ranks} ranks, {what}", most_ranks, sync_bn=sync_bn))
+    return compare(session, rows, apart=session.gpu)
 
 
 @dataclass(frozen=True)
@@ -122,12 +120,12 @@ def fed(config: TrainConfig) -> Fed:
     return Fed(config, place, loader)
 
 
-def build_step(*, config: TrainConfig, authors: bool = False) -> dict[str, Task]:
+def build_step(*, config: TrainConfig, authors: bool = False) -> Task:
     """Build a model, an optimizer and a few batches; its work is some steps."""
     return stepping(config, authors_step if authors else step_of)
 
 
-def stepping(config: TrainConfig, begin: Callable[[Fed], Stepper]) -> dict[str, Task]:
+def stepping(config: TrainConfig, begin: Callable[[Fed], Stepper]) -> Task:
     """Return some steps on ready tensors as work.
 
     Args:
@@ -159,7 +157,7 @@ def stepping(config: TrainConfig, begin: Callable[[Fed], Stepper]) -> dict[str, 
         return own.facts | peak | {"seconds_to_build": started, "settings": stepper.settings}
 
     before = partial(stepper.take, batches[0])  # its memory is there before the clock starts
-    return {"step": Task(run, steps * config.optim.batch, facts, before)}
+    return Task(run, steps * config.optim.batch, facts, before)
 
 
 def step_of(own: Fed) -> Stepper:

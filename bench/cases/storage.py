@@ -17,11 +17,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from fastsiam.bench import object_storage
-from fastsiam.bench.cases.peers import Twice, Views, torchvision_view
+from fastsiam.bench.cases.peers import Views, both_views, torchvision_view
 from fastsiam.bench.images import add_to_tar
 from fastsiam.bench.peers import Peer
-from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Build, Task, compare
+from fastsiam.bench.records import Record, Row
+from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.pipelines import ViewLoader
@@ -39,6 +39,53 @@ def measure(session: Session) -> list[Record]:
     folder = session.folder / "storage"
     files = sorted(path for path in images.folder.rglob("*") if path.is_file())
     pack(files, folder / "shards" / "tars")
+    readers = _readers(session)
+    if "litdata" in readers:
+        convert_for_litdata(files, folder / "shards" / "litdata")
+    with ExitStack() as held:
+        port = held.enter_context(object_storage.served(folder / "server"))
+        object_storage.upload(port, folder / "shards", "shards")
+        places: dict[str, tuple[int, bool]] = {LOCAL: (0, False)}  # port, whether the cache is cold
+        for latency in session.config.latencies:
+            proxy = held.enter_context(object_storage.delayed(port, latency / 1000))
+            for state in ("cold", "warm"):
+                places[f"S3, {latency} ms, {state} cache"] = proxy, state == "cold"
+
+        def row(reader: str, place: str) -> Row:
+            proxy, cold = places[place]
+            form = STREAMING[reader].shards if reader in STREAMING else "tars"
+            bucket = f"{object_storage.BUCKET}/shards/{form}"
+            remote = f"http://127.0.0.1:{proxy}/" if reader == "webdataset" else "s3://"
+            job = Job(
+                shards=remote + bucket if proxy else f"{folder}/shards/{form}",
+                cache=f"{folder}/caches/{reader}-{[*places].index(place)}" if proxy else "",
+                cold=cold,
+                environment=(object_storage.environment(proxy) if proxy else {})
+                | {"XDG_CACHE_HOME": f"{folder}/home"},  # indexes that stores keep
+                augment=session.config.augment,
+                batch=batch,
+                workers=session.workers,
+                images=images.count,
+            )
+            return Row(
+                case="storage",
+                name=f"{readers[reader]}, {place}",
+                build=partial(build_reading, reader=reader, job=job),
+                ceiling=("the local disk", [f"{readers[reader]}, {LOCAL}"]),
+                pipeline="" if reader in STREAMING else reader,
+                in_the_clock="one epoch to finished views, of a loader that was opened just "
+                "before; cold: its cache is empty then",
+                config=session.settings(
+                    batch=batch, workers=session.workers, window=_WINDOW, data=images.about
+                ),
+            )
+
+        rows = [row(reader, place) for reader in readers for place in places]
+        return compare(session, rows, apart=True)
+
+
+def _readers(session: Session) -> dict[str, str]:
+    """Return the titles of the pipelines and libraries that can be measured, by name."""
     pipelines = session.config.pipeline_names if session.config.pipelines else (BASELINE, ENGINE)
     readers: dict[str, str] = {name: f"fastsiam --pipeline {name}" for name in pipelines}
     for name, library in STREAMING.items():
@@ -46,52 +93,7 @@ def measure(session: Session) -> list[Record]:
             session.console.say(f"{name}: not measured: {library.missing}")
         else:
             readers[name] = library.title
-    if "litdata" in readers:
-        convert_for_litdata(files, folder / "shards" / "litdata")
-    added: dict[str, str] = {}
-    with ExitStack() as held:
-        port = held.enter_context(object_storage.served(folder / "server"))
-        object_storage.upload(port, folder / "shards", "shards")
-        places: dict[str, tuple[int, bool]] = {LOCAL: (0, False)}  # port, whether the cache is cold
-        for latency in map(int, session.config.latencies.split(",")):
-            proxy = held.enter_context(object_storage.delayed(port, latency / 1000))
-            for state in ("cold", "warm"):
-                places[f"S3, {latency} ms, {state} cache"] = proxy, state == "cold"
-        runners: dict[str, Build] = {}
-        for reader, title in readers.items():
-            form = STREAMING[reader].shards if reader in STREAMING else "tars"
-            bucket = f"{object_storage.BUCKET}/shards/{form}"
-            for number, (place, (proxy, cold)) in enumerate(places.items()):
-                remote = f"http://127.0.0.1:{proxy}/" if reader == "webdataset" else "s3://"
-                job = Job(
-                    shards=remote + bucket if proxy else f"{folder}/shards/{form}",
-                    cache=f"{folder}/caches/{reader}-{number}" if proxy else "",
-                    cold=cold,
-                    environment=(object_storage.environment(proxy) if proxy else {})
-                    | {"XDG_CACHE_HOME": f"{folder}/home"},  # indexes that stores keep
-                    augment=session.config.augment,
-                    batch=batch,
-                    workers=session.workers,
-                    images=images.count,
-                )
-                added[f"{title}, {place}"] = reader
-                runners[f"{title}, {place}"] = partial(build_reading, reader=reader, job=job)
-        timings = compare(session, runners, apart=True)
-    return [
-        record(
-            "storage",
-            name,
-            timing,
-            ceiling=("the local disk", timings.get((f"{readers[added[name]]}, {LOCAL}", task))),
-            pipeline="" if added[name] in STREAMING else added[name],
-            in_the_clock="one epoch to finished views, of a loader that was opened just before; "
-            "cold: its cache is empty then",
-            config=session.settings(
-                batch=batch, workers=session.workers, window=_WINDOW, data=images.about
-            ),
-        )
-        for (name, task), timing in timings.items()
-    ]
+    return readers
 
 
 def pack(files: list[Path], folder: Path) -> None:
@@ -125,7 +127,7 @@ class Job:
     """Images of an epoch: whole batches of them."""
 
 
-def build_reading(*, reader: str, job: Job) -> dict[str, Task]:
+def build_reading(*, reader: str, job: Job) -> Task:
     """Build a pipeline or a library of ``STREAMING``; its task is an epoch of a new loader."""
     os.environ.update(job.environment)
     library, turns = STREAMING.get(reader), count()
@@ -149,7 +151,7 @@ def build_reading(*, reader: str, job: Job) -> dict[str, Task]:
             raise RuntimeError(f"it yields {images:,} of {job.images:,} images")
 
     facts = {"differs": library.differs, "version": library.version} if library else {}
-    return {"views": Task(run, job.images, lambda: facts, before=reopen)}
+    return Task(run, job.images, lambda: facts, before=reopen)
 
 
 def _open_pipeline(job: Job, pipeline: Any) -> ViewLoader:
@@ -249,11 +251,11 @@ def _views_of(augment: AugmentConfig) -> Callable[[bytes], Views]:
     """Return what makes both views of an encoded image."""
     from torchvision.io import ImageReadMode, decode_image
 
-    twice = Twice(torchvision_view(augment))
+    view = torchvision_view(augment)
 
     def views(data: bytes) -> Views:
         encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        return twice(decode_image(encoded, mode=ImageReadMode.RGB))
+        return both_views(view, decode_image(encoded, mode=ImageReadMode.RGB))
 
     return views
 

@@ -10,10 +10,10 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from fastsiam.bench.cases.step import Fed, fed, step_of, steps_in_time
-from fastsiam.bench.config import ORIGINAL
+from fastsiam.bench.config import ORIGINAL, with_form
 from fastsiam.bench.measure import wait_for_gpu
-from fastsiam.bench.records import Record, record
-from fastsiam.bench.runner import Build, Task, compare
+from fastsiam.bench.records import Record, Row
+from fastsiam.bench.runner import Task, compare
 from fastsiam.config import DataConfig, TrainConfig
 from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, backend_of
 from fastsiam.train.clock import Clock
@@ -35,42 +35,38 @@ def measure(session: Session) -> list[Record]:
     batch = session.trained_batch
     images = session.images(batch, at_least=4)
     config = session.train_config(batch)
-    ready = DataConfig(pipeline=CEILING)
-    runners: dict[str, Build] = {CEILING: partial(build_fed, config=replace(config, data=ready))}
-    for pipeline in session.config.pipeline_names:
-        forms = session.forms(pipeline) if BACKENDS[pipeline].needs_beton else []
-        for form in forms or [ORIGINAL]:
-            name = pipeline if form == "original" else f"{pipeline}, {form}"
-            data = session.data(images, pipeline, form)
-            runners[name] = partial(build_fed, config=replace(config, data=data))
-    timings = compare(session, runners)
-    baseline, ceiling = (timings.get((name, "train")) for name in (BASELINE, CEILING))
-    return [
-        record(
-            "train",
-            name,
-            timing,
-            torchvision=baseline,
-            ceiling=("ready tensors", ceiling),
-            pipeline=name.partition(",")[0],
+
+    def row(name: str, data: DataConfig) -> Row:
+        return Row(
+            case="train",
+            name=name,
+            build=partial(build_fed, config=replace(config, data=data)),
+            torchvision=BASELINE,
+            ceiling=("ready tensors", [CEILING]),
+            pipeline=data.pipeline,
             in_the_clock="steps in the middle of an epoch: waiting for the batch, forward, "
             "backward, optimizer",
             config=session.settings(
                 batch=batch,
-                backbone=session.config.train.model.backbone,
+                backbone=config.model.backbone,
                 workers=session.workers,
                 data=images.about,
             ),
         )
-        for (name, _), timing in timings.items()
-    ]
+
+    rows = [row(CEILING, DataConfig(pipeline=CEILING))]
+    for pipeline in session.config.pipeline_names:
+        forms = session.forms(pipeline) if BACKENDS[pipeline].needs_beton else []
+        for form in forms or [ORIGINAL]:
+            rows.append(row(with_form(pipeline, form), session.data(images, pipeline, form)))
+    return compare(session, rows)
 
 
-def build_fed(*, config: TrainConfig) -> dict[str, Task]:
+def build_fed(*, config: TrainConfig) -> Task:
     """Build a model and a loader; its work is some steps in the middle of an epoch."""
     training = _Training(fed(config))
     images = training.steps * config.optim.batch
-    return {"train": Task(training.run, images, training.facts, training.before)}
+    return Task(training.run, images, training.facts, training.before)
 
 
 class _Training:

@@ -36,7 +36,7 @@ def _add(case: Case) -> None:
     """Add the command that measures a case."""
 
     def measure(config: BenchConfig) -> None:
-        from fastsiam.bench.suite import run
+        from fastsiam.bench.session import run
 
         run(case.name, config)
 

@@ -108,7 +108,7 @@ class DataConfig(Config):
         "slow training down, timed over the first hundred batches.",
     )
     prefetch: int = setting(
-        2, "native, ffcv, dali: batches to prepare ahead of the training step.", at_least=1
+        2, "native, ffcv, dali, memory: batches to prepare ahead of the training step.", at_least=1
     )
     cache: str = setting(
         "", "Folder on a local disk that caches remote data for later epochs and runs."

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastsiam.config import MonitorConfig
 from fastsiam.config.evaluate import (
@@ -24,23 +23,22 @@ from fastsiam.config.evaluate import (
     LabelConfig,
     LinearConfig,
 )
-from fastsiam.console import counted, duration, pace
+from fastsiam.console import counted, duration
 from fastsiam.distributed import Place
 from fastsiam.evaluate.accuracy import Accuracy
-from fastsiam.evaluate.features import collected, pixel_batches
+from fastsiam.evaluate.features import collected
 from fastsiam.evaluate.knn import KnnResult, knn_accuracy
 from fastsiam.evaluate.labelled import (
     Batches,
     LabelledImages,
     augmented_features,
+    augmented_images,
     cached_features,
-    check_shared,
-    feature_parts,
 )
-from fastsiam.evaluate.record_files import RecordFiles, Show
+from fastsiam.evaluate.record_files import Show
 from fastsiam.evaluate.subject import Subject, data_facts, open_subject
 from fastsiam.evaluate.supervised import SupervisedTraining, fine_tuning, linear_training
-from fastsiam.run.records import Evaluation, Record, check_targets
+from fastsiam.run.records import Record, check_targets
 from fastsiam.views.batch import EvalLoader
 
 _FEW_PERCENT = 2
@@ -58,13 +56,14 @@ def preflight(path: Path, config: EvalConfig) -> None:
     Raises:
         FastSiamError: says what is wrong.
     """
-    ranks = config.gpus * config.max_nodes
-    place = Place(0, ranks, torch.device("cpu"))
-    open_subject(path, config, place).loaders()
+    place = Place(0, config.gpus * config.max_nodes, torch.device("cpu"))
+    subject = open_subject(path, config, place)
+    if isinstance(config, LabelConfig):
+        LabelledImages(subject, config)
+    else:
+        subject.loaders()
     if config.json:
         check_targets(Path(config.json))
-    if isinstance(config, LabelConfig):
-        check_shared(config.global_batch, ranks)
 
 
 def evaluate_knn(
@@ -91,12 +90,11 @@ def evaluate_knn(
         data_facts(subject.data, bank, queries),
         {"features": "pool5", "similarity": "cosine", "votes": [list(vote) for vote in votes]},
     )
-    files = _files(subject, config, evaluation)
+    files = subject.record_files(evaluation, config)
     subject.introduce()
-    own_kind: Features = "untrained" if subject.untrained else "trained"
-    kinds: tuple[Features, ...] = (own_kind,)
+    kinds: list[Features] = ["untrained" if subject.untrained else "trained"]
     if config.baselines:
-        kinds = ("pixels", "untrained") if subject.untrained else ("pixels", "untrained", own_kind)
+        kinds = ["pixels", *dict.fromkeys(("untrained", *kinds))]
     lines: list[dict[str, Any]] = []
     summary: list[str] = []
     for kind in kinds:
@@ -132,12 +130,12 @@ def _classified(
 ) -> list[KnnResult]:
     """Classify the queries by features of a kind; return a result for each vote."""
     if kind == "pixels":
-        known, asked = pixel_batches(bank), pixel_batches(queries)
-    else:
-        if kind == "untrained" and not subject.untrained:
-            subject = subject.as_untrained()
-        known, asked = subject.extract(bank, "bank: images"), subject.extract(queries, "queries")
-    return knn_accuracy(known, *collected(asked), votes=votes, classes=len(bank.classes))
+        subject = replace(subject, network=nn.Flatten(), dtype=torch.float32)
+    elif kind == "untrained" and not subject.untrained:
+        subject = subject.as_untrained()
+    asked, labels, _ = collected(subject.extract(queries, "queries"))
+    known = ((part, own) for part, own, _ in subject.extract(bank, "bank: images"))
+    return knn_accuracy(known, asked, labels, votes=votes, classes=len(bank.classes))
 
 
 def evaluate_linear(
@@ -145,11 +143,7 @@ def evaluate_linear(
 ) -> Record:
     """Train a linear classifier for each rate on frozen features, and validate; return the record.
 
-    Args:
-        path: a run's folder, a checkpoint, or a file of another program.
-        config: the protocol.
-        place: this rank.
-        show: is given the record on rank 0, before it is written.
+    The arguments are as for ``evaluate_knn``.
     """
     subject = open_subject(path, config, place)
     images = LabelledImages(subject, config)
@@ -165,10 +159,23 @@ def evaluate_linear(
         "storage": config.storage if config.cached else None,
         "scale_min": None if config.cached else config.scale_min,
     }
-    subject.introduce(*_linear_lines(config, images), why)
+    name = f"LARS (trust {config.lars_trust:g}, no clip, biases too)" if is_lars else "SGD"
+    rates = ", ".join(f"{lr:g} ({lr * config.batch / 256:g})" for lr in config.rates)
+    crops = (
+        "trained on CACHED features of one central crop of each image, kept in "
+        f"{config.storage}: no augmentation"
+    )
+    subject.introduce(
+        f"linear evaluation on {images}: {name}, batch {config.batch:,}, {config.epochs} epochs, "
+        f"{_shared_settings(config)}",
+        f"base rates, and times {config.batch:,} / 256: {rates}",
+        crops if config.cached else _augmentation(config),
+        images.note,
+        why,
+    )
     details = "" if is_lars else "sgd", "cached" if config.cached else ""
     labelled = _Labelled("linear", images, config, protocol, *details)
-    held = list(subject.extract(images.val, "validation: images"))
+    held = [part[:2] for part in subject.extract(images.val, "validation: images")]
     training = linear_training(
         config,
         features=subject.features,
@@ -176,53 +183,26 @@ def evaluate_linear(
         steps_per_epoch=images.steps,
         place=place,
     )
-    summary = partial(_linear_summary, config, images)
     if config.cached:
         batches = cached_features(images, _STORAGE[config.storage])
-        return labelled.trained(training, batches, lambda: held, summary, show)
-    with closing(images.augmented(images.batch // feature_parts(images))) as loader:
-        batches = partial(augmented_features, images, loader)
-        return labelled.trained(training, batches, lambda: held, summary, show)
-
-
-def _linear_lines(config: LinearConfig, images: LabelledImages) -> list[str]:
-    """Say how the classifiers are trained."""
-    name, batch = "SGD", images.batch
-    if config.optimizer == "lars":
-        name = f"LARS (trust {config.lars_trust:g}, no clip, biases too)"
-    rates = ", ".join(f"{lr:g} ({lr * batch / 256:g})" for lr in config.rates)
-    crops = f"trained on random crops ({config.scale_min:g} to 1 of the area) and flips"
-    if config.cached:
-        crops = (
-            "trained on CACHED features of one central crop of each image, kept in "
-            f"{config.storage}: no augmentation"
-        )
-    return [
-        f"linear evaluation on {images}: {name}, batch {batch:,}, {config.epochs} epochs, cosine "
-        f"per step, momentum {config.momentum:g}, weight decay {config.weight_decay:g}",
-        f"base rates, and times {batch:,} / 256: {rates}",
-        crops,
-    ]
-
-
-def _linear_summary(
-    config: LinearConfig, images: LabelledImages, results: list[Accuracy]
-) -> list[str]:
-    """Say the accuracy of each rate's classifier, and which is best."""
+    else:
+        batches = partial(augmented_features, images)
     way = "cached features of central crops" if config.cached else "random crops and flips"
-    how = (
-        f"{config.optimizer}, batch {images.batch:,}, {config.epochs} epochs, {way}{images.on_part}"
-    )
-    start = "untrained network, linear" if images.subject.untrained else "linear"
-    found = list(zip(config.rates, results, strict=True))
-    lines = [f"{start} {result} (base rate {lr:g}, {how})" for lr, result in found]
-    if len(found) > 1:
-        lr, best = max(found, key=lambda one: one[1].top1)
-        lines.append(
-            f"best of {len(found)} rates, chosen on these very validation images: "
-            f"{best.top1:.2f}% with base rate {lr:g}"
-        )
-    return lines
+    how = f"{config.optimizer}, batch {config.batch:,}, {config.epochs} epochs, {way}"
+    start = "untrained network, linear" if subject.untrained else "linear"
+
+    def summary(results: list[Accuracy]) -> list[str]:
+        pairs = list(zip(config.rates, results, strict=True))
+        lines = [f"{start} {r} (base rate {lr:g}, {how}{images.on_part})" for lr, r in pairs]
+        if len(pairs) > 1:
+            lr, best = max(pairs, key=lambda pair: pair[1].top1)
+            lines.append(
+                f"best of {len(pairs)} rates, chosen on these very validation images: "
+                f"{best.top1:.2f}% with base rate {lr:g}"
+            )
+        return lines
+
+    return labelled.record(training, batches, lambda: held, summary, show)
 
 
 def evaluate_finetuned(
@@ -230,11 +210,7 @@ def evaluate_finetuned(
 ) -> Record:
     """Train the whole network with labels, and validate; return the record.
 
-    Args:
-        path: a run's folder, a checkpoint, or a file of another program; it stays as it is.
-        config: the protocol.
-        place: this rank.
-        show: is given the record on rank 0, before it is written.
+    The arguments are as for ``evaluate_knn``; the file stays as it is.
     """
     subject = open_subject(path, config, place)
     images = LabelledImages(subject, config)
@@ -252,9 +228,9 @@ def evaluate_finetuned(
     )
     labelled = _Labelled("finetune", images, config, protocol)
     subject.introduce(
-        f"fine-tuning all of it on {images}: SGD (Nesterov), {how}, cosine per step, "
-        f"momentum {config.momentum:g}, weight decay {config.weight_decay:g}",
-        f"trained on random crops ({config.scale_min:g} to 1 of the area) and flips",
+        f"fine-tuning all of it on {images}: SGD (Nesterov), {how}, {_shared_settings(config)}",
+        _augmentation(config),
+        images.note,
     )
     training = fine_tuning(
         config,
@@ -266,18 +242,21 @@ def evaluate_finetuned(
         place=place,
     )
     start = "untrained network, fine-tuned" if subject.untrained else "fine-tuned"
-    with closing(images.augmented(images.batch)) as loader:
+    return labelled.record(
+        training,
+        partial(augmented_images, images),
+        lambda: ((batch.image, batch.label) for batch in images.val),
+        lambda results: [f"{start} {results[0]} ({how})"],
+        show,
+    )
 
-        def batches(epoch: int) -> Batches:
-            return ((batch.view1, batch.label) for batch in loader.epoch(epoch))
 
-        return labelled.trained(
-            training,
-            batches,
-            lambda: ((batch.image, batch.label) for batch in images.val),
-            lambda found: [f"{start} {found[0]} ({how})"],
-            show,
-        )
+def _shared_settings(config: LabelConfig) -> str:
+    return f"cosine per step, momentum {config.momentum:g}, weight decay {config.weight_decay:g}"
+
+
+def _augmentation(config: LabelConfig) -> str:
+    return f"trained on random crops ({config.scale_min:g} to 1 of the area) and flips"
 
 
 class _Labelled:
@@ -301,35 +280,42 @@ class _Labelled:
         }
         # The weights' hash is of the network before fine-tuning.
         self._evaluation = images.subject.evaluation(kind, images.facts(), shared | protocol)
-        self._files = _files(images.subject, config, self._evaluation, *details, images.part)
+        self._files = images.subject.record_files(self._evaluation, config, *details, images.part)
 
-    def trained(
+    def record(
         self,
         training: SupervisedTraining,
-        batches: Callable[[int], Batches],
+        batches: Callable[[range], Batches],
         validation: Callable[[], Iterable[tuple[Tensor, Tensor]]],
         summary: Callable[[list[Accuracy]], list[str]],
         show: Show | None,
     ) -> Record:
         """Train from where an earlier try was interrupted; validate, and keep the record."""
-        console, config, epochs = self._images.subject.console, self._config, self._config.epochs
-        first, steps = 0, self._images.steps
-        if config.resume == "auto" and (saved := self._files.load_state()):
-            first = saved["epoch"]
-            training.load(saved["state"])
-            console.say(f"continuing after epoch {first} of {epochs}, where it was interrupted")
+        console, config, steps = self._images.subject.console, self._config, self._images.steps
+        saved = self._files.load_state(config.resume)
+        first = saved["step"] // steps if saved else 0
         results: list[Accuracy] = []
         began = time.monotonic()
-        with console.progress(epochs * steps, first * steps):
-            for epoch in range(first, epochs):
-                losses = training.epoch(epoch, self._with_progress(batches(epoch), epoch))
-                done = epoch + 1
-                if done == epochs or (config.eval_every and done % config.eval_every == 0):
-                    results = training.evaluate(validation())
-                    best = max(results, key=lambda result: result.top1)
-                    loss = losses[results.index(best)].item()
-                    console.say(f"epoch {done} of {epochs}: loss {loss:.3f}, {best}")
-                self._files.save_state(done, training.state, last=done == epochs)
+
+        def validate(done: int, losses: Tensor) -> str:
+            epoch = done // steps
+            if epoch == config.epochs or (config.eval_every and epoch % config.eval_every == 0):
+                results[:] = training.evaluate(validation())
+                best = max(results, key=lambda result: result.top1)
+                loss = losses[results.index(best)].item()
+                console.say(f"epoch {epoch} of {config.epochs}: loss {loss:.3f}, {best}")
+            return ""
+
+        training.run(
+            lambda _: batches(range(first, config.epochs)),
+            steps=training.steps,
+            every=steps,
+            images=self._images.batch,
+            files=self._files,
+            console=console,
+            at_mark=validate,
+            saved=saved,
+        )
         results = results or training.evaluate(validation())
         best = max(results, key=lambda result: result.top1)
         seconds = time.monotonic() - began
@@ -343,28 +329,8 @@ class _Labelled:
             ],
             summary=summary(results),
             per_class=dict(zip(self._images.train.classes, best.per_class, strict=True)),
-            speed={"seconds": seconds, "epochs": epochs - first},
+            speed={"seconds": seconds, "epochs": config.epochs - first},
             images_validated=best.images,
         )
         self._files.keep(record, show)
         return record
-
-    def _with_progress(self, batches: Batches, epoch: int) -> Batches:
-        """Pass on the batches of an epoch, and show the progress."""
-        images, steps = self._images, self._images.steps
-        began, before, total = time.monotonic(), epoch * steps, self._config.epochs * steps
-        for step, batch in enumerate(batches, start=1):
-            yield batch
-            speed = step * images.batch / max(time.monotonic() - began, 1e-9)
-            left = (total - before - step) * images.batch
-            images.subject.console.advance(before + step, pace(speed, left))
-
-
-def _files(
-    subject: Subject, config: EvalConfig, evaluation: Evaluation, *details: str
-) -> RecordFiles:
-    """Return where a subject's record will go."""
-    return RecordFiles(
-        subject.pretrained.run, evaluation, *details,
-        asked=config.json, place=subject.place, console=subject.console,
-    )  # fmt: skip

@@ -6,7 +6,6 @@ import csv
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -132,14 +131,7 @@ def _in_order(subject: Subject, loader: EvalLoader) -> Iterator[tuple[Tensor, ..
 
     The ranks take batches in turn (``_loader``). One whose images are all bad is left out.
     """
-    place, shown = subject.place, loader.rows()
-    own = (
-        (features, labels, torch.tensor(list(islice(shown, len(labels))), device=place.device))
-        for features, labels in subject.extract(loader, "images")
-    )
-    if place.world == 1:
-        yield from own
-        return
+    place, own = subject.place, subject.extract(loader, "images")
     nothing = (
         torch.empty(0, subject.features, device=place.device),
         *(torch.empty(0, dtype=torch.int64, device=place.device) for _ in range(2)),
@@ -149,7 +141,8 @@ def _in_order(subject: Subject, loader: EvalLoader) -> Iterator[tuple[Tensor, ..
         turn = first // subject.batch + place.rank
         has_it = len(part[2]) > 0 and int(part[2][0]) // subject.batch == turn
         features, labels, rows = (gather_uneven(x) for x in (part if has_it else nothing))
-        yield features, labels, rows
+        if len(rows):
+            yield features, labels, rows
         part = next(own, nothing) if has_it else part
 
 
@@ -239,15 +232,14 @@ def write_neighbours(path: Path, config: NeighboursConfig, place: Place, *, out:
     chosen = shuffled[: config.images].sort().values.numpy()
     most = config.k + (split == "train")  # a training image is nearest to itself
     asked, known = _loader(subject, split, chosen), _loader(subject, "train")
-    queries, _ = collected(subject.extract(asked, "queries"))
-    chosen = chosen[list(asked.rows())]
-    nearest, rows_known = Nearest(queries, most=most), known.rows()
-    for features, _ in subject.extract(known, "bank: images"):
-        nearest.add(features, torch.tensor(list(islice(rows_known, len(features)))))
+    queries, _, positions = collected(subject.extract(asked, "queries"))
+    nearest = Nearest(queries, most=most)
+    for features, _, index in subject.extract(known, "bank: images"):
+        nearest.add(features, index)
     nearest.finish()
     rows = []
     for query, tags, cosines in zip(
-        chosen.tolist(), nearest.tag.tolist(), nearest.similarity.tolist(), strict=True
+        positions.tolist(), nearest.tag.tolist(), nearest.similarity.tolist(), strict=True
     ):
         kind = store.class_name(query)
         row: list[Captioned] = [(store.decode(query), kind, None)]

@@ -62,16 +62,9 @@ def _without_autotuning() -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
-def pixel_batches(batches: Iterable[EvalBatch]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the normalised pixels themselves, (N, 3 * S * S) float32, and (N,) int64 labels."""
-    for batch in batches:
-        yield batch.image.float().flatten(1), batch.label
-
-
-def collected(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Join batches of features, and their labels."""
-    features, labels = zip(*parts, strict=True)
-    return torch.cat(features), torch.cat(labels)
+def collected(parts: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Join batches of features, and what there is beside them."""
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
 
 def fingerprint(network: nn.Module) -> str:

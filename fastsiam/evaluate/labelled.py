@@ -6,7 +6,8 @@ Linear evaluation and fine-tuning share ``LabelledImages``; ``fastsiam.evaluate.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -27,7 +28,7 @@ from fastsiam.pipelines import BadImages, Order, build_loader, choose, open_spli
 from fastsiam.run.records import TrainingDataFacts
 from fastsiam.views.batch import Loader, to_device
 
-Batches = Iterator[tuple[Tensor, Tensor]]
+Batches = Generator[tuple[Tensor, Tensor]]
 """Images or features of this rank's share of a batch, and labels."""
 
 
@@ -64,7 +65,8 @@ class LabelledImages:
         self.train, self.val = subject.loaders(self.positions)
         self.config = config.settled(self.train.images)
         world, images, asked = subject.place.world, self.train.images, self.config.global_batch
-        check_shared(asked, world)
+        if asked % world:
+            raise FastSiamError(f"--batch {asked} cannot be shared equally by {world} ranks")
         self.batch = min(asked, images // world * world)
         """Images of a step, over all ranks."""
         if self.batch < 2 * world:
@@ -72,8 +74,9 @@ class LabelledImages:
                 f"{images:,} training images and --batch {asked} leave fewer than two for each of "
                 f"{world} ranks"
             )
-        if self.batch < asked:
-            subject.console.say(f"batch {self.batch}, not {asked:,}: there are no more images")
+        fewer = f"batch {self.batch}, not {asked:,}: there are no more images"
+        self.note = fewer if self.batch < asked else ""
+        """A line for people; empty if the batch is the one asked for."""
         self.steps = self.train.images // self.batch
         """Whole batches in an epoch; the tail of the shuffled images is dropped."""
 
@@ -129,44 +132,39 @@ class LabelledImages:
         )
 
 
-def check_shared(batch: int, world: int) -> None:
-    """Refuse a global batch that ranks cannot share equally.
+def augmented_images(images: LabelledImages, epochs: range) -> Batches:
+    """Yield the batches of some epochs as augmented images (n, 3, S, S)."""
+    with closing(images.augmented(images.batch)) as loader:
+        for epoch in epochs:
+            yield from ((batch.view1, batch.label) for batch in loader.epoch(epoch))
 
-    Raises:
-        FastSiamError: says so.
+
+def augmented_features(images: LabelledImages, epochs: range) -> Batches:
+    """Yield the batches of some epochs as frozen features (n, d) of augmented images.
+
+    A rank's share of a batch is loaded in parts of equal size; in one piece, if its number of
+    images has no good divisors.
     """
-    if batch % world:
-        raise FastSiamError(f"--batch {batch} cannot be shared equally by {world} ranks")
+    subject = images.subject
+    share = images.batch // subject.place.world
+    most = min(share, subject.batch)
+    part = next((n for n in range(most, most // 2, -1) if share % n == 0), share)
+    parts = share // part
+    with closing(images.augmented(images.batch // parts)) as loader:
+        for epoch in epochs:
+            views = loader.epoch(epoch)
+            for _ in range(images.steps):
+                features, labels = collected(
+                    (frozen(subject.network, image, dtype=subject.dtype), label)
+                    for batch in islice(views, parts)
+                    for image, label in zip(
+                        *(x.split(subject.batch) for x in (batch.view1, batch.label)), strict=True
+                    )
+                )
+                yield features, labels
 
 
-def feature_parts(images: LabelledImages) -> int:
-    """Return in how many parts of equal size a rank's share of a batch is loaded and computed."""
-    share = images.batch // images.subject.place.world
-    # A number without good divisors, of a subset for instance, is loaded in one piece.
-    most = min(share, images.subject.batch)
-    return share // next((n for n in range(most, most // 2, -1) if share % n == 0), share)
-
-
-def augmented_features(images: LabelledImages, loader: Loader, epoch: int) -> Batches:
-    """Yield an epoch's batches of the frozen features (n, d) of augmented images.
-
-    Args:
-        images: which.
-        loader: of their augmented views, in batches of one of ``feature_parts`` parts.
-        epoch: its number, from 0.
-    """
-    subject, views = images.subject, loader.epoch(epoch)
-    for _ in range(images.steps):
-        yield collected(
-            (frozen(subject.network, image, dtype=subject.dtype), label)
-            for batch in islice(views, feature_parts(images))
-            for image, label in zip(
-                batch.view1.split(subject.batch), batch.label.split(subject.batch), strict=True
-            )
-        )
-
-
-def cached_features(images: LabelledImages, storage: torch.dtype) -> Callable[[int], Batches]:
+def cached_features(images: LabelledImages, storage: torch.dtype) -> Callable[[range], Batches]:
     """Compute features (n, d) of central crops once; every rank holds those of all images.
 
     Args:
@@ -174,16 +172,17 @@ def cached_features(images: LabelledImages, storage: torch.dtype) -> Callable[[i
         storage: type in which the features are kept.
 
     Returns:
-        A function that yields the batches of an epoch, in float32.
+        A function that yields the batches of some epochs, in float32.
     """
     subject, train, place = images.subject, images.train, images.subject.place
     device, total = place.device, train.images
     features = torch.empty(total, subject.features, dtype=storage, device=device)
     labels = to_device(train.labels, device)
-    positions = train.rows()
+    chosen = torch.arange(total) if images.positions is None else torch.tensor(images.positions)
+    chosen = chosen.to(device)
     absent = torch.ones(total, dtype=torch.uint8, device=device)  # in the end: bad images
-    for part, _ in subject.extract(train, "training: images"):
-        rows = torch.tensor(list(islice(positions, len(part))), device=device)
+    for part, _, index in subject.extract(train, "training: images"):
+        rows = torch.searchsorted(chosen, index)
         absent[rows] = 0
         features[rows] = part.to(storage)
     complete(features, [len(share) for share in np.array_split(np.arange(total), place.world)])
@@ -197,9 +196,10 @@ def cached_features(images: LabelledImages, storage: torch.dtype) -> Callable[[i
         bad=BadImages(total, [BadImage(0, row, "", "", 0) for row in bad]),
     )
 
-    def epoch(number: int) -> Batches:
-        for step in range(order.steps):
-            index = to_device(order.indices(number, step), device)
-            yield features[index].float(), labels[index]
+    def batches(epochs: range) -> Batches:
+        for epoch in epochs:
+            for step in range(order.steps):
+                index = to_device(order.indices(epoch, step), device)
+                yield features[index].float(), labels[index]
 
-    return epoch
+    return batches

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -63,30 +63,43 @@ class RecordFiles:
         self._own = own if from_leader("yes" if own else "") else None
         record = self._own or self._asked
         self._state = record.with_suffix(".partial") if record else None
-        self._same = f"{evaluation.network.fingerprint} {evaluation.identity}"
+        # Version 0.2 counted epochs: its states are not resumed.
+        self._same = f"steps {evaluation.network.fingerprint} {evaluation.identity}"
 
-    def load_state(self) -> dict[str, Any] | None:
-        """Return what was saved, if it was the same evaluation of the same network.
+    def load_state(self, resume: Literal["auto", "never"]) -> dict[str, Any] | None:
+        """Return what ``save_state`` saved of the same evaluation of the same network.
 
-        The same on every rank: None, where only some find it.
+        Args:
+            resume: never: there is nothing to resume.
+
+        Returns:
+            "step", "training" and "results"; the same on every rank: None, where only some find it.
         """
         saved: dict[str, Any] = {}
-        if self._state is not None and self._state.is_file():
+        if resume == "auto" and self._state is not None and self._state.is_file():
             try:
                 saved = torch.load(self._state, map_location=self._place.device, weights_only=True)
             except Exception:  # a damaged file makes the unpickler raise anything
                 self._console.warn(f"{self._state} is damaged: starting over")
-        epoch = torch.tensor([saved.get("epoch", 0) if saved.get("same") == self._same else 0])
-        return saved if int(minimum_across_ranks(epoch.to(self._place.device))) else None
+        step = torch.tensor([saved["step"] if saved.get("same") == self._same else 0])
+        return saved if int(minimum_across_ranks(step.to(self._place.device))) else None
 
-    def save_state(self, epoch: int, state: Callable[[], dict[str, Any]], *, last: bool) -> None:
-        """Save the state after so many epochs, at most every 30 seconds, and the last."""
+    def save_state(
+        self,
+        step: int,
+        state: Callable[[], dict[str, Any]],
+        results: Sequence[dict[str, Any]],
+        *,
+        last: bool,
+    ) -> None:
+        """Save the state of a training after a step, at most every 30 seconds, and the last."""
         soon = time.monotonic() - self._saved < _SECONDS_BETWEEN_SAVES
         if self._state is None or not self._place.is_leader or (soon and not last):
             return
+        saved = {"same": self._same, "step": step, "training": state(), "results": list(results)}
         try:
             with written_whole(self._state) as temporary:
-                torch.save({"same": self._same, "epoch": epoch, "state": state()}, temporary)
+                torch.save(saved, temporary)
         except (OSError, RuntimeError) as error:
             self._console.warn(f"cannot save {self._state} ({why(error)}); continuing without")
         self._saved = time.monotonic()

@@ -24,7 +24,8 @@ from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD, usual_resize
 from fastsiam.console import Console
 from fastsiam.distributed import Place, from_leader
 from fastsiam.errors import DataError, FastSiamError, NoLabelsError, NoSplitError
-from fastsiam.evaluate.features import feature_batches, fingerprint
+from fastsiam.evaluate.features import fingerprint, frozen
+from fastsiam.evaluate.record_files import RecordFiles
 from fastsiam.interchange import Input, Pretrained, load_pretrained
 from fastsiam.model.numerics import autocast_type, keep_freed_memory
 from fastsiam.pipelines import build_eval_loader, has_validation, open_split
@@ -67,22 +68,29 @@ class Subject:
             chosen=chosen,
         )
 
-    def extract(self, loader: EvalLoader, what: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's features and labels batch by batch, and show the progress."""
+    def extract(self, loader: EvalLoader, what: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield this rank's features, labels and positions by batches, and show the progress.
+
+        Args:
+            loader: the images.
+            what: what the progress counts.
+
+        Yields:
+            (N, d) float32 features, (N,) int64 labels, and (N,) int64 positions in the data set.
+        """
         with self.console.tally(what, loader.images) as done:
-            for features, labels in feature_batches(self.network, loader, dtype=self.dtype):
-                yield features, labels
-                done.add(len(labels) * self.place.world)
+            for batch in loader:
+                features = frozen(self.network, batch.image, dtype=self.dtype)
+                yield features, batch.label, batch.index
+                done.add(len(batch.label) * self.place.world)
 
     def introduce(self, *lines: str) -> None:
         """Print what is evaluated, with the conventions that figures depend on."""
-        gpu = self.place.device.type == "cuda"
-        kind = torch.cuda.get_device_name(self.place.device) if gpu else "CPU"
         self.console.say(f"{'UNTRAINED: ' * self.untrained}{self.pretrained}")
         self.console.say(
             f"images from {self.data.root}, pipeline {self.data.pipeline}: "
             f"{as_evaluated(crop=self.augment.crop, resize=self.resize)}; "
-            f"{short_name(self.dtype)} on {self.place.world} x {kind}"
+            f"{short_name(self.dtype)} on {devices(self.place)}"
         )
         own, held = self.pretrained.config, self.data.holdout
         if held:
@@ -105,6 +113,15 @@ class Subject:
             ranks=self.place.world,
         )
         return Evaluation(kind=kind, network=network, data=data, images=images, protocol=protocol)
+
+    def record_files(
+        self, evaluation: Evaluation, config: EvalConfig, *details: str
+    ) -> RecordFiles:
+        """Return where the record of an evaluation goes; ``details`` are of its file's name."""
+        return RecordFiles(
+            self.pretrained.run, evaluation, *details,
+            asked=config.json, place=self.place, console=self.console,
+        )  # fmt: skip
 
     def as_untrained(self) -> Subject:
         """Return the backbone with the weights that its run began with, and the same images."""
@@ -199,17 +216,13 @@ def labelled_loaders(
     """Open this rank's share of training and validation images that have the same classes.
 
     Args:
-        data: which images, by which pipeline.
-        augment: for the crop's side and the normalisation.
-        resize: shorter side in pixels before the central crop.
+        data: which images; the rest is as for ``build_eval_loader``.
         place: this rank.
-        batch: images of a batch.
         chosen: positions of the training images to use; by default all.
 
     Raises:
         DataError: a split or its labels are missing, or the classes differ.
     """
-
     loader = partial(
         build_eval_loader,
         data,
@@ -338,6 +351,12 @@ def autocast_of(config: EvalConfig, own: TrainConfig | None, place: Place) -> to
     dtype = autocast_type(precision, place.device)
     # A run on a GPU may have been fp16's, which CPUs do not compute in.
     return torch.float32 if dtype == torch.float16 and place.device.type == "cpu" else dtype
+
+
+def devices(place: Place) -> str:
+    """Return the number and the kind of all ranks' devices, such as 8 x NVIDIA H100."""
+    gpu = place.device.type == "cuda"
+    return f"{place.world} x {torch.cuda.get_device_name(place.device) if gpu else 'CPU'}"
 
 
 def short_name(dtype: torch.dtype) -> str:

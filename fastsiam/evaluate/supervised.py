@@ -12,7 +12,9 @@ crops and flips; 60 epochs on 1% of the labels, 30 on 10%. Its batch is 4096, th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -21,9 +23,11 @@ from torch.nn import functional as F
 
 from fastsiam.config import NumericsConfig
 from fastsiam.config.evaluate import FinetuneConfig, LinearConfig
+from fastsiam.console import Console, pace
 from fastsiam.distributed import Place, bn_group, data_parallel, mean_across_ranks
 from fastsiam.evaluate.accuracy import Accuracy
 from fastsiam.evaluate.features import frozen
+from fastsiam.evaluate.record_files import RecordFiles
 from fastsiam.methods.optim import Lars, cosine, with_momenta
 from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.model.numerics import autocast
@@ -69,12 +73,65 @@ class Training:
         self.model = data_parallel(network, place, same_buffers=True)
         self.scaler = torch.amp.GradScaler(place.device.type, enabled=dtype == torch.float16)
 
+    def step(self, number: int, batch: Any) -> Tensor:
+        """Train on this rank's share of a batch; return its losses, on the device.
+
+        Args:
+            number: of the step, from 0.
+            batch: inputs and what they should give.
+        """
+        raise NotImplementedError
+
     def update(self, loss: Tensor) -> None:
         """Take a step down the gradient of a loss."""
         self.optimizer.zero_grad()
         self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
+
+    def run(
+        self,
+        batches: Callable[[int], Generator[Any]],
+        *,
+        steps: int,
+        every: int,
+        images: int,
+        files: RecordFiles,
+        console: Console,
+        at_mark: Callable[[int, Tensor], str],
+        saved: dict[str, Any] | None,
+        results: Sequence[dict[str, Any]] = (),
+        unit: str = "step",
+    ) -> None:
+        """Train to the last step, from the start or from a saved state, and show the progress.
+
+        Args:
+            batches: yields this rank's share of the batches from a step on.
+            steps: of the whole training.
+            every: steps between two marks, at which ``files`` may save the state.
+            images: of a step, over all ranks.
+            at_mark: is given the steps that are done and the mean losses since the last mark, over
+                all ranks; returns what the progress shows of them.
+            saved: what ``files.load_state`` returned.
+            results: of earlier trainings of the same evaluation, to be saved too.
+            unit: what the progress counts.
+        """
+        first, text, began = 0, "", time.monotonic()
+        if saved:
+            first = saved["step"]
+            self.load(saved["training"])
+            console.say(f"continuing after {unit} {first:,} of {steps:,}, where it was interrupted")
+        losses: list[Tensor] = []
+        with console.progress(steps, first, unit), closing(batches(first)) as stream:
+            for done, batch in enumerate(stream, start=first + 1):
+                losses.append(self.step(done - 1, batch))
+                if done % every == 0 or done == steps:
+                    text = at_mark(done, mean_across_ranks(torch.stack(losses).mean(0)))
+                    losses.clear()
+                    files.save_state(done, self.state, results, last=done == steps)
+                speed = (done - first) * images / max(time.monotonic() - began, 1e-9)
+                left = pace(speed, (steps - done) * images)
+                console.advance(done, f"{text}{left}", place=f" of {steps:,}")
 
     def state(self) -> dict[str, Any]:
         """Return what ``load`` continues from."""
@@ -85,14 +142,14 @@ class Training:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continue from a state; version 0.2 called a linear evaluation's network "heads"."""
-        self.network.load_state_dict(state["network" if "network" in state else "heads"])
+        """Continue from a state."""
+        self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.scaler.load_state_dict(state.get("scaler", {}))
+        self.scaler.load_state_dict(state["scaler"])
 
 
 class SupervisedTraining(Training):
-    """Trains heads, one for each base rate, and perhaps what is below them, an epoch at a time.
+    """Trains heads, one for each base rate, and perhaps what is below them.
 
     No head sees another: the loss is a sum over heads. Rates follow a cosine per step.
 
@@ -122,30 +179,26 @@ class SupervisedTraining(Training):
         super().__init__(network, optimizer, dtype=dtype, place=place)
         self.rates, self._classes = rates, classes
         self._device, self._dtype = place.device, dtype
-        self._steps, self._total = steps_per_epoch, config.epochs * steps_per_epoch
+        self.steps = config.epochs * steps_per_epoch
+        """Steps of the whole training."""
         self._peaks = [rate * config.batch / 256 for rate in rates]
 
-    def epoch(self, number: int, batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-        """Train for an epoch.
+    def step(self, number: int, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Train on this rank's share of a batch; return each head's loss, on the device.
 
         Args:
-            number: of the epoch, from 0.
-            batches: this rank's share of each batch: inputs and labels (n,).
-
-        Returns:
-            (heads,) mean losses over all ranks, on the device.
+            number: of the step, from 0.
+            batch: inputs and labels (n,).
         """
+        inputs, labels = batch
         self.network.train()
-        total = torch.zeros(len(self.rates), device=self._device)
-        for step, (inputs, labels) in enumerate(batches, start=number * self._steps):
-            for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
-                group["lr"] = cosine(peak, step, total=self._total)
-            with autocast(self._device, self._dtype):
-                scores = self.model(inputs)
-            losses = torch.stack([F.cross_entropy(o, labels) for o in scores.float().unbind(1)])
-            self.update(losses.sum())
-            total += losses.detach()
-        return mean_across_ranks(total / self._steps)
+        for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
+            group["lr"] = cosine(peak, number, total=self.steps)
+        with autocast(self._device, self._dtype):
+            scores = self.model(inputs)
+        losses = torch.stack([F.cross_entropy(o, labels) for o in scores.float().unbind(1)])
+        self.update(losses.sum())
+        return losses.detach()
 
     def evaluate(self, batches: Iterable[tuple[Tensor, Tensor]]) -> list[Accuracy]:
         """Classify this rank's inputs with every head; count those of all ranks.
@@ -172,10 +225,7 @@ def linear_training(
 
     Args:
         config: with the batch that is possible and no "auto".
-        features: dimensions.
-        classes: how many there are.
-        steps_per_epoch: batches in an epoch.
-        place: this rank; every rank takes part.
+        features: dimensions; the rest is as for ``SupervisedTraining``.
     """
     heads = Heads(len(config.rates), features, classes, seed=config.seed).to(place.device)
     groups = [{"params": [w, b]} for w, b in zip(heads.weight, heads.bias, strict=True)]
@@ -209,10 +259,7 @@ def fine_tuning(
     Args:
         config: with the batch and the epochs that are possible.
         backbone: (N, 3, S, S) to (N, features).
-        features: dimensions.
-        classes: how many there are.
-        steps_per_epoch: batches in an epoch.
-        dtype: autocast type.
+        features: dimensions; the rest is as for ``SupervisedTraining``.
         place: this rank; BN statistics are those of all ranks.
     """
     network = nn.Sequential(backbone, Heads(1, features, classes, seed=config.seed))

@@ -40,7 +40,7 @@ _NEEDS = {
 
 
 class CutsOf(Structure):
-    """V crops of each of N images; ``fastsiam.pipelines.job.Cuts``."""
+    """V crops of each of N images; ``fastsiam.pipelines.cuts.Cuts``."""
 
     _fields_ = [(name, c_void_p) for name in ("box", "flip", "resized", "corner")]
 
@@ -97,8 +97,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 """Result and arguments of the functions of ``source``, without their prefix."""
 
 
-def at(array: NDArray[Any] | None, kind: Any = None) -> int | None:
-    """Return the address of an array's first element; None for None.
+def at(array: NDArray[Any], kind: Any = None) -> int:
+    """Return the address of an array's first element.
 
     Args:
         array: contiguous; the caller must keep it alive while the address is used.
@@ -107,8 +107,6 @@ def at(array: NDArray[Any] | None, kind: Any = None) -> int | None:
     Raises:
         ValueError: the array is not contiguous, or of another type.
     """
-    if array is None:
-        return None
     if not array.flags.c_contiguous:
         raise ValueError(f"an array of shape {array.shape} is not contiguous; copy it first")
     if kind not in (None, array.dtype):

@@ -9,16 +9,43 @@ from unittest import mock
 from typer.testing import CliRunner, Result
 
 from fastsiam import cli
-from fastsiam.bench.records import Record, record
-from fastsiam.bench.timing import Sample, Timing
+from fastsiam.bench.records import Record, Row, Sample, Timing
 
 
 def sample(wall: float, cpu: float = 0.0) -> Sample:
     return Sample(wall, cpu)
 
 
-def made(name: str = "a", case: str = "loader", wall: float = 2.0, **more: Any) -> Record:
-    timing = Timing([sample(wall, 3.0)], 8)
+def record(
+    case: str,
+    name: str,
+    timing: Timing,
+    *,
+    torchvision: Timing | None = None,
+    baseline: tuple[str, Timing | None] = ("", None),
+    ceiling: tuple[str, Timing | None] = ("", None),
+    **more: Any,
+) -> Record:
+    """Make a record of a timing, compared with others."""
+    others = {"today's": torchvision, "base": baseline[1], "limit": ceiling[1]}
+    row = Row(
+        case=case, name=name, torchvision="today's", baseline=(baseline[0], "base"),
+        ceiling=(ceiling[0], ["limit"]), in_the_clock="", **more,
+    )  # fmt: skip
+    return row.record({name: timing} | {key: one for key, one in others.items() if one})
+
+
+def made(
+    name: str = "a",
+    case: str = "loader",
+    wall: float = 2.0,
+    *,
+    spread: float = 0.0,
+    images: int = 8,
+    **more: Any,
+) -> Record:
+    walls = [wall * (1 - spread), wall, wall * (1 + spread)] if spread else [wall]
+    timing = Timing([sample(one, 3.0) for one in walls], images)
     return record(case, name, timing, config={"batch": 8}, **more)
 
 

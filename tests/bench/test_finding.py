@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from fastsiam.bench.finding import finding
-from fastsiam.bench.records import Record, record
-from fastsiam.bench.timing import Timing
-from tests.bench.made import sample
+from fastsiam.bench.records import Record, Timing
+from tests.bench.made import record, sample
 
 
 def rows(loads: float, takes: float, trained: dict[str, float]) -> list[Record]:

@@ -48,6 +48,20 @@ def test_a_stage_whose_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert perform(sleeps, tmp_path, seconds=100).status == "failed"
 
 
+def test_a_stage_with_skipped_tests(tmp_path: Path) -> None:
+    """It is done only if all skipped tests need several GPUs."""
+    (tmp_path / "logs").mkdir()
+    file = tmp_path / "test_it.py"
+    tests = Stage("tests", 60, ("-m", "pytest", str(file), "-v", "-ra"))
+    for reasons, status in ((["two GPUs", "four GPUs"], "done"), (["two GPUs", "a GPU"], "partly")):
+        skips = [f"def test_{n}(): pytest.skip('needs {x}')\n" for n, x in enumerate(reasons)]
+        file.write_text("".join(["import pytest\ndef test(): pass\n", *skips]))
+        outcome = perform(tests, tmp_path, seconds=100)
+        assert outcome.status == status
+        assert ("needs a GPU" if status == "partly" else "1 passed, 2 skipped") in outcome.said
+        assert bool(in_turn([tests], {"tests": outcome})) == (status == "partly")
+
+
 def test_a_campaign_continues_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,7 +88,7 @@ def test_a_campaign_continues_where_it_stopped(
     assert "AssertionError" not in campaign.run(config).read_text()
     assert {n for n, one in read_outcomes(out).items() if one.status != "done"} == {"lacks"}
     assert first.read_text() == "1"
-    again = GpuConfig(out=str(out), device="cpu", minutes=2, again="first")
+    again = GpuConfig(out=str(out), device="cpu", minutes=2, again=("first",))
     campaign.run(again)
     assert first.read_text() == "11"
     monkeypatch.setattr(campaign, "_MARGIN", 300.0)  # no time is left
@@ -82,7 +96,7 @@ def test_a_campaign_continues_where_it_stopped(
     assert first.read_text() == "11"
     assert "first: left for another call" in capsys.readouterr().err
     with pytest.raises(DataError, match="--again stop: there is no such stage, only first, "):
-        campaign.run(GpuConfig(out=str(out), device="cpu", again="stop"))
+        campaign.run(GpuConfig(out=str(out), device="cpu", again=("stop",)))
     (out / "state.json").write_text("[1]")
     with pytest.raises(DataError, match="not written by fastsiam bench gpu: delete it"):
         read_outcomes(out)
@@ -153,7 +167,9 @@ def test_all_of_it_runs_on_a_cpu(tmp_path: Path) -> None:
     repeated = {"photometric-4096", "geometric-4096", "step-cifar10", "step-fp32", "train"}
     repeated |= {"step-graphs", "step-authors", "tests"}
     outcomes = campaign_on_cpu(tmp_path, lambda name: name not in repeated)
-    assert {name for name, one in outcomes.items() if one.status != "done"} == set()
+    partly = {name for name, one in outcomes.items() if one.status == "partly"}
+    assert partly == {"tests-loaders"}  # every test of it needs a GPU
+    assert {one.status for one in outcomes.values()} == {"done", "partly"}
     measured = {"machine", "photometric-512", "geometric-512", "step-512", "loader"}
     measured |= {"jpeg-engine", "profile"}
     assert {path.stem for path in (tmp_path / "records").iterdir()} == measured

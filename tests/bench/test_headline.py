@@ -23,7 +23,7 @@ def test_a_call_stops_in_time_and_the_next_resumes(tmp_path: Path) -> None:
         data=str(tmp_path / "data"), out=str(tmp_path / "out"), device="cpu", width=4,
         knn_every=1, epochs=3, minutes=0.001,
     )  # fmt: skip
-    first = replace(config, only="fastsiam", goal=100)
+    first = replace(config, only=("fastsiam",), goal=100)
     run(first)
     stopped = checkpoints.load(Training("fastsiam", first).folder)
     assert 0 < stopped.step < 3 * stopped.steps_per_epoch
@@ -32,7 +32,7 @@ def test_a_call_stops_in_time_and_the_next_resumes(tmp_path: Path) -> None:
     assert [one["method"] for one in record["runs"]] == ["fastsiam", "simsiam"]
     for one in record["runs"]:
         assert one["seconds_to_goal"] == 0  # an untrained network is above 1%
-    whole = run(replace(config, minutes=5, goal=100, only="fastsiam"))
+    whole = run(replace(config, minutes=5, goal=100, only=("fastsiam",)))
     (curve,) = [one["curve"] for one in whole["runs"]]
     assert [point["epoch"] for point in curve] == [0, 1, 2, 3]
     seconds = [point["seconds"] for point in curve]

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from fastsiam.bench.measure import _cached_pages, cpu_seconds, drop_from_cache
-from fastsiam.bench.timing import Timing
+from fastsiam.bench.records import Timing
 from tests.bench.made import sample
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam.bench.records import read, record, write
+from fastsiam.bench.records import Timing, read, write
 from fastsiam.bench.tables import caption, table
-from fastsiam.bench.timing import Timing
 from fastsiam.errors import DataError
-from tests.bench.made import made, sample
+from tests.bench.made import made, record, sample
 
 
 def test_records_say_what_they_depend_on(tmp_path: Path) -> None:
@@ -31,7 +30,7 @@ def test_records_say_what_they_depend_on(tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "new" / "records.json").read_text())) == 2
 
 
-@pytest.mark.parametrize("text", ["", "[1]", '[{"case": "loader"}]'])
+@pytest.mark.parametrize("text", ["", "[]", "[1]", '[{"case": "loader"}]'])
 def test_other_files_are_no_records(text: str, tmp_path: Path) -> None:
     (tmp_path / "file.json").write_text(text)
     with pytest.raises(DataError, match="holds no records"):

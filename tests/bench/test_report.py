@@ -13,25 +13,22 @@ import pytest
 from matplotlib.colors import to_hex
 
 from fastsiam.bench.charts import THEMES, chart, front_charts
-from fastsiam.bench.records import Record, record, write
+from fastsiam.bench.records import Record, Timing, write
 from fastsiam.bench.report import renew, write_report
 from fastsiam.bench.tables import caption, table
-from fastsiam.bench.timing import Sample, Timing
 from fastsiam.errors import DataError
+from tests.bench.made import made, sample
 from tests.conftest import ROOT
 
 IMAGES = 100
 
 
-def timing(seconds: float, *, cpu: float = 0.0, spread: float = 0.0) -> Timing:
-    walls = (seconds * (1 - spread), seconds, seconds * (1 + spread))
-    return Timing([Sample(wall, cpu) for wall in walls], IMAGES)
+def timing(seconds: float) -> Timing:
+    return Timing([sample(seconds)], IMAGES)
 
 
 def measured(case: str, name: str, seconds: float = 1.0, **more: Any) -> Record:
-    cpu, spread = more.pop("cpu", 0.0), more.pop("spread", 0.0)
-    more = {"config": {"device": "cpu", "batch": 10}} | more
-    return record(case, name, timing(seconds, cpu=cpu, spread=spread), **more)
+    return made(name, case, seconds, images=IMAGES, **more)
 
 
 def loading(pipeline: str, what: str) -> Record:
@@ -84,24 +81,14 @@ def test_the_page_is_whole_and_alone(tmp_path: Path) -> None:
 
 
 def test_hostile_names_are_only_text(tmp_path: Path) -> None:
-    hostile = '</td><script src="http://x">$\\frac{$ | & \'"\n'
-    for case in ("loader", "sweep", "peers"):
-        records = [
-            replace(
-                measured(case, f"{hostile} {i}", pipeline=hostile, spread=0.3),
-                facts={"over": "../x y", "value": i, "what": hostile, "stored": hostile},
-                command=f"fastsiam bench {hostile}",
-                ceiling=hostile,
-                share_of_ceiling=0.5,
-                baseline=hostile,
-            )
-            for i in (1, 2)
-        ]
-        files = [saved(tmp_path / place, records) for place in ("a.json", "b.json")]
+    hostile = '</td><script src="http://x">../$\\frac{$ | & \'"\n'
+    for case in ("loader", "peers"):
+        one = measured(case, hostile, pipeline=hostile, spread=0.3, facts={"what": hostile})
+        own = replace(one, command=hostile, ceiling=hostile, share_of_ceiling=0.5, baseline=hostile)
+        files = [saved(tmp_path / name, [own, own]) for name in ("a.json", "b.json")]
         written = write_report(files, tmp_path / case)  # each has its own sections
         assert {path.parent for path in written} == {tmp_path / case}
-        names = {path.name[:4] for path in written} - {"inde", "tabl"}
-        assert names == {"1-a-", "2-b-"}
+        assert {path.name[:4] for path in written} - {"inde", "tabl"} == {"1-a-", "2-b-"}
         text = (tmp_path / case / "index.html").read_text()
         assert "<script" not in text and 'src="http' not in text
 
@@ -136,7 +123,7 @@ def test_the_front_charts_have_the_colours_of_their_pages() -> None:
     figures = front_charts([measured("peers", "another", 8.0, spread=0.4), *records])
     for name, theme in THEMES.items():
         axes = figures[f"peers-{name}"].axes[0]
-        assert [text.get_text() for text in axes.texts] == ["100", "50", "25", "12.5 (±40%)"]
+        assert [text.get_text() for text in axes.texts] == ["100", "50.0", "25.0", "12.5 (±40%)"]
         colours = [to_hex(bar.get_facecolor()) for bar in axes.patches]
         assert colours == [theme.own, theme.accent, theme.others, theme.others]
 
@@ -160,6 +147,17 @@ def test_tables_in_a_text_are_renewed_and_nothing_else(tmp_path: Path) -> None:
     for _ in range(2):
         assert renew(readme, tmp_path) == ["results/a.json step", "b.json"]
         assert readme.read_text() == expected
+
+
+def test_records_of_one_name_have_a_row_each(tmp_path: Path) -> None:
+    """Such as those of two runs in one file."""
+    records = [measured("step", name, seconds) for name, seconds in (("x", 1), ("y", 2), ("x", 3))]
+    saved(tmp_path / "a.json", records)
+    for rows, expected in (("", records), (": y; x", [records[1], records[0], records[2]])):
+        page = tmp_path / "page.md"
+        page.write_text(f"<!-- bench: a.json step{rows} -->\n<!-- /bench -->\n")
+        renew(page, tmp_path)
+        assert table(expected) in page.read_text()
 
 
 GOOD = "<!-- bench: a.json step -->\nold\n<!-- /bench -->\n"

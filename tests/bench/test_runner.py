@@ -15,6 +15,7 @@ import pytest
 
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.measure import host_memory
+from fastsiam.bench.records import Row
 from fastsiam.bench.runner import Runner, RunnerError, Task, compare
 from fastsiam.console import Console
 
@@ -47,7 +48,7 @@ def build_ranks(*, failing: int = -1) -> dict[str, Task]:
     return {"meet": Task(lambda: time.sleep(0.1 * (int(place["RANK"]) + 1)), 4, lambda: place)}
 
 
-def build_busy() -> dict[str, Task]:
+def build_busy() -> Task:
     held: list[Any] = []
 
     def work() -> None:
@@ -57,7 +58,7 @@ def build_busy() -> dict[str, Task]:
         if not held:
             held.append(np.ones(50_000_000, np.uint8))
 
-    return {"work": Task(work, 1, before=lambda: time.sleep(1.5))}
+    return Task(work, 1, before=lambda: time.sleep(1.5))
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -74,21 +75,29 @@ def test_runners_take_turns(apart: bool, tmp_path: Path) -> None:
         "dies": partial(words, words=["x"], die="x"),
         "two": partial(words, words=["c"]),
     }
+    rows = [
+        Row(
+            case="words", name=word, runner=runner, build=build, ceiling=("b", ["y", "b"]),
+            in_the_clock="", config={},
+        )
+        for runner, build in runners.items()
+        for word in build.keywords["words"]
+    ]  # fmt: skip
     session = Session(BenchConfig(repeats=2), "cpu", tmp_path, Console())
-    timings, failed = compare(session, runners, apart=apart), session.failed
+    records, failed = compare(session, rows, apart=apart), session.failed
     assert log.read_text() == ("ab" * 3 + "xx" + "ccc" if apart else "abxc" + "abxc" + "abc")
-    assert set(timings) == {("one", "a"), ("one", "b"), ("two", "c")}
-    assert all(len(t.samples) == 2 and t.images == 10 for t in timings.values())
-    pids = [timing.facts.pop("pid") for timing in timings.values()]
+    assert [one.name for one in records] == ["a", "b", "c"]
+    assert all(one.n == 2 and one.images == 10 and one.ceiling == "b" for one in records)
+    pids = [one.facts.pop("pid") for one in records]
     said = {"said": "b"} | ({"apart": True} if apart else {})
-    assert timings["one", "b"].facts == said
-    assert failed["fails"] == "the thing is missing" and "code 3" in failed["dies"]
+    assert records[1].facts == said and records[1].share_of_ceiling == 1
+    assert failed["fails"] == "the thing is missing" and "killed or crashed" in failed["dies"]
     assert not any(map(psutil.pid_exists, pids))
 
 
 def test_ranks_work_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastsiam.bench.runner._PATIENCE", 0.5)
-    runner = Runner(build_ranks, ranks=2)
+    runner = Runner("ranks", build_ranks, ranks=2)
     try:
         assert runner.run("meet").wall >= 0.2  # as long as the slowest
         facts = runner.facts("meet")
@@ -97,16 +106,16 @@ def test_ranks_work_together(monkeypatch: pytest.MonkeyPatch) -> None:
         runner.close()
     began = time.monotonic()
     with pytest.raises(RunnerError, match="rank 1 fails"):
-        Runner(partial(build_ranks, failing=1), ranks=2)
+        Runner("ranks", partial(build_ranks, failing=1), ranks=2)
     assert time.monotonic() - began < 60  # rank 0 is not waited for
 
 
-def build_nothing() -> dict[str, Task]:
-    return {"nothing": Task(lambda: None, 1, lambda: {"torch": "torch" in sys.modules})}
+def build_nothing() -> Task:
+    return Task(lambda: None, 1, lambda: {"torch": "torch" in sys.modules})
 
 
 def test_a_fresh_process_has_not_imported_torch() -> None:
-    runner = Runner(build_nothing, fresh=True)
+    runner = Runner("nothing", build_nothing, fresh=True)
     try:
         assert runner.facts("nothing") == {"torch": False}
     finally:
@@ -115,7 +124,7 @@ def test_a_fresh_process_has_not_imported_torch() -> None:
 
 @pytest.mark.alone
 def test_time_and_memory_are_those_of_the_runner() -> None:
-    runner = Runner(build_busy)
+    runner = Runner("work", build_busy)
     try:
         found = runner.run("work")
         assert 0.05 <= found.cpu < 1.5 and 0.1 <= found.wall < 1.5  # preparing does not count

@@ -31,7 +31,7 @@ from tests.conftest import ROOT
 def test_a_minute_and_a_half_of_it(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"
     config = SoakConfig(
-        minutes=1.5, pipelines="torchvision,memory", ranks=2, seconds=20, every=8, out=str(out)
+        minutes=1.5, pipelines=("torchvision", "memory"), ranks=2, seconds=20, every=8, out=str(out)
     )
     assert soak(config) == out
     record = read_record(out)

@@ -144,9 +144,9 @@ def test_a_file_that_cannot_be_written_is_one_line(images: Path, tmp_path: Path)
 
 def test_bench_alone_and_with_options_means_all(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[tuple[str, int]] = []
-    suite = ModuleType("fastsiam.bench.suite")
-    suite.run = lambda case, config: measured.append((case, config.repeats))  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fastsiam.bench.suite", suite)
+    session = ModuleType("fastsiam.bench.session")
+    session.run = lambda case, config: measured.append((case, config.repeats))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fastsiam.bench.session", session)
     for arguments in ([], ["--repeats", "2"], ["all", "--repeats", "3"], ["step"]):
         result = CliRunner().invoke(cli.app, ["bench", *arguments], catch_exceptions=False)
         assert result.exit_code == 0, result.output

@@ -18,20 +18,13 @@ from fastsiam.errors import BackendError, FastSiamError
 from fastsiam.evaluate.feature_files import write_features, write_neighbours
 from fastsiam.evaluate.features import collected
 from fastsiam.evaluate.subject import open_subject
+from fastsiam.pipelines import build_eval_loader
 from fastsiam.report.pictures import Captioned
 from tests.conftest import write_images
 from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
 
 HERE = Place(0, 1, torch.device("cpu"))
-
-
-def expected(run: Path) -> torch.Tensor:
-    """Features of the training images, by hand."""
-    subject = open_subject(run, EvalConfig(workers=0), HERE)
-    train, _ = subject.loaders()
-    with torch.no_grad():
-        return torch.cat([subject.network(batch.image) for batch in train])
 
 
 def test_files_hold_features_and_names(
@@ -42,10 +35,13 @@ def test_files_hold_features_and_names(
     out = tmp_path / "f.npy"
     config = FeaturesConfig(out=str(out), workers=0, feature_batch=7)
     assert write_features(run, config, HERE) == [out, tmp_path / "f.npy.csv"]
+    subject = open_subject(run, EvalConfig(workers=0), HERE)
+    with torch.no_grad():
+        expected = torch.cat([subject.network(batch.image) for batch in subject.loaders()[0]])
     array = np.load(out)
     assert array.dtype == np.float32 and array.shape == (24, 32)
-    np.testing.assert_allclose(array, expected(run).numpy(), rtol=1e-5, atol=1e-6)
-    rows = list(csv.DictReader((tmp_path / "f.npy.csv").open()))
+    np.testing.assert_allclose(array, expected.numpy(), rtol=1e-5, atol=1e-6)
+    rows = table_of(out)
     assert [row["row"] for row in rows] == [str(i) for i in range(24)]
     assert rows[9] == {"row": "9", "name": "class1/001.jpg", "label": "1", "class": "class1"}
     monkeypatch.setattr("fastsiam.evaluate.feature_files._GROUP_ROWS", 10)
@@ -60,11 +56,16 @@ def test_files_hold_features_and_names(
         write_features(run, replace(config, force=True), HERE)
 
 
+def table_of(out: Path) -> list[dict[str, str]]:
+    with out.with_name(f"{out.name}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
 def test_ranks_write_the_file_of_one(run: Path, tmp_path: Path) -> None:
-    """Bad images too: one in a batch, and all of a batch."""
+    """Bad images too: one in a batch, and all of a batch on every rank."""
     folder = write_images(tmp_path / "own", classes=2, each=20)
-    for bad in ("class0/001.jpg", "class0/004.jpg", "class0/005.jpg"):
-        (folder / bad).write_bytes(b"no image")
+    for bad in (0, 1, 2, 3, 6, 8, 9):
+        (folder / f"class0/{bad:03d}.jpg").write_bytes(b"no image")
     flags = ["--data", str(folder), "--device", "cpu", "--workers", "0", "--feature-batch", "2"]
     flags += ["--bad-images", "replace"]
     one, several = tmp_path / "one.npy", tmp_path / "several.npy"
@@ -74,84 +75,55 @@ def test_ranks_write_the_file_of_one(run: Path, tmp_path: Path) -> None:
     write_features(run, config, HERE)
     done = fastsiam_on_ranks(2, "features", str(run), "--out", str(several), "--gpus", "2", *flags)
     assert f"wrote {several}" in done[0].stdout and not done[1].stdout
-    assert several.read_bytes() == one.read_bytes() and np.load(one).shape == (37, 32)
-    table, same = (path.with_name(f"{path.name}.csv") for path in (one, several))
-    assert same.read_bytes() == table.read_bytes()
-    assert "class0/004.jpg" not in table.read_text()
+    assert several.read_bytes() == one.read_bytes() and np.load(one).shape == (33, 32)
+    assert table_of(several) == table_of(one)
+    assert "class0/008.jpg" not in {row["name"] for row in table_of(one)}
 
 
-def test_projections_and_unlabelled_images_of_another_folder(run: Path, tmp_path: Path) -> None:
-    folder = write_images(tmp_path / "own", classes=1, each=5)
+def test_projections_of_images_without_labels_and_a_broken_image(run: Path, tmp_path: Path) -> None:
+    folder, out = write_images(tmp_path / "own", classes=1, each=5) / "class0", tmp_path / "z.npy"
     config = FeaturesConfig(
-        out=str(tmp_path / "z.npy"), data=str(folder / "class0"), layer="projector", workers=0
+        out=str(out), data=str(folder), layer="projector", workers=0, feature_batch=2
     )
     write_features(run, config, HERE)
-    assert np.load(tmp_path / "z.npy").shape == (5, 16)
-    rows = list(csv.DictReader((tmp_path / "z.npy.csv").open()))
-    assert {(row["label"], row["class"]) for row in rows} == {("-1", "")}
-
-
-def test_a_broken_image_leaves_no_file(run: Path, tmp_path: Path) -> None:
-    folder = write_images(tmp_path / "own", classes=1, each=5)
-    (folder / "class0" / "003.jpg").write_bytes(b"no image")
-    config = FeaturesConfig(
-        out=str(tmp_path / "f.npy"), data=str(folder), workers=0, feature_batch=2
-    )
+    assert np.load(out).shape == (5, 16)
+    assert {(row["label"], row["class"]) for row in table_of(out)} == {("-1", "")}
+    (folder / "003.jpg").write_bytes(b"no image")
     with pytest.raises(FastSiamError, match=r"cannot decode .*003\.jpg"):
-        write_features(run, config, HERE)
+        write_features(run, replace(config, out=str(tmp_path / "f.npy")), HERE)
     assert not list(tmp_path.glob("f.*"))
-
-
-def noted_rows(monkeypatch: pytest.MonkeyPatch) -> list[list[Captioned]]:
-    """Return the list that takes the rows of all pictures that are drawn."""
-    rows = []
-
-    def note(found: list[list[Captioned]]) -> Image.Image:
-        rows.extend(found)
-        return Image.new("RGB", (1, 1))
-
-    monkeypatch.setattr("fastsiam.evaluate.feature_files.picture_grid", note)
-    return rows
-
-
-def test_without_labels_no_neighbour_is_good_or_bad(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = noted_rows(monkeypatch)
-    folder = write_images(tmp_path / "own", classes=1, each=5) / "class0"
-    config = NeighboursConfig(data=str(folder), images=3, k=2, workers=0)
-    write_neighbours(run, config, HERE, out=tmp_path / "n.png")
-    assert [len(row) for row in rows] == [3, 3, 3]
-    assert {good for row in rows for _, _, good in row} == {None}
 
 
 def test_files_that_are_there_stay(run: Path, tmp_path: Path) -> None:
     """Nothing is computed before that is known: no image is read."""
     config = FeaturesConfig(out=str(tmp_path / "f.npy"), data=str(tmp_path / "none"), workers=0)
-    for name in ("f.npy", "f.npy.csv"):
+    for name in ("f.npy.csv", "f.npy"):
+        (tmp_path / "f.npy.csv").unlink(missing_ok=True)
         (tmp_path / name).write_text("mine")
         with pytest.raises(FastSiamError, match=rf"{name} is there already: .* --force$"):
             write_features(run, config, HERE)
         assert (tmp_path / name).read_text() == "mine"
-        (tmp_path / name).unlink()
-    (tmp_path / "f.npy").write_text("mine")
-    write_features(run, FeaturesConfig(out=config.out, force=True, workers=0), HERE)
+    write_features(run, replace(config, data="", force=True), HERE)
     assert np.load(tmp_path / "f.npy").shape == (24, 32)
 
 
-def test_a_training_image_is_not_its_own_neighbour(
+def test_neighbours_of_training_images(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without validation images the training images ask; the nearest others are by hand."""
-    rows = noted_rows(monkeypatch)
+    """Without validation images these ask; the nearest others, not they themselves, are by hand."""
+    rows: list[list[Captioned]] = []
+
+    def note(found: list[list[Captioned]]) -> Image.Image:
+        rows[:] = found
+        return Image.new("RGB", (1, 1))
+
+    monkeypatch.setattr("fastsiam.evaluate.feature_files.picture_grid", note)
     folder = write_images(tmp_path / "own", classes=3, each=4)
     config = NeighboursConfig(data=str(folder), images=12, k=3, workers=0)
     write_neighbours(run, config, HERE, out=tmp_path / "n.png")
     subject = open_subject(run, config, HERE)
-    from fastsiam.pipelines import build_eval_loader
-
     loader = build_eval_loader(subject.data, "train", subject.augment, resize=16)
-    features, labels = collected(subject.extract(loader, "image"))
+    features, labels, _ = collected(subject.extract(loader, "image"))
     cosine = torch.nn.functional.normalize(features) @ torch.nn.functional.normalize(features).T
     cosine.fill_diagonal_(-2)
     for query, row in enumerate(rows):
@@ -162,6 +134,10 @@ def test_a_training_image_is_not_its_own_neighbour(
         ]
         assert [text for _, text, _ in row] == [f"class{labels[query]}", *texts]
         assert [good for _, _, good in row[1:]] == (labels[best.indices] == labels[query]).tolist()
+    config = replace(config, data=str(folder / "class0"), images=3, k=2)  # without labels
+    write_neighbours(run, config, HERE, out=tmp_path / "n.png")
+    assert [len(row) for row in rows] == [3, 3, 3]
+    assert {good for row in rows for _, _, good in row} == {None}
 
 
 def test_the_command_line(run: Path, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def names(root: Path) -> tuple[list[str], list[str]]:
 
 
 def test_evaluations_of_a_run_need_no_flag(
-    run: Path, images: Path, capfd: pytest.CaptureFixture[str]
+    run: Path, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     left, held = names(images / "train")
     train, val = open_subject(run, EvalConfig(workers=0), HERE).loaders()
@@ -74,9 +74,16 @@ def test_evaluations_of_a_run_need_no_flag(
     said = capfd.readouterr().err
     assert said.count("25% of each class of the training images held out for validation") == 3
     assert "was trained on images" not in said
+    # Low-shot parts are of what is left, and cannot name a held-out image.
+    record = evaluate_linear(run, replace(LINEAR, percent=50, batch=4), HERE)
+    assert (record.data.train, record.data.val) == (9, 6)
+    listed = tmp_path / "some.txt"
+    listed.write_text("\n".join([left[0], held[0]]))
+    with pytest.raises(DataError, match=f"not there in .*: {held[0]}"):
+        evaluate_linear(run, replace(LINEAR, subset=str(listed)), HERE)
 
 
-def test_a_file_takes_the_flag(weights: Path, images: Path) -> None:
+def test_a_file_takes_the_flag(weights: Path, images: Path, tmp_path: Path) -> None:
     config = replace(KNN, data=str(images / "train"), stem="cifar", crop=16, resize=16)
     with pytest.raises(NoSplitError, match=r"no val.beton; --holdout 10% holds out a share"):
         evaluate_knn(weights, config, HERE)
@@ -85,6 +92,15 @@ def test_a_file_takes_the_flag(weights: Path, images: Path) -> None:
     assert (own.data.train, own.data.val) == (18, 6) and '"holdout": "25%"' in json.read_text()
     with pytest.raises(DataError, match="has validation images of its own"):
         evaluate_knn(weights, replace(config, data=str(images), holdout="25%"), HERE)
+    # Images without labels have features alone.
+    (tmp_path / "flat").mkdir()
+    for path in write_images(tmp_path / "made").rglob("*.jpg"):
+        path.rename(tmp_path / "flat" / f"{path.parent.name}{path.name}")
+    how: dict[str, Any] = {"data": str(tmp_path / "flat"), "holdout": "25%", "stem": "cifar"}
+    how |= {"workers": 0, "crop": 16, "resize": 16}
+    with pytest.raises(DataError, match="has no labels, which this evaluation needs"):
+        evaluate_knn(weights, KnnConfig(**how), HERE)
+    assert len(rows(weights, tmp_path / "f.npy", split="val", **how)) == 6
 
 
 def test_a_run_that_trained_on_all_says_so(
@@ -96,48 +112,35 @@ def test_a_run_that_trained_on_all_says_so(
     assert "was trained on images that are held out here" in capfd.readouterr().err
 
 
-def test_validation_images_go_before_the_runs_holdout(
-    run: Path, images: Path, small: TrainConfig, tmp_path: Path
-) -> None:
-    """Those of other data, and those that came later to the run's own."""
+def test_other_data_than_the_runs(run: Path, images: Path, tmp_path: Path) -> None:
+    """Validation images go before the run's holdout; data that moved hold out the same."""
     record = evaluate_knn(run, replace(KNN, data=str(images)), HERE)
     assert (record.data.train, record.data.val, record.data.holdout) == (24, 12, None)
     assert "holdout" not in record.identity
-    with pytest.raises(DataError, match="leave --holdout out"):
-        evaluate_knn(run, replace(KNN, data=str(images), holdout="25%"), HERE)
+    before = evaluate_knn(run, KNN, HERE)
+    moved = Path(shutil.move(images / "train", tmp_path / "moved"))
+    with pytest.raises(NoSplitError, match=r"--holdout 10% holds out a share"):
+        evaluate_knn(run, replace(KNN, data=str(moved)), HERE)
+    after = evaluate_knn(run, replace(KNN, data=str(moved), holdout="25%"), HERE)
+    assert after.identity == before.identity and after.results == before.results
+
+
+def test_validation_images_that_came_later_go_before_the_runs_holdout(
+    images: Path, small: TrainConfig, tmp_path: Path
+) -> None:
     shutil.move(images / "val", tmp_path / "val")
-    settings = {"out": str(tmp_path / "later"), "batch": 6, "max_steps": 1}
-    later = train_here(with_settings(small, holdout="25%", **settings), "imagenet")
+    later = train_here(with_settings(small, holdout="25%", batch=6, max_steps=1), "imagenet")
+    with pytest.raises(NoSplitError, match=r"--holdout 10% holds out a share"):
+        evaluate_knn(later, replace(KNN, holdout="0"), HERE)
     shutil.move(tmp_path / "val", images / "val")
     record = evaluate_knn(later, KNN, HERE)
     assert (record.data.train, record.data.val, record.data.holdout) == (24, 12, None)
 
 
-def test_a_run_whose_data_moved_holds_out_the_same(run: Path, images: Path, tmp_path: Path) -> None:
-    with pytest.raises(NoSplitError, match=r"--holdout 10% holds out a share"):
-        evaluate_knn(run, replace(KNN, holdout="0"), HERE)
-    before = evaluate_knn(run, KNN, HERE)
-    shutil.move(images / "train", tmp_path / "moved")
-    moved = replace(KNN, data=str(tmp_path / "moved"))
-    with pytest.raises(NoSplitError, match=r"--holdout 10% holds out a share"):
-        evaluate_knn(run, moved, HERE)
-    after = evaluate_knn(run, replace(moved, holdout="25%"), HERE)
-    assert after.identity == before.identity and after.results == before.results
-
-
-def test_low_shot_parts_are_of_what_is_left(run: Path, images: Path, tmp_path: Path) -> None:
-    left, held = names(images / "train")
-    record = evaluate_linear(run, replace(LINEAR, percent=50, batch=4), HERE)
-    assert (record.data.train, record.data.val) == (9, 6)
-    listed = tmp_path / "some.txt"
-    listed.write_text("\n".join([left[0], held[0]]))
-    with pytest.raises(DataError, match=f"not there in .*: {held[0]}"):
-        evaluate_linear(run, replace(LINEAR, subset=str(listed)), HERE)
-
-
 def rows(run: Path, out: Path, **settings: Any) -> list[dict[str, str]]:
-    """Write features; return the rows beside them."""
-    write_features(run, FeaturesConfig(out=str(out), workers=0, force=True, **settings), HERE)
+    """Write features, and return the table beside them."""
+    settings = {"workers": 0, "force": True} | settings
+    write_features(run, FeaturesConfig(out=str(out), **settings), HERE)
     with out.with_name(f"{out.name}.csv").open() as file:
         table = list(csv.DictReader(file))
     assert len(np.load(out)) == len(table)
@@ -159,21 +162,9 @@ def test_features_are_of_every_image(run: Path, images: Path, tmp_path: Path) ->
     np.testing.assert_allclose(
         np.load(tmp_path / "v.npy"), every[sorted(map(int, of_val))], rtol=1e-5, atol=1e-6
     )
-    for settings in ({"holdout": "0"}, {"data": str(write_images(tmp_path / "own", each=5))}):
+    own = str(write_images(tmp_path / "own", each=5))
+    for settings, count in (({"holdout": "0"}, 24), ({"data": own}, 15)):
         table = rows(run, tmp_path / "f.npy", **settings)
-        assert len(table) == (15 if "data" in settings else 24) and "split" not in table[0]
-    table = rows(run, tmp_path / "f.npy", data=str(tmp_path / "own"), holdout="20%")
+        assert len(table) == count and "split" not in table[0]
+    table = rows(run, tmp_path / "f.npy", data=own, holdout="20%")
     assert sum(row["split"] == "val" for row in table) == 3 and len(table) == 15
-
-
-def test_images_without_labels_have_features_alone(weights: Path, tmp_path: Path) -> None:
-    (tmp_path / "flat").mkdir()
-    for path in write_images(tmp_path / "made").rglob("*.jpg"):
-        path.rename(tmp_path / "flat" / f"{path.parent.name}{path.name}")
-    how: dict[str, Any] = {"data": str(tmp_path / "flat"), "holdout": "25%", "stem": "cifar"}
-    how |= {"workers": 0, "crop": 16, "resize": 16}
-    with pytest.raises(DataError, match="has no labels, which this evaluation needs"):
-        evaluate_knn(weights, KnnConfig(**how), HERE)
-    out = tmp_path / "f.npy"
-    write_features(weights, FeaturesConfig(out=str(out), split="val", **how), HERE)
-    assert len(out.with_name("f.npy.csv").read_text().splitlines()) == 7

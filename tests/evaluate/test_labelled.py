@@ -19,7 +19,7 @@ from fastsiam.evaluate import record_files
 from fastsiam.evaluate.command import evaluate_finetuned, evaluate_linear
 from fastsiam.evaluate.features import fingerprint, frozen
 from fastsiam.evaluate.subject import open_subject
-from fastsiam.evaluate.supervised import SupervisedTraining, fine_tuning
+from fastsiam.evaluate.supervised import SupervisedTraining
 from fastsiam.pipelines import build_eval_loader
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.records import read_records
@@ -54,8 +54,8 @@ def test_little_data_have_a_sensible_default(run: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("cached", [False, True])
 def test_linear_evaluation_of_a_run(run: Path, cached: bool) -> None:
-    before = (run / "checkpoints" / "last.pt").read_bytes()
     """The run stays as it is; a checkpoint may be named instead of its folder."""
+    before = (run / "checkpoints" / "last.pt").read_bytes()
     storage: Any = "fp16" if cached else "fp32"
     config = replace(QUICK, cached=cached, storage=storage, lrs=(0.1, 30), optimizer="sgd")
     record = evaluate_linear(run, config, HERE)
@@ -95,38 +95,39 @@ def test_an_interrupted_evaluation_continues(
 ) -> None:
     whole = evaluate(run, config, HERE)
     monkeypatch.setattr(record_files, "_SECONDS_BETWEEN_SAVES", 0.0)
-    epoch = SupervisedTraining.epoch
-    started: list[int] = []
+    step = SupervisedTraining.step
+    steps: list[int] = []
 
-    def interrupted(self: Any, number: int, batches: Any) -> Tensor:
-        if number == 3 and not started:
-            started.append(number)
+    def interrupted(self: Any, number: int, batch: Any) -> Tensor:
+        steps.append(number)
+        if len(steps) == 11:  # within the last of four epochs of three steps
             raise KeyboardInterrupt
-        if started:
-            assert number == 3, "it started over"
-        return epoch(self, number, batches)
+        return step(self, number, batch)
 
-    monkeypatch.setattr(SupervisedTraining, "epoch", interrupted)
+    monkeypatch.setattr(SupervisedTraining, "step", interrupted)
     with pytest.raises(KeyboardInterrupt):
         evaluate(run, config, HERE)
     assert len(list((run / "eval").glob("*.partial"))) == 1
     again = evaluate(run, config, HERE)
-    assert again.results == whole.results
+    assert again.results == whole.results and steps[11:] == [9, 10, 11]
     assert not list((run / "eval").glob("*.partial"))
 
 
-def test_another_protocol_starts_over(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_files, "_SECONDS_BETWEEN_SAVES", 0.0)
-    whole = evaluate_linear(run, replace(QUICK, epochs=2), HERE)
+def test_another_protocol_and_a_damaged_state_start_over(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = replace(QUICK, epochs=2)
+    whole = evaluate_linear(run, two, HERE)
     with monkeypatch.context() as patch:
         patch.setattr(record_files.RecordFiles, "keep", lambda *_: None)
         evaluate_linear(run, QUICK, HERE)  # leaves its state
     (path,) = (run / "eval").glob("linear-epoch1-*.partial")
-    assert torch.load(path, weights_only=True)["epoch"] == 4
-    assert evaluate_linear(run, replace(QUICK, epochs=2), HERE).results == whole.results
+    assert torch.load(path, weights_only=True)["step"] == 12
+    assert evaluate_linear(run, two, HERE).results == whole.results
     other = next((run / "eval").glob("*.json")).with_suffix(".partial")
-    other.write_bytes(path.read_bytes()[:1000])
-    assert evaluate_linear(run, replace(QUICK, epochs=2), HERE).results == whole.results
+    for content in (path.read_bytes(), path.read_bytes()[:1000]):
+        other.write_bytes(content)
+        assert evaluate_linear(run, two, HERE).results == whole.results
 
 
 def test_fine_tuning_trains_all_of_it_and_leaves_the_run_alone(
@@ -205,33 +206,12 @@ def test_fine_tuning_is_longer_on_one_percent(run: Path, tmp_path: Path) -> None
     """One percent of eight images a class is one of each, which is more than one percent."""
     write_images(tmp_path / "many" / "train", classes=2, each=150, side=8)
     write_images(tmp_path / "many" / "val", classes=2, each=2, side=8)
-    config = FinetuneConfig(data=str(tmp_path / "many"), percent=1, workers=0, device="cpu")
-    record = evaluate_finetuned(run, replace(config, eval_every=0), HERE)
-    assert record.data.train == 4  # 1.33%
-    assert record.protocol["epochs"] == 60
-    ten = evaluate_finetuned(run, replace(config, percent=10, eval_every=0), HERE)
-    assert ten.protocol["epochs"] == 30
-
-
-def test_a_skipped_first_step_leaves_no_garbage_in_the_momenta(run: Path) -> None:
-    """As a gradient scaler does it, whose first scale is usually too large."""
-    subject = open_subject(run, QUICK, HERE)
-    training = fine_tuning(
-        FinetuneConfig(batch=4, epochs=1, lr=1.0),
-        subject.network,
-        features=subject.features,
-        classes=3,
-        steps_per_epoch=1,
-        dtype=torch.float32,
-        place=HERE,
+    config = FinetuneConfig(
+        data=str(tmp_path / "many"), percent=1, workers=0, device="cpu", eval_every=0
     )
-    before = [parameter.detach().clone() for parameter in training.network.parameters()]
-    for parameter in training.network.parameters():
-        parameter.grad = torch.full_like(parameter, 1e-3)
-    training.optimizer.found_inf = torch.tensor(1.0)  # type: ignore[attr-defined]
-    training.optimizer.step()
-    assert all(map(torch.equal, before, training.network.parameters()))
-    assert all(not s["momentum_buffer"].any() for s in training.optimizer.state.values())
+    for percent, epochs, images in ((1, 60, 4), (10, 30, 30)):  # 4 are 1.33%
+        record: Any = evaluate_finetuned(run, replace(config, percent=percent), HERE)
+        assert (record.protocol["epochs"], record.data.train) == (epochs, images)
 
 
 def test_an_awkward_number_of_images_is_loaded_in_one_piece(

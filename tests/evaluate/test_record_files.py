@@ -94,4 +94,4 @@ def test_a_disk_that_fills_up_meanwhile(
         (disk / "filler").unlink()
         again = evaluate_linear(disk / "run", config, CPU)
         assert again.results == shown[0].results and len(read_records(disk / "run")) == 1
-    assert "continuing after epoch 2 of 2" in capfd.readouterr().err
+    assert "continuing after step 2 of 2" in capfd.readouterr().err

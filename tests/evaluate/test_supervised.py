@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastsiam.config.evaluate import LinearConfig
+from fastsiam.config.evaluate import FinetuneConfig, LinearConfig
 from fastsiam.distributed import Place
 from fastsiam.evaluate.accuracy import Accuracy
-from fastsiam.evaluate.supervised import Heads
+from fastsiam.evaluate.supervised import Heads, fine_tuning
 from tests.rank_jobs import linear_problem, small_training
 
 HERE = Place(0, 1, torch.device("cpu"))
@@ -25,8 +25,9 @@ def trained(config: LinearConfig, rates: list[float]) -> Any:
     """Train heads on a little problem, all images in their order in each epoch."""
     training = small_training(replace(config, lrs=tuple(rates)), HERE)
     features, labels, _, _ = linear_problem()
-    for epoch in range(config.epochs):
-        training.epoch(epoch, zip(features.split(20), labels.split(20), strict=True))
+    batches = list(zip(features.split(20), labels.split(20), strict=True))
+    for step, batch in enumerate(batches * config.epochs):
+        training.step(step, batch)
     return training
 
 
@@ -117,3 +118,23 @@ def test_accuracy_counts() -> None:
     assert count.images == 3 and count.top1 == pytest.approx(100 / 3)
     assert count.top5 == pytest.approx(100 / 3)  # neither the sixth nor one that is no candidate
     assert list(count.per_class[:3]) == [50, 0, None]
+
+
+def test_a_skipped_first_step_leaves_no_garbage_in_the_momenta() -> None:
+    """As a gradient scaler does it, whose first scale is usually too large."""
+    training = fine_tuning(
+        FinetuneConfig(batch=4, epochs=1, lr=1.0),
+        torch.nn.Linear(6, 5),
+        features=5,
+        classes=3,
+        steps_per_epoch=1,
+        dtype=torch.float32,
+        place=HERE,
+    )
+    before = [parameter.detach().clone() for parameter in training.network.parameters()]
+    for parameter in training.network.parameters():
+        parameter.grad = torch.full_like(parameter, 1e-3)
+    training.optimizer.found_inf = torch.tensor(1.0)  # type: ignore[attr-defined]
+    training.optimizer.step()
+    assert all(map(torch.equal, before, training.network.parameters()))
+    assert all(not s["momentum_buffer"].any() for s in training.optimizer.state.values())

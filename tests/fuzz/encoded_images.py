@@ -90,12 +90,12 @@ def _make(engine: Engine, store: ListStore, config: AugmentConfig, *, finished: 
     if finished:
         whats = zip(operations(params, config), sides, strict=True)
         stages = [Stage(what, config, side, side, torch.float32) for what, side in whats]
-        engine.submit(index, batch, cuts, sides, stages=stages).result()
+        engine.submit(index, batch, cuts, stages=stages).result()
         assert all(stage.views().isfinite().all() for stage in stages)
         return
     shapes = crop_shapes(config, len(index))
     crops = tuple(torch.empty(shape, dtype=torch.uint8) for shape in shapes)
-    engine.submit(index, batch, cuts, sides, crops=crops).result()
+    engine.submit(index, batch, cuts, crops=crops).result()
     for own, side, made in zip(cuts, sides, crops, strict=True):
         for row in index.tolist():
             assert np.array_equal(made[:, row].numpy(), by_pillow(store, row, own, side)), row

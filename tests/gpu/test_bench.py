@@ -35,7 +35,7 @@ def test_loaders_training_and_the_machine(little: BenchConfig) -> None:
         most = {one.name for one in CASES["machine"].measure(own)}
     assert "DALI on the GPU" in loaded and "copy from host to device" in most
     assert all(one.gpu_bytes > 0 for one in loaded.values() if one.case == "loader")
-    assert set(fed) == {"synthetic", "torchvision", "ffcv", "dali", "memory"}
+    assert set(fed) == {"synthetic", "torchvision", "native", "ffcv", "dali", "memory"}
     assert fed["synthetic"].environment["driver"]
 
 
@@ -67,7 +67,7 @@ def test_a_profile_finds_the_longest_gap(little: BenchConfig, tmp_path: Path) ->
 
 @pytest.mark.dali
 def test_a_sweep_of_the_jpeg_engine(little: BenchConfig) -> None:
-    with session(replace(little, over="jpeg-engine", values="0,100", pipelines="dali")) as own:
+    with session(replace(little, over="jpeg-engine", values=(0, 100), pipelines=("dali",))) as own:
         records = CASES["sweep"].measure(own)
     assert [one.facts["value"] for one in records] == [0, 100]
     assert all(one.gpu_bytes > 0 for one in records)

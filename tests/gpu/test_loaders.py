@@ -17,6 +17,7 @@ from fastsiam.config.recipes import RECIPES
 from fastsiam.distributed import Place
 from fastsiam.methods import build_method
 from fastsiam.pipelines import Order, build_loader, open_store
+from fastsiam.pipelines.loaders import LoaderSpec
 from fastsiam.train.step import TrainingStep
 from tests.configs import with_settings
 from tests.conftest import ROOT, write_images
@@ -127,10 +128,8 @@ def test_whatever_decodes_the_crops_are_pils(kinds: list[str], load: float, tmp_
     order, augment = Order(images=32, batch=16, seed=0), AugmentConfig.alike(crop=48)
     from fastsiam.pipelines.dali_backend import DaliLoader
 
-    loader = DaliLoader(
-        store, order, augment, workers=2, device=torch.device("cuda", 0), dtype=torch.float32,
-        hw_decoder_load=load,
-    )  # fmt: skip
+    data = DataConfig(pipeline="dali", workers=2, dali_hw_decoder_load=load)
+    loader = DaliLoader(LoaderSpec(data, store, order, augment, torch.device("cuda", 0)))
     gap = gaps(loader, store, 48, epochs=2)
     loader.close()
     assert gap.shape[1] == 64

@@ -120,7 +120,7 @@ def crop(image: Pixels, cut: Cut, side: int, *, part: bool = False) -> Pixels:
     images = Images(np.array([address]), np.array([source.size]), height, width, form)
     cuts = Cuts(each(cut.box), each(cut.flip, np.bool_), each(cut.resized), each(cut.corner))
     compiled = DECODE(decode)
-    Job(images, [cuts], [side], (crops,), decode=library.address(compiled)).run()
+    Job(images, [cuts], (crops,), decode=library.address(compiled)).run()
     return crops[0, 0].numpy()
 
 
@@ -222,7 +222,7 @@ def job_of_jpeg(height: int, width: int, decode: Any) -> Job:
     corner = np.zeros((1, 1, 2), np.int32)
     cuts = Cuts(np.array([[[0, 0, 1, 1]]], "i4"), np.zeros((1, 1), "?"), corner + 1, corner)
     crops = (torch.zeros(1, 1, 1, 1, 3, dtype=torch.uint8),)
-    return Job(images, [cuts], [1], crops, decode=library.address(decode))
+    return Job(images, [cuts], crops, decode=library.address(decode))
 
 
 def test_what_pil_takes_for_a_bomb_is_left_to_pil() -> None:

@@ -43,7 +43,7 @@ def views(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     params = draw_views(config, seed=0, epoch=0, index=np.arange(16), size=size)
     stages = stages_of(params, config, dtype)
     images = Images.of_pixels(address, size)
-    run_in_threads(Job(images, cut_views(params, config), list(config.by_side), None, stages))
+    run_in_threads(Job(images, cut_views(params, config), None, stages))
     return in_views_order([stage.views() for stage in stages], config)
 
 

@@ -64,7 +64,7 @@ def lacks_memory_to_crop() -> None:
     crops = torch.zeros(1, 1, 100, 100, 3, dtype=torch.uint8)
 
     def job() -> Job:
-        return Job(Images.of_arrays([image]), [Cuts(box, flip, pair, 0 * pair)], [100], (crops,))
+        return Job(Images.of_arrays([image]), [Cuts(box, flip, pair, 0 * pair)], (crops,))
 
     with only(20 * _MIB), pytest.raises(MemoryError, match="an image of 1 x 2000000 pixels"):
         job().run()

@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from fastsiam.config import AugmentConfig
+from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.pipelines import Order, Store, open_store
+from fastsiam.pipelines.loaders import LoaderSpec
 from fastsiam.pipelines.store.decode import ImageRules
 from fastsiam.views.draws import ViewParams
 from tests.pipelines.cases import SMALL
@@ -45,16 +46,10 @@ def load(
 
     store = open_store(source, "train") if isinstance(source, Path) else source
     images = len(store) if chosen is None else len(chosen)
-    return DaliLoader(
-        store,
-        Order(images=images, batch=batch, chosen=chosen, **{"seed": 0, **place}),
-        augment,
-        workers=workers,
-        device=device,
-        dtype=dtype,
-        dali_resizes=dali_resizes,
-        prefetch=prefetch,
-    )
+    data = DataConfig(pipeline="dali", workers=workers, prefetch=prefetch)
+    order = Order(images=images, batch=batch, chosen=chosen, **{"seed": 0, **place})
+    spec = LoaderSpec(data, store, order, augment, device, dtype)
+    return DaliLoader(spec, dali_resizes=dali_resizes)
 
 
 def trust(patch: pytest.MonkeyPatch) -> None:

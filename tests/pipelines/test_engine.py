@@ -134,7 +134,7 @@ def test_crops_are_pillows(batch: tuple[ListStore, dict[int, Cuts], int]) -> Non
                 for side, own in cuts.items()
             )
             read, boxes = made.read(index), list(cuts.values())
-            made.submit(index, read, boxes, list(cuts), crops=crops).result()
+            made.submit(index, read, boxes, crops=crops).result()
             for (side, own), found in zip(cuts.items(), crops, strict=True):
                 for row in index.tolist():
                     expected = by_pillow(store, row, own, side)
@@ -209,7 +209,7 @@ def test_an_image_that_becomes_another_is_refused(tmp_path: Path) -> None:
         crops = (torch.empty((1, 2, 8, 8, 3), dtype=torch.uint8),)
         with pytest.raises(ImageError, match=r"it has 41 x 30 pixels, and its header says 40 x 30"):
             cuts = [whole(batch.size, 8)]
-            made.submit(np.arange(2), batch, cuts, [8], crops=crops).result()
+            made.submit(np.arange(2), batch, cuts, crops=crops).result()
         store.images = before
     made.close()
 
@@ -236,7 +236,7 @@ def test_a_cancelled_batch_lets_its_memory_go() -> None:
     for _ in range(3):
         batch = made.read(index)
         crops = (torch.zeros((1, len(index), 64, 64, 3), dtype=torch.uint8),)
-        pending = made.submit(index, batch, [whole(batch.size, 64)], [64], crops=crops)
+        pending = made.submit(index, batch, [whole(batch.size, 64)], crops=crops)
         pending.cancel()
         kept = crops[0].clone()
         with ThreadPoolExecutor(1) as other:

@@ -63,7 +63,7 @@ def crop_images(
 ) -> None:
     side = crops.shape[2]
     cuts = cut_centres(size, resize=resize, side=side)
-    run_in_threads(Job(Images.of_arrays(images), [cuts], [side], (crops,)))
+    run_in_threads(Job(Images.of_arrays(images), [cuts], (crops,)))
 
 
 def test_central_cuts_equal_pil_for_images_of_any_size() -> None:
@@ -134,16 +134,8 @@ def test_what_dali_resizes_is_near_pils(resize: int, side: int, photographs: Pat
 
     store = open_store(photographs, "train")
     batches = np.split(np.arange(len(store)), [32])
-    crops = central_crops(
-        store,
-        batches,
-        resize=resize,
-        side=side,
-        workers=2,
-        prefetch=2,
-        hw_decoder_load=0.5,
-        device=torch.device("cpu"),
-    )
+    data, device = DataConfig(pipeline="dali", workers=2), torch.device("cpu")
+    crops = central_crops(data, store, batches, resize=resize, side=side, device=device)
     ours = np.concatenate([part.numpy() for part in (own.clone() for own in crops)])
     theirs = pils([store.decode(i) for i in range(len(store))], resize, side)
     gap = np.abs(ours.astype(np.int64) - theirs)

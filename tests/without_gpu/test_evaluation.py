@@ -73,7 +73,8 @@ def test_linear_heads(optimizer: Any, gpu: Gpu) -> None:
     )  # fmt: skip
     features = torch.empty(8, 12, device=CUDA), batches(torch.float32)[0].label
     with gpu.watched():
-        losses = training.epoch(0, [features] * 3)
+        for step in range(3):
+            losses = training.step(step, features)
     assert losses.shape == (3,) and losses.is_cuda and not gpu.on_the_host()
     assert all(p.is_cuda and p.dtype == torch.float32 for p in training.network.parameters())
 
@@ -89,7 +90,8 @@ def test_fine_tuning(dtype: torch.dtype, gpu: Gpu) -> None:
     assert training.scaler.is_enabled() == (dtype == torch.float16)
     for epoch in range(2):
         with gpu.watched():
-            losses = training.epoch(epoch, ((batch.image, batch.label) for batch in given))
+            for step, batch in enumerate(given, start=3 * epoch):
+                losses = training.step(step, (batch.image, batch.label))
             scores = list(feature_batches(training.network, given, dtype=dtype))
         assert losses.shape == (1,) and not gpu.on_the_host()
         assert [tuple(own.shape) for own, _ in scores] == [(8, 1, CLASSES)] * 3

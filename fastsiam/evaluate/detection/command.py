@@ -7,17 +7,25 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fastsiam.config.detect import DetectConfig
-from fastsiam.console import Console, counted, pace
+from fastsiam.console import Console, counted
 from fastsiam.distributed import Place, from_leader
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.record_files import RecordFiles, Show
-from fastsiam.evaluate.subject import autocast_of, network_facts, open_network, short_name
+from fastsiam.evaluate.subject import (
+    autocast_of,
+    devices,
+    network_facts,
+    open_network,
+    short_name,
+)
+from fastsiam.interchange import Pretrained
 from fastsiam.run.records import DataFacts, Evaluation, ImageFacts, Record, check_targets
 
 from .datasets import DetectionSet, open_detection
@@ -25,7 +33,7 @@ from .images import TrainingImages
 from .model import build_detector
 from .protocol import FIGURES, NAMES, differences, papers_rows, protocol_of, schedule_of
 from .scores import coco_scores, voc_scores
-from .training import DetectorTraining
+from .training import DetectorTraining, loss_text
 
 _LOOKED_AT = 20
 """Steps between looks at the loss, which wait for the GPU, and chances to save."""
@@ -48,6 +56,8 @@ def evaluate_detection(
 ) -> Record:
     """Train a detector on a network for each trial, and measure it; return the record.
 
+    A trial that was interrupted is continued.
+
     Args:
         path: a run's folder, a checkpoint, or a file of another program; it stays as it is.
         config: the protocol.
@@ -57,19 +67,61 @@ def evaluate_detection(
     Raises:
         FastSiamError: network, data or settings cannot be, or the loss is not finite.
     """
-    trials = _Trials(path, config, place)
-    trials.introduce()
+    console = Console(quiet=not place.is_leader)
+    pretrained = open_network(path, config)
+    train, val = _open_data(config)
+    evaluation = _evaluation(pretrained, config, place, train, val)
+    details = config.task, config.detector, "untrained" if config.untrained else ""
+    files = RecordFiles(
+        pretrained.run, evaluation, *details, asked=config.json, place=place, console=console
+    )
+    schedule = schedule_of(config)
+    for line in (
+        f"{'UNTRAINED: ' * config.untrained}{pretrained}",
+        f"{train.name}: {len(train):,} images; {val.name}: {len(val):,}; "
+        f"{len(train.classes)} classes",
+        f"{NAMES[config.detector]}, {'Mask' if config.task == 'coco' else 'Faster'} R-CNN: "
+        f"{schedule.steps:,} steps of {config.batch_size}, rate {config.lr:g}, drops at "
+        f"{', '.join(f'{drop:,}' for drop in schedule.drops)}; {evaluation.images.precision} on "
+        f"{devices(place)}; {counted(config.trials, 'trial')}",
+        *_not_the_protocols(evaluation),
+    ):
+        console.say(line)
     began = time.monotonic()
-    lines = trials.all()
-    record = trials.evaluation.record(
-        results=lines,
+    torch.backends.cudnn.benchmark = False  # every batch has another shape
+    saved = files.load_state(config.resume)
+    results: list[dict[str, Any]] = saved["results"] if saved else []
+    for trial in range(len(results), config.trials):
+        seed = config.seed + trial
+        training = _training(pretrained, config, evaluation.images, len(train.classes), seed, place)
+        batches = TrainingImages(train, config, seed=seed, place=place).from_step
+        training.run(
+            partial(batches, steps=schedule.steps),
+            steps=schedule.steps,
+            every=_LOOKED_AT,
+            images=config.batch_size,
+            files=files,
+            console=console,
+            at_mark=loss_text,
+            saved=saved,
+            results=results,
+            unit=f"trial {trial + 1} of {config.trials}, step",
+        )
+        saved = None
+        training.settle_batch_norm(batches(schedule.steps, schedule.steps + config.precise_bn))
+        scores = _scores(training, val, place, console)
+        said = ", ".join(f"{name} {value:.1f}" for name, value in scores.items())
+        console.say(f"trial {trial + 1} (seed {seed}): {said}")
+        results.append({"trial": trial + 1, "seed": seed, **scores})
+    record = evaluation.record(
+        results=results,
         summary=[],
         per_class={},
         speed={"seconds": time.monotonic() - began},
-        images_validated=len(trials.val),
+        images_validated=len(val),
     )
     record.summary.extend(_summary(record, config))
-    trials.files.keep(record, show)
+    files.keep(record, show)
     return record
 
 
@@ -90,158 +142,80 @@ def _open_data(config: DetectConfig) -> tuple[DetectionSet, DetectionSet]:
     return train, val
 
 
-class _Trials:
-    """The trials of one evaluation: the same network and data, other seeds."""
+def _evaluation(
+    pretrained: Pretrained,
+    config: DetectConfig,
+    place: Place,
+    train: DetectionSet,
+    val: DetectionSet,
+) -> Evaluation:
+    own = pretrained.normalisation
+    images = ImageFacts(
+        crop=0,
+        resize=schedule_of(config).sides[-1],
+        mean=tuple(config.mean or own[0]),
+        std=tuple(config.std or own[1]),
+        pipeline="detection",
+        precision=short_name(autocast_of(config, pretrained.config, place)),
+        ranks=place.world,
+    )
+    alone = place.world > 1 and place.device.type == "cpu"
+    statistics = "of a rank" if alone else "of all ranks"
+    changed = differences(config, pretrained.model.backbone, images.precision, statistics)
+    return Evaluation(
+        kind="detect",
+        network=network_facts(pretrained, pretrained.network(), untrained=config.untrained),
+        data=DataFacts(
+            root=config.data,
+            train=len(train),
+            val=len(val),
+            classes=len(train.classes),
+            labels_crc32=f"{train.checksum ^ val.checksum:08x}",
+        ),
+        images=images,
+        protocol=protocol_of(config) | {"differences": changed},
+    )
 
-    def __init__(self, path: Path, config: DetectConfig, place: Place) -> None:
-        self.config, self.place = config, place
-        self.console = Console(quiet=not place.is_leader)
-        self.pretrained = open_network(path, config)
-        self.train, self.val = _open_data(config)
-        self.masks = config.task == "coco"
-        self.schedule = schedule_of(config)
-        self.dtype = autocast_of(config, self.pretrained.config, place)
-        own = self.pretrained.normalisation
-        self.mean, self.std = config.mean or own[0], config.std or own[1]
-        self.evaluation = self._evaluation()
-        self.files = RecordFiles(
-            self.pretrained.run,
-            self.evaluation,
-            config.task,
-            config.detector,
-            "untrained" if config.untrained else "",
-            asked=config.json,
-            place=place,
-            console=self.console,
-        )
-        torch.backends.cudnn.benchmark = False  # every batch has another shape
 
-    def _evaluation(self) -> Evaluation:
-        config, pretrained = self.config, self.pretrained
-        precision = short_name(self.dtype)
-        alone = self.place.world > 1 and self.place.device.type == "cpu"
-        return Evaluation(
-            kind="detect",
-            network=network_facts(pretrained, pretrained.network(), untrained=config.untrained),
-            data=DataFacts(
-                root=config.data,
-                train=len(self.train),
-                val=len(self.val),
-                classes=len(self.train.classes),
-                labels_crc32=f"{self.train.checksum ^ self.val.checksum:08x}",
-            ),
-            images=ImageFacts(
-                crop=0,
-                resize=self.schedule.sides[-1],
-                mean=tuple(self.mean),
-                std=tuple(self.std),
-                pipeline="detection",
-                precision=precision,
-                ranks=self.place.world,
-            ),
-            protocol=protocol_of(config)
-            | {
-                "differences": differences(
-                    config,
-                    pretrained.model.backbone,
-                    precision,
-                    "of a rank" if alone else "of all ranks",
-                ),
-            },
-        )
+def _training(
+    pretrained: Pretrained,
+    config: DetectConfig,
+    images: ImageFacts,
+    classes: int,
+    seed: int,
+    place: Place,
+) -> DetectorTraining:
+    torch.manual_seed(seed)  # of the heads' first weights
+    model = build_detector(
+        pretrained.network(),
+        config,
+        classes=classes,
+        mean=images.mean,
+        std=images.std,
+        dtype=autocast_of(config, pretrained.config, place),
+    )
+    return DetectorTraining(model, config, seed=seed, place=place)
 
-    def introduce(self) -> None:
-        """Print what is evaluated, how, and what is not as the protocol has it."""
-        config, schedule, say = self.config, self.schedule, self.console.say
-        gpu = self.place.device.type == "cuda"
-        kind = torch.cuda.get_device_name(self.place.device) if gpu else "CPU"
-        say(f"{'UNTRAINED: ' * config.untrained}{self.pretrained}")
-        say(
-            f"{self.train.name}: {len(self.train):,} images; "
-            f"{self.val.name}: {len(self.val):,}; {len(self.train.classes)} classes"
-        )
-        say(
-            f"{NAMES[config.detector]}, {'Mask' if self.masks else 'Faster'} R-CNN: "
-            f"{schedule.steps:,} steps of {config.batch_size}, rate {config.lr:g}, drops at "
-            f"{', '.join(f'{drop:,}' for drop in schedule.drops)}; {short_name(self.dtype)} on "
-            f"{self.place.world} x {kind}; {counted(config.trials, 'trial')}"
-        )
-        if found := self.evaluation.protocol["differences"]:
-            say(f"not the protocol's: {'; '.join(found)}")
 
-    def all(self) -> list[dict[str, Any]]:
-        """Train and measure every trial; continue where an earlier try was interrupted."""
-        steps = self.schedule.steps
-        lines: list[dict[str, Any]] = []
-        first, step, state = 0, 0, None
-        if self.config.resume == "auto" and (saved := self.files.load_state()):
-            first, step = divmod(saved["epoch"], steps + 1)
-            lines, state = json.loads(saved["state"]["lines"]), saved["state"]["training"]
-            where = f"trial {first + 1}, step {step:,} of {steps:,}"
-            self.console.say(f"continuing in {where}, where it was interrupted")
-        for trial in range(first, self.config.trials):
-            lines.append(self._trial(trial, step, state, lines))
-            step, state = 0, None
-        return lines
+def _not_the_protocols(evaluation: Evaluation) -> list[str]:
+    changed = evaluation.protocol["differences"]
+    return [f"not the protocol's: {'; '.join(changed)}"] if changed else []
 
-    def _trial(
-        self, trial: int, first: int, state: dict[str, Any] | None, lines: list[dict[str, Any]]
-    ) -> dict[str, Any]:
-        """Train one detector from a step on, and measure it; return its figures."""
-        config, steps = self.config, self.schedule.steps
-        seed, began = config.seed + trial, time.monotonic()
-        training = self._training(seed)
-        if state is not None:
-            training.load(state)
-        images = TrainingImages(self.train, config, seed=seed, place=self.place)
 
-        def current() -> dict[str, Any]:
-            return {"lines": json.dumps(lines), "training": training.state()}
-
-        with self.console.progress(steps, first, f"trial {trial + 1} of {config.trials}, step"):
-            for step, batch in enumerate(images.from_step(first, steps), start=first):
-                loss = training.step(step, batch)
-                done = step + 1
-                if done % _LOOKED_AT and done != steps:
-                    continue
-                value = training.mean_loss(loss, done)
-                speed = (done - first) * config.batch_size / max(time.monotonic() - began, 1e-9)
-                left = pace(speed, (steps - done) * config.batch_size)
-                self.console.advance(done, f"loss {value:.3f}, {left}", place=f" of {steps:,}")
-                self.files.save_state(trial * (steps + 1) + done, current, last=done == steps)
-        training.settle_batch_norm(images.from_step(steps, steps + config.precise_bn))
-        scores = self._scores(training)
-        self.console.say(
-            f"trial {trial + 1} (seed {seed}): "
-            + ", ".join(f"{name} {value:.1f}" for name, value in scores.items())
-        )
-        return {"trial": trial + 1, "seed": seed, **scores}
-
-    def _training(self, seed: int) -> DetectorTraining:
-        config = self.config
-        torch.manual_seed(seed)  # of the heads' first weights
-        model = build_detector(
-            self.pretrained.network(),
-            config,
-            classes=len(self.train.classes),
-            mean=self.mean,
-            std=self.std,
-            dtype=self.dtype,
-        )
-        return DetectorTraining(model, config, seed=seed, place=self.place)
-
-    def _scores(self, training: DetectorTraining) -> dict[str, float]:
-        """Detect objects on all ranks and measure on rank 0; every rank gets the figures."""
-        with self.console.tally("detecting: images", len(self.val)) as done:
-            found = training.detections(self.val, lambda: done.add(self.place.world))
-        scores: dict[str, float] = {}
-        if self.place.is_leader and not self.masks:
-            scores = voc_scores(self.val, found)
-        elif self.place.is_leader:
-            masks = coco_scores(self.val, found, "segm")
-            scores = coco_scores(self.val, found) | {f"mask {x}": y for x, y in masks.items()}
-        plain: dict[str, float] = json.loads(from_leader(json.dumps(scores)))
-        return plain
+def _scores(
+    training: DetectorTraining, val: DetectionSet, place: Place, console: Console
+) -> dict[str, float]:
+    """Detect objects on all ranks and measure on rank 0; every rank gets the figures."""
+    with console.tally("detecting: images", len(val)) as done:
+        found = training.detections(val, lambda: done.add(place.world))
+    scores: dict[str, float] = {}
+    if place.is_leader and val.coco is None:
+        scores = voc_scores(val, found)
+    elif place.is_leader:
+        masks = coco_scores(val, found, "segm")
+        scores = coco_scores(val, found) | {f"mask {x}": y for x, y in masks.items()}
+    plain: dict[str, float] = json.loads(from_leader(json.dumps(scores)))
+    return plain
 
 
 def _summary(record: Record, config: DetectConfig) -> list[str]:
@@ -259,6 +233,4 @@ def _summary(record: Record, config: DetectConfig) -> list[str]:
         trials = counted(config.trials, "trial")
         lines.append(f"{start}{task}, {record.protocol['detector']}: {figures} ({trials})")
         lines.append(papers_rows(task))
-    if record.protocol["differences"]:
-        lines.append(f"not the protocol's: {'; '.join(record.protocol['differences'])}")
-    return lines
+    return lines + _not_the_protocols(record)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -173,7 +172,7 @@ def _voc_picture(folder: Path, name: str, classes: tuple[str, ...]) -> Picture:
             labels.append(classes.index(kind))
             sides = ("xmin", "ymin", "xmax", "ymax")
             x0, y0, x1, y1 = (float(one.findtext(f"bndbox/{side}", "")) for side in sides)
-            boxes.append(_checked([x0 - 1, y0 - 1, x1, y1], height, width))
+            boxes.append(_checked((x0 - 1, y0 - 1, x1, y1), height, width))
             difficult.append(int(one.findtext("difficult") or 0) != 0)
         image_id = int(name.replace("_", ""))
     except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:
@@ -203,49 +202,102 @@ def _open_coco(data: Path, split: str) -> DetectionSet:
         raise BackendError(
             f"COCO needs pycocotools ({error}): pip install 'fastsiam[detection]'"
         ) from error
+    row: dict[str, Any] | None = None
+    pictures = []
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             coco = COCO(str(path))
         categories = sorted(coco.cats)  # COCO's ids have gaps
         labels = {category: label for label, category in enumerate(categories)}
-        pictures = [_coco_picture(coco, row, labels, data / split) for row in coco.imgs.values()]
         classes = tuple(coco.cats[category]["name"] for category in categories)
+        for image in coco.imgs.values():
+            height, width = image["height"], image["width"]
+            boxes, kinds, objects = [], [], []
+            for row in coco.imgToAnns[image["id"]]:  # without crowds and, as in detectron2, slivers
+                mask = row["segmentation"]
+                _check_segmentation(mask, height, width)
+                if isinstance(mask, list):
+                    # pycocotools takes two corners for a box, and fails without any polygon.
+                    outlines = [polygon for polygon in mask if len(polygon) >= 6]
+                    nothing = {"size": [height, width], "counts": [height * width]}
+                    row["segmentation"] = outlines or mask or nothing
+                    if not outlines:
+                        continue
+                if min(row["bbox"][2:]) > 0 and not row.get("iscrowd", 0):
+                    x, y, w, h = map(float, row["bbox"])
+                    boxes.append(_checked((x, y, x + w, y + h), height, width))
+                    kinds.append(labels[row["category_id"]])
+                    objects.append(row)
+            row = None
+            pictures.append(
+                Picture(
+                    file=data / split / image["file_name"],
+                    image_id=image["id"],
+                    height=height,
+                    width=width,
+                    boxes=np.array(boxes, np.float32).reshape(-1, 4),
+                    labels=np.array(kinds, np.int64),
+                    difficult=np.zeros(len(objects), bool),
+                    annotations=tuple(objects),
+                )
+            )
     except (ValueError, LookupError, TypeError, AssertionError, RecursionError) as error:
-        raise DataError(f"cannot read {path} as COCO's annotations: {error!r}") from error
+        where = "" if row is None else f"annotation {row.get('id')}: "
+        said = error if type(error) is ValueError else repr(error)
+        raise DataError(f"cannot read {path} as COCO's annotations: {where}{said}") from error
     return DetectionSet(f"COCO {split} in {data}", classes, pictures, coco)
 
 
-def _coco_picture(coco: Any, row: dict[str, Any], labels: dict[int, int], folder: Path) -> Picture:
-    height, width = row["height"], row["width"]
-    objects = list(_coco_objects(coco.imgToAnns[row["id"]]))
-    corners = [(x, y, x + w, y + h) for x, y, w, h in (one["bbox"] for one in objects)]
-    return Picture(
-        file=folder / row["file_name"],
-        image_id=row["id"],
-        height=height,
-        width=width,
-        boxes=np.array(
-            [_checked([*map(float, box)], height, width) for box in corners], np.float32
-        ).reshape(-1, 4),
-        labels=np.array([labels[one["category_id"]] for one in objects], np.int64),
-        difficult=np.zeros(len(objects), bool),
-        annotations=tuple(objects),
-    )
+def _check_segmentation(mask: Any, height: int, width: int) -> None:
+    """Refuse polygons and run lengths that do not fit their image.
+
+    pycocotools takes them unchecked: it would return whatever is in memory, or never return.
+
+    Raises:
+        ValueError, LookupError, TypeError: says what is wrong.
+    """
+    if isinstance(mask, list):
+        far = 2 * max(height, width)  # some outlines leave their image by a little
+        for polygon in mask:
+            near = all(-far <= value <= far for value in polygon)
+            if not near or len(polygon) % 2 or len(polygon) < 4:
+                raise ValueError("a polygon is not x, y, x, y, ... within the image")
+        return
+    counts = mask["counts"]
+    if isinstance(counts, str):
+        counts = _run_lengths(counts)
+    if mask["size"] != [height, width]:
+        raise ValueError(f"a mask of {mask['size']} in an image of {[height, width]} pixels")
+    if min(counts, default=0) < 0 or sum(counts) != height * width:
+        raise ValueError(f"run lengths of {sum(counts)} pixels for {height} x {width}")
 
 
-def _coco_objects(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield annotations to train on: without crowds, and as in detectron2 without empty objects."""
-    for row in rows:
-        mask = row["segmentation"]
-        if isinstance(mask, list):  # pycocotools takes a polygon of two corners for a box
-            mask = [polygon for polygon in mask if len(polygon) >= 6]
-        if mask and min(row["bbox"][2:]) > 0 and not row.get("iscrowd", 0):
-            yield row | {"segmentation": mask}
+def _run_lengths(text: str) -> list[int]:
+    """Decode COCO's compressed run lengths: five bits a character, from the third on differences.
+
+    Raises:
+        ValueError: the text is no such code.
+    """
+    counts: list[int] = []
+    value = shift = 0
+    for character in text:
+        bits = ord(character) - 48
+        if not 0 <= bits < 64:
+            raise ValueError(f"{character!r} is no character of run lengths")
+        value |= (bits & 31) << shift
+        shift += 5
+        if bits < 32:
+            value -= (bits >> 4) << shift  # the sign
+            counts.append(value + (counts[-2] if len(counts) > 2 else 0))
+            value = shift = 0
+    if shift:
+        raise ValueError("run lengths that end early")
+    return counts
 
 
-def _checked(box: list[float], height: int, width: int) -> list[float]:
+def _checked(box: tuple[float, ...], height: int, width: int) -> tuple[float, ...]:
     """Return a box of x0, y0, x1, y1 that is in its image; others raise ``ValueError``."""
     x0, y0, x1, y1 = box
     if not (x0 < x1 and y0 < y1 and x0 < width and y0 < height and x1 > 0 and y1 > 0):
-        raise ValueError(f"the box {box} is empty or outside its image of {width} x {height}")
+        raise ValueError(f"the box {list(box)} is empty or outside its image of {width} x {height}")
     return box

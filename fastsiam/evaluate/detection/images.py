@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from typing import NamedTuple
@@ -44,15 +44,9 @@ class Draw(NamedTuple):
 
 
 def draw_position(seed: int, position: int, images: int, sides: Sequence[int]) -> Draw:
-    """Return what is drawn for a position in the endless row of images.
+    """Return what is drawn for a position (step x batch + place) in the endless row of images.
 
     Each pass over the images has an order of its own.
-
-    Args:
-        seed: of all that is drawn.
-        position: step x batch + place in the batch.
-        images: how many there are.
-        sides: that one is drawn of.
     """
     image = int(_order(seed, position // images, images)[position % images])
     generator = np.random.default_rng([seed, 1, position])
@@ -106,20 +100,22 @@ class TrainingImages:
         if not self.used:
             raise DataError(f"{dataset.name} has no image with an object to train on")
 
-    def from_step(self, first: int, steps: int) -> Iterator[list[Sample]]:
+    def from_step(self, first: int, steps: int) -> Generator[list[Sample]]:
         """Yield the batches of steps ``first`` to ``steps``, the last one left out."""
         pending: deque[list[Future[Sample]]] = deque()
         batch, workers = self._config.batch_size, self._config.workers
         threads = torch.get_num_threads() if workers < 0 else max(1, workers)
-        with ThreadPoolExecutor(threads) as pool:
-            try:
-                for step in range(first, steps):
-                    for ahead in range(step + len(pending), min(steps, step + _AHEAD)):
-                        positions = [ahead * batch + place for place in self._own]
-                        pending.append([pool.submit(self.sample, at) for at in positions])
+        pool = ThreadPoolExecutor(threads)
+        try:
+            for step in range(first, steps):
+                positions = [step * batch + place for place in self._own]
+                pending.append([pool.submit(self.sample, at) for at in positions])
+                if len(pending) == _AHEAD:
                     yield [future.result() for future in pending.popleft()]
-            finally:
-                pool.shutdown(cancel_futures=True)
+            while pending:
+                yield [future.result() for future in pending.popleft()]
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def sample(self, position: int) -> Sample:
         """Return the image at a position in the endless row of images, and its objects."""

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torchvision.ops._utils import split_normalization_params
 
 from fastsiam.config import NumericsConfig
 from fastsiam.config.detect import DetectConfig
@@ -49,8 +50,9 @@ class DetectorTraining(Training):
         if place.device.type == "cuda" and (group := bn_group(place, NumericsConfig())) is not None:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)
         self._norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-        groups = _groups(model, config.weight_decay)
-        sgd = torch.optim.SGD(groups, lr=0.0, momentum=MOMENTUM)
+        norms, others = split_normalization_params(model)
+        groups = [{"params": others}, {"params": norms, "weight_decay": 0.0}]  # as in detectron2
+        sgd = torch.optim.SGD(groups, 0.0, momentum=MOMENTUM, weight_decay=config.weight_decay)
         super().__init__(model, with_momenta(sgd), dtype=model.dtype, place=place)
 
     def step(self, number: int, batch: Sequence[Sample]) -> Tensor:
@@ -67,19 +69,6 @@ class DetectorTraining(Training):
         loss = self._loss(self.model, batch)
         self.update(loss)
         return loss.detach()
-
-    def mean_loss(self, loss: Tensor, step: int) -> float:
-        """Return the mean of a step's losses over the ranks.
-
-        Raises:
-            FastSiamError: it is not finite.
-        """
-        value = float(mean_across_ranks(loss))
-        if not np.isfinite(value):
-            raise FastSiamError(
-                f"{NOT_FINITE} after step {step:,}: try a lower --lr or a longer --warmup"
-            )
-        return value
 
     def settle_batch_norm(self, batches: Iterable[Sequence[Sample]]) -> None:
         """Replace BN's running statistics by the means over batches, without training on them.
@@ -155,16 +144,15 @@ class DetectorTraining(Training):
         torch.manual_seed(int(words.generate_state(1, np.uint64)[0]) % 2**63)
 
 
-def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return all parameters in two groups: those of BN do not decay, as in detectron2."""
-    norms = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, _BatchNorm)
-        for parameter in module.parameters(recurse=False)
-    }
-    trained = list(model.parameters())
-    return [
-        {"params": [p for p in trained if id(p) not in norms], "weight_decay": weight_decay},
-        {"params": [p for p in trained if id(p) in norms], "weight_decay": 0.0},
-    ]
+def loss_text(step: int, loss: Tensor) -> str:
+    """Return a loss for the progress.
+
+    Raises:
+        FastSiamError: it is not finite.
+    """
+    value = float(loss)
+    if not np.isfinite(value):
+        raise FastSiamError(
+            f"{NOT_FINITE} after step {step:,}: try a lower --lr or a longer --warmup"
+        )
+    return f"loss {value:.3f}, "

@@ -3,7 +3,6 @@
 
 #include "job.h"
 #include "rows.h"
-#include "source.h"
 #include "weights.h"
 
 namespace fastsiam {

@@ -13,8 +13,6 @@
 #include <unistd.h>
 #endif
 
-#define EXPORT extern "C" __attribute__((visibility("default")))
-
 namespace fastsiam {
 
 namespace {

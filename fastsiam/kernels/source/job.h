@@ -5,6 +5,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+// What Python calls.
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
 namespace fastsiam {
 
 // How an image lies in memory.

@@ -9,8 +9,6 @@
 
 #include <string.h>
 
-#define EXPORT extern "C" __attribute__((visibility("default")))
-
 namespace fastsiam {
 namespace {
 

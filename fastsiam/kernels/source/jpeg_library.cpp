@@ -9,8 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define EXPORT extern "C" __attribute__((visibility("default")))
-
 #ifdef STATIC_LIBJPEG
 // Debian compiles its static library for executables. A shared library can hold it if all data that
 // it names lie inside, and this is the only symbol of libc among them. Only output_message uses it,

@@ -36,24 +36,16 @@ inline void rearrange(const uint8_t (*order)[3][16], const __m128i *from, __m128
             _mm_shuffle_epi8(from[2], own[2]));
     }
 }
-#endif
 
 void split_block(const uint8_t *pixels, uint8_t *r, uint8_t *g, uint8_t *b) {
-#if defined(__SSSE3__)
     __m128i from[3], to[3];
     for (int i = 0; i < 3; i++) from[i] = _mm_loadu_si128((const __m128i *)(pixels + 16 * i));
     rearrange(ORDER.split, from, to);
     _mm_storeu_si128((__m128i *)r, to[0]);
     _mm_storeu_si128((__m128i *)g, to[1]);
     _mm_storeu_si128((__m128i *)b, to[2]);
-#else
-    for (int i = 0; i < BLOCK; i++) {
-        r[i] = pixels[3 * i];
-        g[i] = pixels[3 * i + 1];
-        b[i] = pixels[3 * i + 2];
-    }
-#endif
 }
+#endif
 
 inline void merge_block(const uint8_t *r, const uint8_t *g, const uint8_t *b, uint8_t *pixels) {
 #if defined(__SSSE3__)
@@ -158,8 +150,10 @@ void look_up_as(const uint8_t *pixels, int64_t count, const Number *table, Numbe
 
 void split(const uint8_t *pixels, const Planes &to) {
     int64_t i = 0;
+#if defined(__SSSE3__)
     for (; i + BLOCK <= to.count; i += BLOCK)
         split_block(pixels + 3 * i, to.r + i, to.g + i, to.b + i);
+#endif
     for (; i < to.count; i++) {
         to.r[i] = pixels[3 * i];
         to.g[i] = pixels[3 * i + 1];

@@ -82,7 +82,8 @@ class Stage:
         dtype: torch.dtype,
     ) -> None:
         count = len(what.order)
-        self._shape = (count, height, width, 3)
+        self.shape = count, height, width, 3
+        """Shape of the crops."""
         mean, std = np.array(config.mean), np.array(config.std)
         written = dtype if dtype in _TYPES and library.writes_halves() else torch.float32
         number, kind = _TYPES[written]
@@ -104,7 +105,7 @@ class Stage:
     def views(self) -> Tensor:
         """Return the views (M, 3, height, width), channels-last."""
         views = torch.from_numpy(self._out).view(self._written).to(self._dtype)
-        return views.view(self._shape).permute(0, 3, 1, 2)
+        return views.view(self.shape).permute(0, 3, 1, 2)
 
 
 def _boxes(sigma: NDArray[np.float32]) -> NDArray[np.uint32]:

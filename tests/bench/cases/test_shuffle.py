@@ -14,7 +14,7 @@ from fastsiam.pipelines import open_store
 
 
 def test_windows_are_measured_beside_a_full_shuffle(little: BenchConfig) -> None:
-    with session(replace(little, values="1,7")) as own:
+    with session(replace(little, values=(1, 7))) as own:
         records = CASES["shuffle"].measure(own)
     assert [one.name for one in records] == ["full", "window:1", "window:7"]
     images = len(open_store(little.root, "train"))
@@ -28,7 +28,7 @@ def test_without_data_it_is_as_many_images_as_imagenets(
 ) -> None:
     monkeypatch.setattr(shuffle, "_IMAGES", 5000)
     monkeypatch.setattr(shuffle, "_CLASSES", 5)
-    with session(replace(little, data="", values="100,2500", batch=100)) as own:
+    with session(replace(little, data="", values=(100, 2500), batch=100)) as own:
         full, small, large = CASES["shuffle"].measure(own)
     assert full.facts["usual"] <= large.facts["usual"] < small.facts["usual"]
     assert full.config["data"] == "5,000 images of 5 classes, sorted"

@@ -26,7 +26,7 @@ def test_files_that_stay_in_the_cache_are_not_cold(
 
     monkeypatch.setattr(startup, "drop_from_cache", drop)
     monkeypatch.setattr(runner, "_FRESH", runner._CONTEXT)  # forks are fast
-    with session(replace(little, pipelines="memory", images=8)) as own:
+    with session(replace(little, pipelines=("memory",), images=8)) as own:
         records = {one.name: one for one in CASES["startup"].measure(own)}
     assert {name: one.facts["cached"] for name, one in records.items()} == {
         "torchvision, warm cache": 1.0,

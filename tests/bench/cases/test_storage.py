@@ -39,14 +39,14 @@ def test_an_epoch_is_of_a_loader_that_was_just_opened(tmp_path: Path) -> None:
     assert len(store) == 24 and sorted(store.labels.tolist()) == [0] * 8 + [1] * 8 + [2] * 8
     for cold in (False, True):
         asked = job(tmp_path / "shards", cache, cold=cold)
-        task = build_reading(reader="memory", job=asked)["views"]
+        task = build_reading(reader="memory", job=asked)
         for _ in range(2):
             task.before()
             task.run()
             (cache / "mark").touch()
         task.before()
         assert (cache / "mark").exists() != cold
-    task = build_reading(reader="memory", job=replace(asked, images=80))["views"]
+    task = build_reading(reader="memory", job=replace(asked, images=80))
     task.before()
     with pytest.raises(RuntimeError, match="it yields 24 of 80 images"):
         task.run()
@@ -60,7 +60,7 @@ def test_other_libraries_yield_every_image(reader: str, tmp_path: Path) -> None:
     write = storage.convert_for_litdata if reader == "litdata" else storage.pack
     write(files, tmp_path / "shards")
     asked = job(tmp_path / "shards", tmp_path / "cache", workers=1)
-    task = build_reading(reader=reader, job=asked)["views"]
+    task = build_reading(reader=reader, job=asked)
     task.before()
     task.run()  # which counts the images
     assert task.facts()["version"]
@@ -97,7 +97,7 @@ def test_what_was_uploaded_comes_by_the_proxy_too(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_places_are_measured_beside_the_local_disk(little: BenchConfig) -> None:
     pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
-    with session(replace(little, latencies="0,3")) as own:
+    with session(replace(little, latencies=(0, 3))) as own:
         records = CASES["storage"].measure(own)
     found = {one.name: one for one in records}
     places = ["local disk", *(f"S3, {ms} ms, {state} cache" for ms in (0, 3)

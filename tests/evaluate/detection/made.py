@@ -7,10 +7,8 @@ of it. The same pictures are written in both forms, so that ``open_detection`` o
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,18 +20,16 @@ from PIL import Image, ImageDraw
 from fastsiam.demo import CLASSES as TEXTURES
 from fastsiam.demo import pattern, with_colours, with_lighting
 
-CLASSES = tuple(TEXTURES[kind].__name__.strip("_") for kind in (0, 2, 4, 7))
-"""The classes: stripes, dots, rings, bricks."""
 _KINDS = (0, 2, 4, 7)
+CLASSES = tuple(TEXTURES[kind].__name__.strip("_") for kind in _KINDS)
+"""The classes: stripes, dots, rings, bricks."""
 
-SHORT, LONG = 112, 160
+_SIDES = 112, 160
 """Least and most pixels of an image's sides."""
 _SMALL, _LARGE = 16, 64
 """Least and most pixels of an object's sides."""
 _DIFFICULT = 20
 """Objects whose longer side has fewer pixels are difficult, as VOC has it."""
-_MOST, _TRIES = 4, 60
-"""Objects of an image, and how often a place is sought for one."""
 _CROWDED = 0.1
 """Share of images with a crowd: a field of small objects that is one annotation."""
 _CORNERS = 24
@@ -42,7 +38,6 @@ _CORNERS = 24
 @dataclass(frozen=True)
 class _Object:
     label: int
-    crowd: bool
     covered: NDArray[np.bool_]
     """(height, width) pixels of the image."""
     outline: list[float]
@@ -50,86 +45,18 @@ class _Object:
 
     @property
     def box(self) -> tuple[int, int, int, int]:
-        """The first and the last but one of its columns and rows: x0, y0, x1, y1."""
+        """Its columns and rows: x0, y0, x1, y1, the last ones excluded."""
         rows, columns = np.flatnonzero(self.covered.any(1)), np.flatnonzero(self.covered.any(0))
         return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
 
     @property
     def difficult(self) -> bool:
         x0, y0, x1, y1 = self.box
-        return self.crowd or max(x1 - x0, y1 - y0) < _DIFFICULT
+        return not self.outline or max(x1 - x0, y1 - y0) < _DIFFICULT
 
 
 _Drawn = tuple[int, Image.Image, list[_Object]]
 """A picture's number, the picture, and its objects."""
-
-
-def make_picture(seed: Sequence[int]) -> tuple[Image.Image, list[_Object]]:
-    """Draw one picture with one to four objects, and in every tenth a crowd.
-
-    Args:
-        seed: what it is drawn by: the set's seed and the picture's number.
-    """
-    generator = np.random.default_rng(seed)
-    height, width = (int(side) for side in generator.integers(SHORT, LONG, 2, endpoint=True))
-    ground = np.full((height, width), 0.5) + generator.uniform(-0.3, 0.3)
-    picture = np.repeat(ground[..., None], 3, axis=2) + generator.uniform(-0.05, 0.05, 3)
-    taken = np.zeros((height, width), bool)
-    objects: list[_Object] = []
-    crowds = int(generator.random() < _CROWDED)
-    for number in range(int(generator.integers(1, _MOST, endpoint=True)) + crowds):
-        label = int(generator.integers(len(CLASSES)))
-        found = _placed(taken, label, number < crowds, generator)
-        if found is None:
-            continue
-        texture = with_colours(pattern(_KINDS[label], generator, height, width), generator)
-        picture[found.covered] = texture[found.covered]
-        x0, y0, x1, y1 = found.box
-        taken[max(0, y0 - 2) : y1 + 2, max(0, x0 - 2) : x1 + 2] = True
-        objects.append(found)
-    return with_lighting(picture, generator), objects
-
-
-def _placed(
-    taken: NDArray[np.bool_], label: int, crowd: bool, generator: np.random.Generator
-) -> _Object | None:
-    """Find a free place for an object; None if all tries fail."""
-    height, width = taken.shape
-    for _ in range(_TRIES):
-        h, w = (
-            np.exp(generator.uniform(np.log(_SMALL), np.log(_LARGE), 2)) if not crowd else (40, 40)
-        )
-        y, x = generator.uniform(0, height - h), generator.uniform(0, width - w)
-        if taken[int(y) : int(y + h) + 1, int(x) : int(x + w) + 1].any():
-            continue
-        if not crowd:
-            outline = _outline(x, y, w, h, generator)
-            return _Object(label, False, _filled([outline], height, width), outline)
-        few = [
-            _outline(x + w / 3 * i, y + h / 3 * j, w / 4, h / 4, generator)
-            for i in range(3)
-            for j in range(3)
-        ]
-        return _Object(label, True, _filled(few, height, width), [])
-    return None
-
-
-def _outline(x: float, y: float, w: float, h: float, generator: np.random.Generator) -> list[float]:
-    """Return a shape between an ellipse and a rectangle that fills a box: x, y, x, y, ..."""
-    roundness = generator.uniform(0.3, 1.0)
-    angles = np.arange(_CORNERS) * (2 * np.pi / _CORNERS)
-    cos, sin = np.cos(angles), np.sin(angles)
-    columns = x + w / 2 * (1 + np.sign(cos) * np.abs(cos) ** roundness)
-    rows = y + h / 2 * (1 + np.sign(sin) * np.abs(sin) ** roundness)
-    return [float(value) for value in np.stack([columns, rows], 1).round(2).reshape(-1)]
-
-
-def _filled(outlines: list[list[float]], height: int, width: int) -> NDArray[np.bool_]:
-    """Return the pixels that polygons cover: (height, width)."""
-    covered = Image.new("1", (width, height))
-    for outline in outlines:
-        ImageDraw.Draw(covered).polygon(outline, fill=1)
-    return np.asarray(covered)
 
 
 def make_detection_set(folder: Path, *, train: int = 300, val: int = 100, seed: int = 0) -> None:
@@ -150,7 +77,7 @@ def make_detection_set(folder: Path, *, train: int = 300, val: int = 100, seed: 
     splits.append((2007, "test", range(train, train + val)))
     coco: dict[str, list[_Drawn]] = {"train2017": [], "val2017": []}
     for year, split, numbers in splits:
-        drawn = [(number, *make_picture((seed, number))) for number in numbers]
+        drawn = [(number, *_picture((seed, number))) for number in numbers]
         _write_voc(folder / "voc" / "VOCdevkit" / f"VOC{year}", year, split, drawn)
         coco["val2017" if split == "test" else "train2017"] += drawn
     (folder / "voc" / "VOCdevkit" / "classes.txt").write_text("\n".join(CLASSES) + "\n")
@@ -158,10 +85,57 @@ def make_detection_set(folder: Path, *, train: int = 300, val: int = 100, seed: 
         _write_coco(folder / "coco", split, drawn)
 
 
-def _jpeg(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=92)
-    return buffer.getvalue()
+def _picture(seed: tuple[int, int]) -> tuple[Image.Image, list[_Object]]:
+    """Draw one picture with one to four objects, and in every tenth a crowd."""
+    generator = np.random.default_rng(seed)
+    height, width = (int(side) for side in generator.integers(*_SIDES, 2, endpoint=True))
+    ground = np.full((height, width), 0.5) + generator.uniform(-0.3, 0.3)
+    picture = np.repeat(ground[..., None], 3, axis=2) + generator.uniform(-0.05, 0.05, 3)
+    taken = np.zeros((height, width), bool)
+    objects: list[_Object] = []
+    crowds = int(generator.random() < _CROWDED)
+    for number in range(int(generator.integers(1, 4, endpoint=True)) + crowds):
+        label = int(generator.integers(len(CLASSES)))
+        found = _placed(taken, label, number < crowds, generator)
+        if found is None:
+            continue
+        texture = with_colours(pattern(_KINDS[label], generator, height, width), generator)
+        picture[found.covered] = texture[found.covered]
+        x0, y0, x1, y1 = found.box
+        taken[max(0, y0 - 2) : y1 + 2, max(0, x0 - 2) : x1 + 2] = True
+        objects.append(found)
+    return with_lighting(picture, generator), objects
+
+
+def _placed(
+    taken: NDArray[np.bool_], label: int, crowd: bool, generator: np.random.Generator
+) -> _Object | None:
+    """Find a free place for an object; None if all tries fail."""
+    height, width = taken.shape
+    for _ in range(60):
+        sides = np.log(_SMALL), np.log(_LARGE), 2
+        h, w = (40, 40) if crowd else np.exp(generator.uniform(*sides))
+        y, x = generator.uniform(0, height - h), generator.uniform(0, width - w)
+        if taken[int(y) : int(y + h) + 1, int(x) : int(x + w) + 1].any():
+            continue
+        few = [(x + w / 3 * i, y + h / 3 * j, w / 4, h / 4) for i in range(3) for j in range(3)]
+        outlines = [_outline(box, generator) for box in (few if crowd else [(x, y, w, h)])]
+        covered = Image.new("1", (width, height))
+        for outline in outlines:
+            ImageDraw.Draw(covered).polygon(outline, fill=1)
+        return _Object(label, np.asarray(covered), [] if crowd else outlines[0])
+    return None
+
+
+def _outline(box: tuple[float, ...], generator: np.random.Generator) -> list[float]:
+    """Return a shape between an ellipse and a rectangle that fills x, y, w, h: x, y, x, y, ..."""
+    x, y, w, h = box
+    roundness = generator.uniform(0.3, 1.0)
+    angles = np.arange(_CORNERS) * (2 * np.pi / _CORNERS)
+    cos, sin = np.cos(angles), np.sin(angles)
+    columns = x + w / 2 * (1 + np.sign(cos) * np.abs(cos) ** roundness)
+    rows = y + h / 2 * (1 + np.sign(sin) * np.abs(sin) ** roundness)
+    return [float(value) for value in np.stack([columns, rows], 1).round(2).reshape(-1)]
 
 
 def _write_voc(root: Path, year: int, split: str, drawn: list[_Drawn]) -> None:
@@ -170,24 +144,17 @@ def _write_voc(root: Path, year: int, split: str, drawn: list[_Drawn]) -> None:
         (root / name).mkdir(parents=True, exist_ok=True)
     names = [f"{n:06d}" if year == 2007 else f"{year}_{n:06d}" for n, _, _ in drawn]
     for name, (_, image, objects) in zip(names, drawn, strict=True):
-        (root / "JPEGImages" / f"{name}.jpg").write_bytes(_jpeg(image))
-        text = "".join(_voc_object(one) for one in objects)
-        (root / "Annotations" / f"{name}.xml").write_text(
-            f"<annotation>\n\t<filename>{name}.jpg</filename>\n\t<size>\n"
-            f"\t\t<width>{image.width}</width>\n\t\t<height>{image.height}</height>\n"
-            f"\t\t<depth>3</depth>\n\t</size>\n{text}</annotation>\n"
-        )
+        image.save(root / "JPEGImages" / f"{name}.jpg", quality=92)
+        text = f"<size><width>{image.width}</width><height>{image.height}</height></size>"
+        for one in objects:
+            x0, y0, x1, y1 = one.box
+            text += (
+                f"<object><name>{CLASSES[one.label]}</name>"
+                f"<difficult>{int(one.difficult)}</difficult><bndbox><xmin>{x0 + 1}</xmin>"
+                f"<ymin>{y0 + 1}</ymin><xmax>{x1}</xmax><ymax>{y1}</ymax></bndbox></object>"
+            )
+        (root / "Annotations" / f"{name}.xml").write_text(f"<annotation>{text}</annotation>\n")
     (root / "ImageSets" / "Main" / f"{split}.txt").write_text("".join(f"{n}\n" for n in names))
-
-
-def _voc_object(one: _Object) -> str:
-    x0, y0, x1, y1 = one.box
-    return (
-        f"\t<object>\n\t\t<name>{CLASSES[one.label]}</name>\n\t\t<pose>Unspecified</pose>\n"
-        f"\t\t<truncated>0</truncated>\n\t\t<difficult>{int(one.difficult)}</difficult>\n"
-        f"\t\t<bndbox>\n\t\t\t<xmin>{x0 + 1}</xmin>\n\t\t\t<ymin>{y0 + 1}</ymin>\n"
-        f"\t\t\t<xmax>{x1}</xmax>\n\t\t\t<ymax>{y1}</ymax>\n\t\t</bndbox>\n\t</object>\n"
-    )
 
 
 def _write_coco(root: Path, split: str, drawn: list[_Drawn]) -> None:
@@ -198,7 +165,7 @@ def _write_coco(root: Path, split: str, drawn: list[_Drawn]) -> None:
     annotations: list[dict[str, Any]] = []
     for number, image, objects in drawn:
         file = f"{number:012d}.jpg"
-        (root / split / file).write_bytes(_jpeg(image))
+        image.save(root / split / file, quality=92)
         size = {"height": image.height, "width": image.width}
         images.append({"id": number, "file_name": file, **size})
         for one in objects:
@@ -210,8 +177,8 @@ def _write_coco(root: Path, split: str, drawn: list[_Drawn]) -> None:
                     "category_id": 10 * (one.label + 1),
                     "bbox": [x0, y0, x1 - x0, y1 - y0],
                     "area": int(one.covered.sum()),
-                    "iscrowd": int(one.crowd),
-                    "segmentation": _runs(one.covered) if one.crowd else [one.outline],
+                    "iscrowd": int(not one.outline),
+                    "segmentation": [one.outline] if one.outline else run_lengths(one.covered),
                 }
             )
     categories = [{"id": 10 * (label + 1), "name": name} for label, name in enumerate(CLASSES)]
@@ -219,10 +186,9 @@ def _write_coco(root: Path, split: str, drawn: list[_Drawn]) -> None:
     (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(table))
 
 
-def _runs(covered: NDArray[np.bool_]) -> dict[str, Any]:
+def run_lengths(covered: NDArray[np.bool_]) -> dict[str, Any]:
     """Return COCO's run lengths of a mask: column by column, first of what is not covered."""
     flat = np.concatenate([[False], covered.T.reshape(-1)])
     starts = np.flatnonzero(flat[1:] != flat[:-1])
-    ends = np.concatenate([starts, [covered.size]])
-    counts = np.diff(ends, prepend=0)
-    return {"size": list(covered.shape), "counts": [int(count) for count in counts]}
+    counts = np.diff([*starts, covered.size], prepend=0)
+    return {"size": list(covered.shape), "counts": counts.tolist()}

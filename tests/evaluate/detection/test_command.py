@@ -45,7 +45,34 @@ FLAGS = (
 )  # fmt: skip
 
 
-def test_detection_of_a_run(run: Path, made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def killed_at(call: int, run: Path, config: DetectConfig) -> None:
+    """Evaluate, save after each step, and be killed before a step."""
+    record_files._SECONDS_BETWEEN_SAVES, detect._LOOKED_AT = 0.0, 1
+    step, calls = DetectorTraining.step, count(1)
+
+    def counted(self: DetectorTraining, *arguments: Any) -> Any:
+        if next(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(self, *arguments)
+
+    DetectorTraining.step = counted  # type: ignore[assignment,method-assign]
+    evaluate_detection(run, config, HERE)
+
+
+def test_detection_of_a_run_that_is_killed_and_resumed_bit_for_bit(
+    run: Path, made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed in the second trial, after a save; figures and weights are as of one that was not."""
+    ends: list[dict[str, Any]] = []
+    settle = DetectorTraining.settle_batch_norm
+
+    def noted(self: DetectorTraining, batches: Any) -> None:
+        ends.append({name: x.clone() for name, x in self.network.state_dict().items()})
+        settle(self, batches)
+
+    monkeypatch.setattr(DetectorTraining, "settle_batch_norm", noted)
+    with pytest.raises(FastSiamError, match="eval detect needs --data"):
+        evaluate_detection(run, QUICK, HERE)
     before = (run / "checkpoints" / "last.pt").read_bytes()
     config = replace(QUICK, data=str(made / "voc"), trials=2)
     record = evaluate_detection(run, config, HERE)
@@ -62,14 +89,22 @@ def test_detection_of_a_run(run: Path, made: Path, capsys: pytest.CaptureFixture
     assert "SimSiam, base 75.5 / 47.0 / 50.2" in record.summary[1]
     assert record.summary[2].startswith("not the protocol's: ")
     assert (run / "checkpoints" / "last.pt").read_bytes() == before
-    files = sorted(path.name for path in (run / "eval").iterdir())
-    assert len(files) == 1 and files[0].startswith("detect-voc07-c4-epoch")
-    assert read_records(run) == [record]
-    plain = json.loads((run / "eval" / files[0]).read_text())
+    (file,) = (run / "eval").iterdir()
+    assert file.name.startswith("detect-voc07-c4-epoch") and read_records(run) == [record]
+    plain = json.loads(file.read_text())
     assert plain["mean"] == means and plain["deviation"] == spread
     (table,) = evaluation_tables({"run": [record]})
     assert table.title == "Detection"
     assert "C4 of torchvision" in str(table.rows) and "backbone resnet10" in str(table.rows)
+
+    assert Forked(killed_at, 6, run, config).wait().returncode == -signal.SIGKILL
+    assert file.with_suffix(".partial").exists()
+    resumed = evaluate_detection(run, config, HERE)
+    assert "continuing after trial 2 of 2, step 2 of 3" in capsys.readouterr().err
+    assert resumed.results == record.results and not file.with_suffix(".partial").exists()
+    _, last, again = ends
+    for name, value in last.items():
+        assert torch.equal(value, again[name]), name
 
 
 def test_masks_of_coco(run: Path, made: Path) -> None:
@@ -82,55 +117,6 @@ def test_masks_of_coco(run: Path, made: Path) -> None:
     assert record.network.untrained and record.over_trials[1]["AP"] is None
     assert record.summary[0].startswith("untrained network, coco, C4")
     assert "coco masks" in record.summary[2] and "54.2 / 33.2 / 35.2" in record.summary[3]
-
-
-def killed_at(call: int, run: Path, config: DetectConfig) -> None:
-    """Evaluate, save after each step, and be killed before a step."""
-    record_files._SECONDS_BETWEEN_SAVES, detect._LOOKED_AT = 0.0, 1
-    step, calls = DetectorTraining.step, count(1)
-
-    def counted(self: DetectorTraining, *arguments: Any) -> Any:
-        if next(calls) == call:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return step(self, *arguments)
-
-    DetectorTraining.step = counted  # type: ignore[assignment,method-assign]
-    evaluate_detection(run, config, HERE)
-
-
-def test_a_killed_one_resumes_bit_for_bit(
-    run: Path,
-    made: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Killed in the second trial, after a save; figures and weights are as of one that was not."""
-    ends: list[dict[str, Any]] = []
-    settle = DetectorTraining.settle_batch_norm
-
-    def noted(self: DetectorTraining, batches: Any) -> None:
-        ends.append({name: x.clone() for name, x in self.network.state_dict().items()})
-        settle(self, batches)
-
-    monkeypatch.setattr(DetectorTraining, "settle_batch_norm", noted)
-    config = replace(QUICK, data=str(made / "voc"), trials=2)
-    whole = evaluate_detection(run, replace(config, json=str(tmp_path / "a.json")), HERE)
-    assert Forked(killed_at, 6, run, config).wait().returncode == -signal.SIGKILL
-    assert list((run / "eval").glob("*.partial"))
-    capsys.readouterr()
-    resumed = evaluate_detection(run, config, HERE)
-    assert "continuing in trial 2, step 2 of 3" in capsys.readouterr().err
-    assert resumed.results == whole.results
-    _, last, again = ends
-    for name, value in last.items():
-        assert torch.equal(value, again[name]), name
-    assert not list((run / "eval").glob("*.partial"))
-
-
-def test_data_have_to_be_named(run: Path) -> None:
-    with pytest.raises(FastSiamError, match="eval detect needs --data"):
-        evaluate_detection(run, QUICK, HERE)
 
 
 @pytest.mark.slow  # two processes

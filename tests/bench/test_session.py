@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from fastsiam.bench import suite
 from fastsiam.bench.cases.decode import OUR_PART, OURS, TURBO, TURBO_PART
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.records import read
+from fastsiam.bench.session import run
 from fastsiam.errors import BackendError
 from fastsiam.pipelines.backends import BACKENDS
 from tests.bench.made import bench
@@ -29,9 +29,9 @@ def test_a_variant_that_cannot_be_measured_ends_with_an_error(
 ) -> None:
     """The others are measured and written all the same."""
     config = replace(little, recipe="simclr_cifar10", backbone="resnet10", crop=16)
-    config = replace(config, variants="authors,eager", json=str(tmp_path / "out.json"))
+    config = replace(config, variants=("authors", "eager"), json=str(tmp_path / "out.json"))
     with pytest.raises(BackendError, match=r"not measured: authors \(the authors' step is SimSiam"):
-        suite.run("step", config)
+        run("step", config)
     assert [one.name for one in read(tmp_path / "out.json")] == ["eager"]
 
 
@@ -113,7 +113,7 @@ def _measure_for_ever(said: Path) -> None:
 
 
 def test_wrong_usage(tmp_path: Path) -> None:
-    assert "pipelines are some of" in fastsiam("bench", "--pipelines", "x", code=2).stderr
+    assert "pipelines must be one of" in fastsiam("bench", "--pipelines", "x", code=2).stderr
     assert "No such command" in fastsiam("bench", "fast", code=2).stderr
     missing = fastsiam("bench", "decode", "--data", str(tmp_path / "none"), code=1).stderr
     assert missing.splitlines()[-1].startswith("error: ") and "Traceback" not in missing
@@ -123,15 +123,12 @@ def test_wrong_usage(tmp_path: Path) -> None:
     assert "name a folder for the weights" in said
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"pipelines": "torchvision,ffvc"}, {"stored": "raw"}, {"variants": "fast"},
-        {"peers": "lightning"}, {"methods": "dino"}, {"recipe": "nothing"}, {"backbone": "vit"},
-        {"values": "1,x"}, {"repeats": -1}, {"batch": 1}, {"crop": 2},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(settings))):
-        BenchConfig(**settings)
+def test_bad_settings_are_refused() -> None:
+    bad: dict[str, Any] = {
+        "pipelines": "torchvision,ffvc", "stored": "raw", "variants": "fast", "peers": "lightning",
+        "methods": "dino", "recipe": "nothing", "backbone": "vit", "values": "1,x", "repeats": -1,
+        "batch": 1, "crop": 2,
+    }  # fmt: skip
+    for name, value in bad.items():
+        with pytest.raises(ValueError, match=name):
+            BenchConfig(**{name: value})
