@@ -144,9 +144,10 @@ def reading(problem: str, advice: str = "") -> Iterator[None]:
     Raises:
         DataError: the problem, pyarrow's reason and the advice.
     """
+    kinds = errors()
     try:
         yield
-    except errors() as error:
+    except kinds as error:
         why = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise DataError(f"{problem}: {why}{advice}") from error
 
