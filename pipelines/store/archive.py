@@ -84,7 +84,7 @@ class ArchiveStore(PlacedStore):
 
     def where(self, index: int) -> str:
         """Return an image's tar, place and name, for messages."""
-        path = self._files[self.file[index]].path
+        path = self.files[self.file[index]].path
         return (
             f"{self.name(index)} (in {path}, {self.size[index]:,} bytes at {self.start[index]:,})"
         )
@@ -97,7 +97,7 @@ class ArchiveStore(PlacedStore):
 
     def stamp(self) -> str:
         """Return a text that changes with the tars, and with what was found in them."""
-        text = json.dumps(file_facts(self._files))
+        text = json.dumps(file_facts(self.files))
         return hashlib.sha256(text.encode() + self._rows.tobytes()).hexdigest()
 
     @cached_property

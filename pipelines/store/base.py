@@ -72,6 +72,8 @@ class Store(ABC):
     """(images,) number of the data set that each image is of; None if this is no mixture."""
     positions: NDArray[np.int64] | None = None
     """(images,) position of each image in the whole data set; None if this is all of it."""
+    files: Sequence[File] = ()
+    """Files that images are read from by ranges: mapped, or on another machine."""
     rules: ImageRules = ImageRules()
     """How files become RGB where their format leaves a choice."""
     _whole: Store | None = None
@@ -190,10 +192,6 @@ class Store(ABC):
         """Whether images lie on another machine."""
         return isinstance(self.root, RemotePath)
 
-    def mapped(self) -> Sequence[File]:
-        """Return the files that images are read from by ranges: mappings, as a rule."""
-        return ()
-
     def check(self) -> None:
         """Raise if a mapped file has another size now: what was read of it may be wrong.
 
@@ -202,8 +200,8 @@ class Store(ABC):
         Raises:
             FileLostError: names the file.
         """
-        if len(files := self.mapped()) <= _FEW_FILES:
-            for file in files:
+        if len(self.files) <= _FEW_FILES:
+            for file in self.files:
                 file.check()
 
     def is_intact(self, index: int, data: Bytes) -> bool:
@@ -230,7 +228,7 @@ class Store(ABC):
         Raises:
             FileLostError: the file that it lies in lost bytes: the image is not what is bad.
         """
-        for file in self.mapped():
+        for file in self.files:
             file.check()
         return ImageError(
             f"cannot decode {self.where(index)}: {reason}; {self.ways_out()}",
@@ -272,7 +270,7 @@ class PlacedStore(Store):
         Raises:
             DataError: a range lies outside of its file.
         """
-        self._files, self.file, self.start, self.size = files, file, start, size
+        self.files, self.file, self.start, self.size = files, file, start, size
         if not files:
             return
         ends = np.array([len(one) for one in files])[file]
@@ -285,15 +283,14 @@ class PlacedStore(Store):
     def read(self, index: int) -> Bytes:
         """Return an image's bytes: a view into a mapped file, or fetched ones."""
         start = int(self.start[index])
-        file: File = self._files[self.file[index]]
-        return file.read(start, start + int(self.size[index]))
+        return self.files[self.file[index]].read(start, start + int(self.size[index]))
 
     def locate(
         self, indices: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
         """Return addresses and lengths of images in mapped files; None if ``read`` is needed."""
-        addresses = [file.address for file in self._files if isinstance(file, Mapped)]
-        if len(addresses) < max(1, len(self._files)) or not self.size[indices].all():
+        addresses = [file.address for file in self.files if isinstance(file, Mapped)]
+        if len(addresses) < max(1, len(self.files)) or not self.size[indices].all():
             return None
         base = np.array(addresses, np.int64)[self.file[indices]]
         return base + self.start[indices].astype(np.int64), self.size[indices].astype(np.int64)
@@ -303,14 +300,10 @@ class PlacedStore(Store):
         own = np.asarray(indices, np.int64)
         file, start = self.file[own], self.start[own].astype(np.int64)
         stop = start + self.size[own].astype(np.int64)
-        for number in np.unique(file).tolist() if self._files else ():
+        for number in np.unique(file).tolist() if self.files else ():
             of_file = file == number
             ranges = zip(start[of_file].tolist(), stop[of_file].tolist(), strict=True)
-            self._files[number].ahead(list(ranges))
-
-    def mapped(self) -> Sequence[File]:
-        """Return the files."""
-        return self._files
+            self.files[number].ahead(list(ranges))
 
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each image as stored: (images,)."""
