@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
@@ -28,10 +28,9 @@ from fastsiam.console import tally
 from fastsiam.errors import DataError
 
 from ..processes import forked
-from ..remote import RemoteFile
 from ..remote.path import Place
 from .base import PlacedStore, is_image_name
-from .files import File, FileReader, open_file
+from .files import File, FileReader, Mapped, open_file
 from .index import ROW, Index, are_small, file_facts, open_index, pack_texts, unpack_texts
 from .labels import number_classes
 from .probe import Bytes, Flags, probe
@@ -141,21 +140,17 @@ def build_index(files: Sequence[File], source: str) -> Index:
     Raises:
         DataError: a tar is damaged or compressed, or what they hold is no data set.
     """
-    stopped = threading.Event()
+    stopped, local = threading.Event(), isinstance(files[0], Mapped)
 
     def reader(file: File, end: int, at_once: int) -> Callable[[int, int], Bytes]:
         """Return what reads a file; a remote one is fetched by so many bytes at once."""
-        if not isinstance(file, RemoteFile):
+        if local:
             return file.read
-
-        def fetch(start: int, stop: int) -> Bytes:
-            if stopped.is_set():  # another tar failed
-                raise CancelledError
-            return file.read(start, stop)
-
-        stream = io.BufferedReader(FileReader(fetch, 0, end), at_once)
+        stream = io.BufferedReader(FileReader(file.read, 0, end), at_once)
 
         def read(start: int, stop: int) -> bytes:
+            if stopped.is_set():  # another tar failed
+                raise CancelledError
             stream.seek(start)
             return stream.read(stop - start)
 
@@ -172,17 +167,14 @@ def build_index(files: Sequence[File], source: str) -> Index:
     with ExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor(_REMOTE_TARS))
         stack.callback(stopped.set)
-        run: Callable[..., Iterable[Any]] = map
-        if isinstance(files[0], RemoteFile):
-            run = threads.map
+        run: Callable[..., Iterable[Any]] = map if local else threads.map
         parts = list(chain(*run(find, range(len(files)))))
         done = stack.enter_context(tally(f"indexing {source}, tars", len(parts)))
-        if run is map and not are_small(files):
-            results: Iterable[_Found] = stack.enter_context(forked(-1, scan))(parts)
-        else:
-            results = run(scan, parts)
-        found = []
-        for own in results:
+        scan_all: Callable[[Iterable[_Part]], Iterable[_Found]] = partial(run, scan)
+        if local and not are_small(files):
+            scan_all = stack.enter_context(forked(-1, scan))
+        found: list[_Found] = []
+        for own in scan_all(parts):
             found.append(own)
             done.add()
     rows, names, texts = zip(*found, strict=True)

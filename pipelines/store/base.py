@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fastsiam.errors import DataError, ImageError
+from fastsiam.errors import DataError, ImageError, NoSplitError
 from fastsiam.files import quoted
 from fastsiam.trace import span
 
@@ -283,7 +284,8 @@ class PlacedStore(Store):
     def read(self, index: int) -> Bytes:
         """Return an image's bytes: a view into a mapped file, or fetched ones."""
         start = int(self.start[index])
-        return self.files[self.file[index]].read(start, start + int(self.size[index]))
+        file: File = self.files[self.file[index]]
+        return file.read(start, start + int(self.size[index]))
 
     def locate(
         self, indices: NDArray[np.int64]
@@ -328,6 +330,29 @@ def picked(store: Store, positions: NDArray[np.int64]) -> Store:
             setattr(own, name, column[positions])
     own._whole, own.positions = store._whole or store, store.in_whole(positions)
     return own
+
+
+def of_split(split: Split, files: Sequence[Place], folder: Place) -> list[Place]:
+    """Choose a split's files: by a word of their names, or by the folder below ``folder``.
+
+    Where no name tells a split, all are training images.
+
+    Raises:
+        NoSplitError: no file is of the split.
+    """
+
+    def words(path: Place) -> set[str]:
+        return set(re.split(r"[^a-z]+", path.stem.lower()))
+
+    for word in SPLIT_NAMES[split]:
+        named = [path for path in files if word in words(path)]
+        below = [p for p in files if p.parent != folder and p.parent.name.lower() == word]
+        if named or below:
+            return named or below
+    known = {word for names in SPLIT_NAMES.values() for word in names}
+    if split == "train" and not any(known & words(path) for path in files):
+        return list(files)
+    raise NoSplitError(f"{folder} has no {files[0].suffix} file with {split!r} in its name")
 
 
 def is_image_name(name: str) -> bool:

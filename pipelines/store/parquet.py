@@ -27,7 +27,7 @@ from fastsiam.kernels.cores import cores
 
 from ..remote import RemoteFile, RemotePath
 from ..remote.path import Place
-from .base import SPLIT_NAMES, Split, Store
+from .base import Split, Store, of_split
 from .columns import reading, require_pyarrow
 from .files import FileReader, Mapped
 from .index import ROW, Index, open_index
@@ -81,7 +81,8 @@ class ParquetStore(TableStore):
             means = [own.total_byte_size // max(1, own.num_rows) for own in facts]
             self.groups = np.repeat(np.arange(len(facts)), counts)
             self._first_images = np.cumsum([0, *counts])
-            self._group, self._next, self._images = -1, 0, iter(())
+            self._group, self._next = -1, 0
+            self._images: Iterator[bytes] = iter(())
             nowhere = np.zeros(len(self), np.int64)
             self._set_places((), self.file, nowhere, np.repeat(means, counts))
         else:
@@ -211,7 +212,14 @@ def open_parquet(
     if root.is_file() and not root.name.lower().startswith("train"):
         raise NoSplitError(f"{root} has no {split} split beside it")
     folder = root.parent if root.is_file() else root
-    files = _of_split(folder, split)
+    found: list[Place] = sorted(
+        path
+        for path in folder.rglob(f"*{PARQUET}")
+        if not any(part.startswith(".") for part in _below(path, folder).parts)
+    )
+    if not found:
+        raise DataError(f"{folder} holds no {PARQUET} files")
+    files = of_split(split, found, folder)
     if len(homes := sorted({path.parent for path in files})) > 1:
         some = ", ".join(str(_below(home, folder)) for home in homes[:3])
         raise DataError(
@@ -219,28 +227,6 @@ def open_parquet(
             f"of them, such as {homes[0]}"
         )
     return ParquetStore(folder, files, names, in_order=in_order)
-
-
-def _of_split(root: Place, split: Split) -> list[Place]:
-    """Return a split's files in a folder and below it, chosen by their names."""
-    files: list[Place] = sorted(
-        path
-        for path in root.rglob(f"*{PARQUET}")
-        if not any(part.startswith(".") for part in _below(path, root).parts)
-    )
-    if not files:
-        raise DataError(f"{root} holds no .parquet files")
-    for word in SPLIT_NAMES[split]:
-        named = [path for path in files if path.stem.lower().startswith(word)]
-        named = named or [path for path in files if path.parent.name.lower() == word]
-        if named:
-            return named
-    words = [word for names in SPLIT_NAMES.values() for word in names]
-    if split == "train" and not any(path.stem.lower().startswith(tuple(words)) for path in files):
-        return files
-    raise NoSplitError(
-        f"{root} has no parquet files of the {split} split (named {SPLIT_NAMES[split][0]}-...)"
-    )
 
 
 def _below(path: Place, folder: Place) -> PurePath:

@@ -17,7 +17,7 @@ from fastsiam.files import explained
 
 from ..remote.path import Place, RemotePath, opened
 from .archive import ArchiveStore
-from .base import SPLIT_NAMES, Split, Store, is_image_name
+from .base import SPLIT_NAMES, Split, Store, is_image_name, of_split
 from .beton import BetonStore
 from .cifar import ARCHIVES as CIFAR_ARCHIVES
 from .cifar import CifarStore
@@ -128,8 +128,8 @@ def _open_file(path: Place, split: Split, columns: ColumnNames, in_order: bool) 
     if path.suffix == ".tar":
         if split == "train":
             return ArchiveStore([path])
-        if "train" in _words(path):
-            return _open_tars(path.parent, split)
+        if "train" in path.stem.lower():
+            return ArchiveStore(of_split(split, _tars(path.parent), path.parent))
         raise NoSplitError(f"{path} holds no val images: they lie in a tar of their own")
     if path.suffix == PARQUET:
         return open_parquet(path, split, columns, in_order=in_order)
@@ -161,8 +161,8 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
     for name in SPLIT_NAMES[split]:
         if name in folders:
             return _open_images(folders[name], split, columns, in_order)
-    if _tars(root):
-        return _open_tars(root, split)
+    if tars := _tars(root):
+        return ArchiveStore(of_split(split, tars, root))
     for name in CIFAR_ARCHIVES:
         if (root / name).is_file():
             return CifarStore(on_disk(root / name), split)
@@ -204,19 +204,3 @@ def _has_file(folder: Place, pattern: str) -> bool:
 def _tars(folder: Place) -> Sequence[Place]:
     """Return a folder's tars."""
     return sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
-
-
-def _open_tars(folder: Place, split: Split) -> Store:
-    """Open the tars whose names hold the split's; all for training, if no name tells a split."""
-    tars = _tars(folder)
-    for word in SPLIT_NAMES[split]:
-        if chosen := [path for path in tars if word in _words(path)]:
-            return ArchiveStore(chosen)
-    known = {word for names in SPLIT_NAMES.values() for word in names}
-    if split == "val" or any(_words(path) & known for path in tars):
-        raise NoSplitError(f"{folder} has no tar with '{split}' in its name")
-    return ArchiveStore(tars)
-
-
-def _words(path: Place) -> set[str]:
-    return set(re.split(r"[^a-z]+", path.stem.lower()))
