@@ -62,7 +62,7 @@ class ArchiveStore(PlacedStore):
     """
 
     kind = "tar, read in place"
-    columns = (*PlacedStore.columns, "flags", "width", "height")
+    columns = (*PlacedStore.columns, "flags")
 
     def __init__(self, paths: Sequence[Place]) -> None:
         self.root = paths[0] if len(paths) == 1 else paths[0].parent
@@ -92,11 +92,11 @@ class ArchiveStore(PlacedStore):
         """Return height and width of each image: (images, 2); None if some are to be turned."""
         if self.rules.exif == "apply" and (self.flags & Flags.ROTATED).any():
             return None  # the index does not say by how much
-        return np.stack([self.height, self.width], axis=1).astype(np.int64)
+        return super().dimensions()
 
     def stamp(self) -> str:
         """Return a text that changes with the tars, and with what was found in them."""
-        text = json.dumps(file_facts(self.files))
+        text = json.dumps(file_facts([file.path for file in self.files]))
         return hashlib.sha256(text.encode() + self._rows.tobytes()).hexdigest()
 
     @cached_property

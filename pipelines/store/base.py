@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -249,9 +249,14 @@ class Store(ABC):
 class PlacedStore(Store):
     """Images that lie in files: each is a range of bytes, see ``_set_places``."""
 
-    columns: ClassVar[tuple[str, ...]] = (*Store.columns, "file", "start", "size")
+    columns: ClassVar[tuple[str, ...]] = (
+        *Store.columns, "file", "start", "size", "width", "height"
+    )  # fmt: skip
     remedy: ClassVar[str] = "fetch it again"
     """What can be done about a damaged file."""
+    width: NDArray[Any] | None = None
+    height: NDArray[Any] | None = None
+    """(images,) sizes in pixels, where the files or their index have them."""
 
     def _set_places(
         self,
@@ -296,6 +301,12 @@ class PlacedStore(Store):
             return None
         base = np.array(addresses, np.int64)[self.file[indices]]
         return base + self.start[indices].astype(np.int64), self.size[indices].astype(np.int64)
+
+    def dimensions(self) -> NDArray[np.int64] | None:
+        """Return height and width of each image, if they are known: (images, 2)."""
+        if self.width is None or self.height is None:
+            return None
+        return np.stack([self.height, self.width], axis=1).astype(np.int64)
 
     def ahead(self, indices: Sequence[int]) -> None:
         """Start to fetch images that will be read soon."""

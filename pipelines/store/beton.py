@@ -83,7 +83,9 @@ class BetonStore(PlacedStore):
 
     kind = "converted file"
     remedy = "convert it again"
-    columns = (*PlacedStore.columns, "modes", "width", "height", "crc")
+    columns = (*PlacedStore.columns, "modes", "crc")
+    width: NDArray[Any]
+    height: NDArray[Any]
 
     def __init__(self, *paths: Place) -> None:
         parts = [_Part(path) for path in paths]
@@ -161,10 +163,6 @@ class BetonStore(PlacedStore):
     def is_intact(self, index: int, data: Bytes) -> bool:
         """Tell whether bytes have the checksum of an image; true where the file holds none."""
         return self.crc is None or zlib.crc32(data) == int(self.crc[index])
-
-    def dimensions(self) -> NDArray[np.int64]:
-        """Return height and width of each image: (images, 2)."""
-        return np.stack([self.height, self.width], axis=1).astype(np.int64)
 
     def blocks(self) -> NDArray[np.int64]:
         """Return the numbers of the blocks that images lie in, by where their records begin."""

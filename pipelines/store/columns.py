@@ -30,18 +30,13 @@ class Columns(NamedTuple):
     """The columns of a table that count."""
 
     image: str
-    bare: bool
-    """The image column holds the bytes themselves, not a struct of bytes and path."""
+    bytes: str
+    """What holds the bytes: the image column itself, or a part of it such as ``image.bytes``."""
     label: str | None
     classes: tuple[str, ...]
     """Names of the label's numbers; empty if the schema tells none."""
     named: str
     """The image column, if it was named and would not have been found; else empty."""
-
-    @property
-    def bytes(self) -> str:
-        """Name of the column of bytes, as parquet's leaves are named."""
-        return self.image if self.bare else f"{self.image}.bytes"
 
 
 def require_pyarrow(path: object) -> None:
@@ -85,7 +80,6 @@ def columns_of(path: object, schema: Any, names: ColumnNames = AUTOMATIC) -> Col
             f"only {', '.join(schema.names)}; a list of image files is a .csv"
         )
     image = names.image or found[0]
-    bare = schema.field(image).type.num_fields == 0
     label: str | None = names.label or None
     if label:
         _check_named(path, schema, label, "label", _can_hold_labels)
@@ -97,7 +91,7 @@ def columns_of(path: object, schema: Any, names: ColumnNames = AUTOMATIC) -> Col
     classes = features.get(label) if label else None
     return Columns(
         image,
-        bare,
+        f"{image}.bytes" if schema.field(image).type.num_fields else image,
         label,
         tuple(map(str, classes)) if isinstance(classes, list) else (),
         "" if [image] == found else image,

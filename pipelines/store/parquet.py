@@ -182,14 +182,15 @@ class ParquetStore(TableStore):
         Raises:
             DataError: the group is damaged.
         """
-        path, columns = self._paths[file], self._columns[file]
+        from pyarrow import Table
+
+        path, leaf = self._paths[file], self._columns[file].bytes
         with (
             reading(f"{path} is damaged in row group {number}"),
             _open_table(path, self._metadata[file]) as table,
         ):
-            for batch in table.iter_batches(_BATCH, [number], [columns.bytes], use_threads=False):
-                images = batch.column(0)
-                for data in images if columns.bare else images.field("bytes"):
+            for batch in table.iter_batches(_BATCH, [number], [leaf], use_threads=False):
+                for data in Table.from_batches([batch]).flatten().column(leaf):
                     yield data.as_py() or b""
 
     def _read_leaf(self, file: int, leaf: str) -> Any:

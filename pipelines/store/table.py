@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 
 from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.errors import DataError
-from fastsiam.files import explained, parsed_json
+from fastsiam.files import parsed_json
 
 from ..remote.path import Place
 from .base import PlacedStore, blocks
 from .columns import Columns, columns_of, errors, read_labels, reading, require_pyarrow
 from .files import Mapped
+from .index import file_facts
 from .labels import number_classes
 from .probe import Bytes
 
@@ -98,11 +99,8 @@ class TableStore(PlacedStore):
 
     def stamp(self) -> str:
         """Return a text that changes with the files' names, sizes and times, and the column."""
-        with explained(DataError, f"cannot read the files of {self.root}"):
-            stats = [(path.name, path.stat()) for path in self._paths]
-        found: list[object] = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-        found += [columns.named for columns in self._columns if columns.named]
-        return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+        named = [columns.named for columns in self._columns if columns.named]
+        return hashlib.sha256(json.dumps([*file_facts(self._paths), *named]).encode()).hexdigest()
 
     def read(self, index: int) -> Bytes:
         """Return an image's bytes.
