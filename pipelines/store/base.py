@@ -363,7 +363,25 @@ def of_split(split: Split, files: Sequence[Place], folder: Place) -> list[Place]
     known = {word for names in SPLIT_NAMES.values() for word in names}
     if split == "train" and not any(known & words(path) for path in files):
         return list(files)
-    raise NoSplitError(f"{folder} has no {files[0].suffix} file with {split!r} in its name")
+    raise NoSplitError(f"{folder} has no file of this kind with {split!r} in its name")
+
+
+def with_split(path: Place, split: Split) -> list[Place]:
+    """Return a file of training images; of another split, the files beside it.
+
+    Raises:
+        NoSplitError: there are none, or the file is of another split itself.
+    """
+    if split == "train":
+        return [path]
+    if "train" not in path.stem.lower():
+        raise NoSplitError(f"{path} has no {split} split beside it")
+    return of_split(split, visible(path.parent, path.suffix), path.parent)
+
+
+def visible(folder: Place, ending: str) -> list[Place]:
+    """Return the files of a folder whose names end so and are not hidden, sorted."""
+    return sorted(path for path in folder.glob(f"*{ending}") if not path.name.startswith("."))
 
 
 def is_image_name(name: str) -> bool:

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.console import tally
-from fastsiam.errors import DataError, NoSplitError
+from fastsiam.errors import DataError
 from fastsiam.files import quoted
 from fastsiam.kernels.cores import cores
 
 from ..remote import RemoteFile, RemotePath
 from ..remote.path import Place
-from .base import Split, Store, of_split
+from .base import Split, Store, of_split, with_split
 from .columns import reading, require_pyarrow
 from .files import FileReader, Mapped
 from .index import ROW, Index, open_index
@@ -208,26 +208,23 @@ def open_parquet(
         DataError: there are no parquet files, or they lie in several folders, or as
             ``ParquetStore``.
     """
-    if root.is_file() and split == "train":
-        return ParquetStore(root, [root], names, in_order=in_order)
-    if root.is_file() and not root.name.lower().startswith("train"):
-        raise NoSplitError(f"{root} has no {split} split beside it")
-    folder = root.parent if root.is_file() else root
+    if root.is_file():
+        return ParquetStore(root, with_split(root, split), names, in_order=in_order)
     found: list[Place] = sorted(
         path
-        for path in folder.rglob(f"*{PARQUET}")
-        if not any(part.startswith(".") for part in _below(path, folder).parts)
+        for path in root.rglob(f"*{PARQUET}")
+        if not any(part.startswith(".") for part in _below(path, root).parts)
     )
     if not found:
-        raise DataError(f"{folder} holds no {PARQUET} files")
-    files = of_split(split, found, folder)
+        raise DataError(f"{root} holds no {PARQUET} files")
+    files = of_split(split, found, root)
     if len(homes := sorted({path.parent for path in files})) > 1:
-        some = ", ".join(str(_below(home, folder)) for home in homes[:3])
+        some = ", ".join(str(_below(home, root)) for home in homes[:3])
         raise DataError(
-            f"{folder} has {split} images in several folders of parquet files ({some}): name one "
+            f"{root} has {split} images in several folders of parquet files ({some}): name one "
             f"of them, such as {homes[0]}"
         )
-    return ParquetStore(folder, files, names, in_order=in_order)
+    return ParquetStore(root, files, names, in_order=in_order)
 
 
 def _below(path: Place, folder: Place) -> PurePath:

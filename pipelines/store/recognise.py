@@ -17,7 +17,7 @@ from fastsiam.files import explained
 
 from ..remote.path import Place, RemotePath, opened
 from .archive import ArchiveStore
-from .base import SPLIT_NAMES, Split, Store, is_image_name, of_split
+from .base import SPLIT_NAMES, Split, Store, is_image_name, of_split, visible, with_split
 from .beton import BetonStore
 from .cifar import ARCHIVES as CIFAR_ARCHIVES
 from .cifar import CifarStore
@@ -117,20 +117,11 @@ def beton_files(folder: Place, split: Split) -> Sequence[Place]:
 
 def _open_file(path: Place, split: Split, columns: ColumnNames, in_order: bool) -> Store:
     if path.suffix == ".beton":
-        if split == "train":
-            return BetonStore(path)
-        beside = path.with_name("val.beton")
-        if path.name == "train.beton" and beside.is_file():
-            return BetonStore(beside)
-        raise NoSplitError(f"{path} has no val.beton beside it")
+        return BetonStore(*with_split(path, split))
     if path.name in CIFAR_ARCHIVES:
         return CifarStore(on_disk(path), split)
     if path.suffix == ".tar":
-        if split == "train":
-            return ArchiveStore([path])
-        if "train" in path.stem.lower():
-            return ArchiveStore(of_split(split, _tars(path.parent), path.parent))
-        raise NoSplitError(f"{path} holds no val images: they lie in a tar of their own")
+        return ArchiveStore(with_split(path, split))
     if path.suffix == PARQUET:
         return open_parquet(path, split, columns, in_order=in_order)
     if path.suffix.lower() == CSV:
@@ -161,7 +152,7 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
     for name in SPLIT_NAMES[split]:
         if name in folders:
             return _open_images(folders[name], split, columns, in_order)
-    if tars := _tars(root):
+    if tars := visible(root, ".tar"):
         return ArchiveStore(of_split(split, tars, root))
     for name in CIFAR_ARCHIVES:
         if (root / name).is_file():
@@ -178,13 +169,12 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
 
 def _open_images(folder: Place, split: Split, columns: ColumnNames, in_order: bool) -> Store:
     """Open the images of one split: all that a folder holds, in whatever form."""
-    if tars := _tars(folder):
+    if tars := visible(folder, ".tar"):
         return ArchiveStore(tars)
     if isinstance(folder, Path) and is_saved_dataset(folder):
         return ArrowStore(folder, columns)
     if _has_file(folder, f"*{PARQUET}"):
-        files = sorted(path for path in folder.glob(f"*{PARQUET}") if path.name[0] != ".")
-        return ParquetStore(folder, files, columns, in_order=in_order)
+        return ParquetStore(folder, visible(folder, PARQUET), columns, in_order=in_order)
     return FolderStore(on_disk(folder))
 
 
@@ -199,8 +189,3 @@ def _has_file(folder: Place, pattern: str) -> bool:
                 if is_image_name(entry.name):
                     return False
     return False
-
-
-def _tars(folder: Place) -> Sequence[Place]:
-    """Return a folder's tars."""
-    return sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
