@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from .parquet import PARQUET, ParquetStore, open_parquet
 from .table import ArrowStore, TableStore, is_saved_dataset
 
 _KAGGLE = "ILSVRC/Data/CLS-LOC"
-_PART = re.compile(r"(\w+)-(\d{5})-of-(\d{5})\.beton")
+_PART = re.compile(r"\w+-(\d{5})-of-(\d{5})\.beton")
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
 
 
@@ -99,20 +98,22 @@ def beton_files(folder: Place, split: Split) -> Sequence[Place]:
         whole = folder / f"{split}.beton"
         if whole.is_file():
             return [whole]
-        found = sorted(p for p in folder.glob(f"{split}-*.beton") if _PART.fullmatch(p.name))
-    if not found:
+        parts = {
+            (int(match[2]), int(match[1])): path
+            for path in folder.glob(f"{split}-*.beton")
+            if (match := _PART.fullmatch(path.name))
+        }
+    if not parts:
         return []
-    matches = [match for path in found if (match := _PART.fullmatch(path.name))]
-    counts, numbers = {int(match[3]) for match in matches}, {int(match[2]) for match in matches}
-    if len(counts) > 1:
-        raise DataError(f"{folder} holds parts of several conversions ({found[0].name}, ...)")
-    count = counts.pop()
-    if missing := sorted({*range(1, count + 1)} - numbers):
+    count, _ = max(parts)
+    if any(own != count for own, _ in parts):
+        raise DataError(f"{folder} holds parts of several conversions, of {split} images")
+    if missing := [str(n) for n in range(1, count + 1) if (count, n) not in parts]:
         raise DataError(
-            f"{folder} lacks of the {count} parts of its {split} images: "
-            f"{', '.join(map(str, missing))}; convert them too, with --part"
+            f"{folder} lacks of the {count} parts of its {split} images: {', '.join(missing)}; "
+            "convert them too, with --part"
         )
-    return found
+    return [parts[key] for key in sorted(parts)]
 
 
 def _open_file(path: Place, split: Split, columns: ColumnNames, in_order: bool) -> Store:
@@ -157,7 +158,7 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
     for name in CIFAR_ARCHIVES:
         if (root / name).is_file():
             return CifarStore(on_disk(root / name), split)
-    if any(_has_file(folder, f"*{PARQUET}") for folder in (root, *folders.values())):
+    if any(map(_has_parquet, (root, *folders.values()))):
         return open_parquet(root, split, columns, in_order=in_order)
     if split == "val":
         raise NoSplitError(f"{root} has no val/ or test/ folder and no val.beton")
@@ -173,18 +174,18 @@ def _open_images(folder: Place, split: Split, columns: ColumnNames, in_order: bo
         return ArchiveStore(tars)
     if isinstance(folder, Path) and is_saved_dataset(folder):
         return ArrowStore(folder, columns)
-    if _has_file(folder, f"*{PARQUET}"):
+    if _has_parquet(folder):
         return ParquetStore(folder, visible(folder, PARQUET), columns, in_order=in_order)
     return FolderStore(on_disk(folder))
 
 
-def _has_file(folder: Place, pattern: str) -> bool:
-    """Tell whether a file of such a name is in a folder; one of images is not listed to its end."""
+def _has_parquet(folder: Place) -> bool:
+    """Tell whether a folder has parquet files; one of images is not listed to its end."""
     with explained(DataError, f"cannot list {folder}"):
         entries = os.scandir(folder) if isinstance(folder, Path) else folder.iterdir()
         with contextlib.closing(entries):
             for entry in entries:
-                if fnmatchcase(entry.name, pattern) and not entry.name.startswith("."):
+                if entry.name.endswith(PARQUET) and not entry.name.startswith("."):
                     return True
                 if is_image_name(entry.name):
                     return False
