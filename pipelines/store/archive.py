@@ -116,15 +116,8 @@ class _Part(NamedTuple):
     """Class that the tar's name gives its images, "" if it gives none."""
 
 
-class _Found(NamedTuple):
-    """The images of a part, in the order of its members."""
-
-    rows: NDArray[np.void]
-    """(images,) of type ROW, without labels."""
-    names: list[str]
-    """Path of each image within its tar."""
-    texts: list[str]
-    """Content of the WebDataset .cls file beside each image, "" without one."""
+_Found = tuple[NDArray[np.void], list[str], list[str]]
+"""The images of a part, in the order of its members: rows, names and texts as for ``_arrange``."""
 
 
 def build_index(files: Sequence[File], source: str) -> Index:
@@ -190,10 +183,10 @@ def _parts(number: int, file: File, read: Callable[[int, int], Bytes]) -> list[_
         )
     inner = []
     for member, start in _members(read, 0, len(file), file.path):
-        if _is_tar_name(member.name):
-            group = PurePosixPath(member.name).stem
-            inner.append(_Part(number, start, start + member.size, group))
-        elif is_image_name(PurePosixPath(member.name).name):
+        path = PurePosixPath(member.name)
+        if path.suffix == ".tar" and not path.name.startswith("."):
+            inner.append(_Part(number, start, start + member.size, path.stem))
+        elif is_image_name(path.name):
             break  # a tar of images, which ``_scan`` walks
     stem = file.path.stem
     return inner or [_Part(number, 0, len(file), stem if _WNID.fullmatch(stem) else "")]
@@ -223,7 +216,7 @@ def _scan(file: File, part: _Part, read: Callable[[int, int], Bytes]) -> _Found:
             rows.append((start, member.size, -1, part.file, *size))
             names.append(f"{part.group}/{name}" if part.group else path)
             keys.append(key)
-    return _Found(np.array(rows, ROW), names, [texts.get(key, "") for key in keys])
+    return np.array(rows, ROW), names, [texts.get(key, "") for key in keys]
 
 
 def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source: str) -> Index:
@@ -236,8 +229,8 @@ def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source:
         source: the tars, for messages.
 
     Returns:
-        An index of the rows, ``names``, ``classes``, and ``split``: whether folders train/ and val/
-        tell the splits, in which case ``Flags.HELD_OUT`` marks the second.
+        An index of the rows, ``names``, ``classes``, and ``split``, which is false: version 0.2
+        read tars with folders of both splits.
 
     Raises:
         DataError: there are no images, or a number is no class.
@@ -245,7 +238,11 @@ def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source:
     if not names:
         raise DataError(f"{source} holds no images")
     paths = [name.split("/") for name in names]
-    shared = _shared_parents(paths)
+    # folders that all images share are left out of names, the last level of folders excepted
+    folders = {tuple(parts[:-1]) for parts in paths}
+    deepest = max(map(len, folders))
+    same = [one == other for one, other in zip(min(folders), max(folders), strict=False)]
+    shared = max(0, min([*same, False].index(False), deepest - 1))
     tops = {parts[shared] for parts in paths if len(parts) > shared + 1}
     if "train" in tops and len(tops) > 1:
         raise _two_splits(source)
@@ -263,7 +260,7 @@ def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source:
         "rows": rows[order],
         "names": pack_texts([names[i] for i in order]),
         "classes": pack_texts(classes),
-        "split": np.array(False),  # version 0.2 read both splits of a tar
+        "split": np.array(False),
     }
 
 
@@ -272,18 +269,6 @@ def _two_splits(source: str) -> DataError:
         f"{source} holds folders train/ and others: unpack it, or make a tar of each split, "
         "train.tar and val.tar"
     )
-
-
-def _shared_parents(paths: list[list[str]]) -> int:
-    """Count the leading folders that all images share, the last level of folders left out."""
-    first = paths[0][:-1]
-    deepest = 0
-    for parts in paths:
-        folders = parts[:-1]
-        deepest = max(deepest, len(folders))
-        while folders[: len(first)] != first:
-            first.pop()
-    return max(0, min(len(first), deepest - 1))
 
 
 def _files_first(name: str) -> str:
@@ -338,11 +323,6 @@ def _members(
         raise DataError(
             f"{path} is no whole tar file ({error}); fetch it again, or check it with tar -tf"
         ) from error
-
-
-def _is_tar_name(name: str) -> bool:
-    """Tell whether a member's name is that of a tar within the tar, and is not hidden."""
-    return name.endswith(".tar") and not PurePosixPath(name).name.startswith(".")
 
 
 def _safe_name(name: str) -> str:
