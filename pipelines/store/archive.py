@@ -69,8 +69,6 @@ class ArchiveStore(PlacedStore):
         source = str(self.root) if len(paths) == 1 else f"{len(paths)} tars in {self.root}"
         files = [open_file(path) for path in paths]
         index = open_index(files, source, lambda: build_index(files, source))
-        if index["split"]:
-            raise _two_splits(source)
         self.classes, self._packed = tuple(unpack_texts(index["classes"])), index["names"]
         self._rows = rows = index["rows"]
         self.labels = rows["label"].astype(np.int64)
@@ -229,8 +227,7 @@ def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source:
         source: the tars, for messages.
 
     Returns:
-        An index of the rows, ``names``, ``classes``, and ``split``, which is false: version 0.2
-        read tars with folders of both splits.
+        An index of the rows, ``names`` and ``classes``.
 
     Raises:
         DataError: there are no images, or a number is no class.
@@ -245,7 +242,10 @@ def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source:
     shared = max(0, min([*same, False].index(False), deepest - 1))
     tops = {parts[shared] for parts in paths if len(parts) > shared + 1}
     if "train" in tops and len(tops) > 1:
-        raise _two_splits(source)
+        raise DataError(
+            f"{source} holds folders train/ and others: unpack it, or make a tar of each split, "
+            "train.tar and val.tar"
+        )
     of_webdataset = any(texts)
     if not of_webdataset:  # the first folder below the shared ones
         texts = [parts[shared] if len(parts) > shared + 1 else "" for parts in paths]
@@ -260,15 +260,7 @@ def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source:
         "rows": rows[order],
         "names": pack_texts([names[i] for i in order]),
         "classes": pack_texts(classes),
-        "split": np.array(False),
     }
-
-
-def _two_splits(source: str) -> DataError:
-    return DataError(
-        f"{source} holds folders train/ and others: unpack it, or make a tar of each split, "
-        "train.tar and val.tar"
-    )
 
 
 def _files_first(name: str) -> str:
