@@ -108,7 +108,7 @@ def write(
 
 
 def _space(sizes: NDArray[np.int64], done: list[Block], folder: Path) -> str:
-    """Say what space the rest of a file takes, if it is as the blocks that are done, and is free.
+    """Say how much space the rest of a file takes, at the rate of its first blocks, and is free.
 
     Args:
         sizes: (images,) bytes of each in the source.
@@ -117,8 +117,8 @@ def _space(sizes: NDArray[np.int64], done: list[Block], folder: Path) -> str:
     """
     images = sum(len(block.rows) + len(block.bad) for block in done)
     written = sum(block.end - block.start for block in done)
-    rest = int(sizes[images:].sum()) * (written / max(1, int(sizes[:images].sum())) or 1)
-    free = shutil.disk_usage(folder).free
+    ratio = written / max(1, int(sizes[:images].sum())) if images else 1.0
+    rest, free = ratio * int(sizes[images:].sum()), shutil.disk_usage(folder).free
     return f"it needs about {rest / 1e6:,.1f} MB more, and {free / 1e6:,.1f} MB are free"
 
 
