@@ -23,6 +23,16 @@ _DEVKIT = "ILSVRC2012_devkit_t12"
 _KAGGLE_LIST = "LOC_val_solution.csv"
 
 
+def parse_labels(texts: Sequence[str]) -> NDArray[np.int64] | list[str | None]:
+    """Return labels that are written as text: numbers if all are integers, else names of classes.
+
+    An empty text is no label.
+    """
+    if all(re.fullmatch(r"(-?[0-9]{1,18})?", text) for text in set(texts)):
+        return np.array([int(text or -1) for text in texts], np.int64)
+    return [text or None for text in texts]
+
+
 def number_classes(
     labels: NDArray[np.int64] | Sequence[str | None], source: object, classes: tuple[str, ...] = ()
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
