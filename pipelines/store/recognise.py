@@ -118,7 +118,12 @@ def beton_files(folder: Place, split: Split) -> Sequence[Place]:
 
 def _open_file(path: Place, split: Split, columns: ColumnNames, in_order: bool) -> Store:
     if path.suffix == ".beton":
-        return BetonStore(*with_split(path, split))
+        if split == "train":
+            return BetonStore(path)
+        beside = path.with_name(path.name.replace("train", "val"))
+        if beside == path or not beside.is_file():
+            raise NoSplitError(f"{path} has no {split} split beside it")
+        return BetonStore(beside)
     if path.name in CIFAR_ARCHIVES:
         return CifarStore(on_disk(path), split)
     if path.suffix == ".tar":
