@@ -124,13 +124,6 @@ def read_labels(parts: Sequence[Any], source: object) -> NDArray[np.int64] | lis
         return np.concatenate([part.cast("int64").fill_null(-1).to_numpy() for part in parts])
 
 
-def errors() -> tuple[type[Exception], ...]:
-    """Return what pyarrow raises on files that it cannot read."""
-    import pyarrow
-
-    return (OSError, ValueError, LookupError, TypeError, StopIteration, pyarrow.ArrowException)
-
-
 @contextlib.contextmanager
 def reading(problem: str, advice: str = "") -> Iterator[None]:
     """Turn what pyarrow raises in the block into an error of the user's world.
@@ -142,10 +135,11 @@ def reading(problem: str, advice: str = "") -> Iterator[None]:
     Raises:
         DataError: the problem, pyarrow's reason and the advice.
     """
-    kinds = errors()
+    from pyarrow import ArrowException
+
     try:
         yield
-    except kinds as error:
+    except (OSError, ValueError, LookupError, TypeError, StopIteration, ArrowException) as error:
         why = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise DataError(f"{problem}: {why}{advice}") from error
 

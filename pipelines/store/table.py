@@ -25,7 +25,7 @@ from fastsiam.files import parsed_json
 
 from ..remote.path import Place
 from .base import PlacedStore, blocks
-from .columns import Columns, columns_of, errors, read_labels, reading, require_pyarrow
+from .columns import Columns, columns_of, read_labels, reading, require_pyarrow
 from .files import Mapped
 from .index import file_facts
 from .labels import number_classes
@@ -125,7 +125,7 @@ class TableStore(PlacedStore):
         rows = np.diff(self._first_rows).tolist()
         for file, (columns, count) in enumerate(zip(self._columns, rows, strict=True)):
             own: list[str | None] = []
-            with contextlib.suppress(*errors()):  # an image column without paths
+            with contextlib.suppress(DataError), reading("no paths beside the images"):
                 own = self._read_leaf(file, f"{columns.image}.path").to_pylist()
             paths += own if len(own) == count else [None] * count
         return paths
