@@ -343,7 +343,7 @@ def picked(store: Store, positions: NDArray[np.int64]) -> Store:
     return own
 
 
-def of_split(split: Split, files: Sequence[Place], folder: Place) -> list[Place]:
+def choose_split(split: Split, files: Sequence[Place], folder: Place) -> list[Place]:
     """Choose a split's files: by a word of their names, or by the folder below ``folder``.
 
     Where no name tells a split, all are training images.
@@ -366,7 +366,7 @@ def of_split(split: Split, files: Sequence[Place], folder: Place) -> list[Place]
     raise NoSplitError(f"{folder} has no file of this kind with {split!r} in its name")
 
 
-def with_split(path: Place, split: Split) -> list[Place]:
+def find_split(path: Place, split: Split) -> list[Place]:
     """Return a file of training images; of another split, the files beside it.
 
     Raises:
@@ -376,10 +376,10 @@ def with_split(path: Place, split: Split) -> list[Place]:
         return [path]
     if "train" not in path.stem.lower():
         raise NoSplitError(f"{path} has no {split} split beside it")
-    return of_split(split, visible(path.parent, path.suffix), path.parent)
+    return choose_split(split, list_visible(path.parent, path.suffix), path.parent)
 
 
-def visible(folder: Place, ending: str) -> list[Place]:
+def list_visible(folder: Place, ending: str) -> list[Place]:
     """Return the files of a folder whose names end so and are not hidden, sorted."""
     return sorted(path for path in folder.glob(f"*{ending}") if not path.name.startswith("."))
 

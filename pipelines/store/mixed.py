@@ -38,7 +38,7 @@ class MixedStore(Store):
         number = {name: label for label, name in enumerate(self.classes)}
         self.labels = np.concatenate([_labels(store, number) for store in stores])
         if any(store.groups is not None for store in stores):
-            self.groups = _numbered_on([_pieces(store) for store in stores])
+            self.groups = _join_numbers([_pieces(store) for store in stores])
 
     def __str__(self) -> str:
         """Say where the images come from."""
@@ -123,7 +123,7 @@ class MixedStore(Store):
         return "repair the image, or train with another one in its place by --bad-images replace"
 
     def _blocks(self) -> NDArray[np.int64]:
-        return _numbered_on([store.blocks() for store in self._stores])
+        return _join_numbers([store.blocks() for store in self._stores])
 
     def _of_whole(self, columns: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
         """Return a column of the images, from those of the data sets."""
@@ -153,7 +153,7 @@ def _labels(store: Store, number: dict[str, int]) -> NDArray[np.int64]:
     return own[np.where(store.labels < len(store.classes), store.labels, -1)]
 
 
-def _numbered_on(columns: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+def _join_numbers(columns: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     """Join columns of numbers, each raised above those of the ones before."""
     raised, first = [], 0
     for column in columns:

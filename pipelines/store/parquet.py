@@ -27,7 +27,7 @@ from fastsiam.kernels.cores import cores
 
 from ..remote import RemoteFile, RemotePath
 from ..remote.path import Place
-from .base import Split, Store, of_split, with_split
+from .base import Split, Store, choose_split, find_split
 from .columns import reading, require_pyarrow
 from .files import FileReader, Mapped
 from .index import ROW, Index, open_index
@@ -100,7 +100,7 @@ class ParquetStore(TableStore):
         group, position = int(self.groups[index]), self.position(index)
         if group != self._group or position < self._next:
             self._group, self._next = group, int(self._first_images[group])
-            self._images = self._images_of(*self._row_groups[group])
+            self._images = self._read_images(*self._row_groups[group])
         for data in self._images:
             self._next += 1
             if self._next > position:
@@ -128,7 +128,9 @@ class ParquetStore(TableStore):
         pool = ThreadPoolExecutor(cores())
         try:
             with tally(f"indexing {source}, row groups", len(self._row_groups)) as done:
-                for own in pool.map(lambda group: self._find(files, *group), self._row_groups):
+                for own in pool.map(
+                    lambda group: self._find_images(files, *group), self._row_groups
+                ):
                     if own is None:
                         raise self._unplaced("are compressed")
                     rows.append(own)
@@ -146,7 +148,9 @@ class ParquetStore(TableStore):
             "--data DIR"
         )
 
-    def _find(self, files: Sequence[Mapped], file: int, number: int) -> NDArray[np.void] | None:
+    def _find_images(
+        self, files: Sequence[Mapped], file: int, number: int
+    ) -> NDArray[np.void] | None:
         """Find the images of a row group in its mapped file; None if they are not there as such.
 
         They lie one after the other, except for several that are alike, of which one may be stored.
@@ -168,7 +172,7 @@ class ParquetStore(TableStore):
             if column.compression != "UNCOMPRESSED":
                 return None
         rows, behind = [], start
-        for data in self._images_of(file, number):
+        for data in self._read_images(file, number):
             at = files[file].find(data, behind, end)
             if at < 0 and (at := files[file].find(data, start, end)) < 0:
                 return None
@@ -176,7 +180,7 @@ class ParquetStore(TableStore):
             behind = max(behind, at + len(data))
         return np.array(rows, ROW)
 
-    def _images_of(self, file: int, number: int) -> Iterator[bytes]:
+    def _read_images(self, file: int, number: int) -> Iterator[bytes]:
         """Read the images of a row group: their bytes, empty where a row has none.
 
         Raises:
@@ -209,7 +213,7 @@ def open_parquet(
             ``ParquetStore``.
     """
     if root.is_file():
-        return ParquetStore(root, with_split(root, split), names, in_order=in_order)
+        return ParquetStore(root, find_split(root, split), names, in_order=in_order)
     found: list[Place] = sorted(
         path
         for path in root.rglob(f"*{PARQUET}")
@@ -217,7 +221,7 @@ def open_parquet(
     )
     if not found:
         raise DataError(f"{root} holds no {PARQUET} files")
-    files = of_split(split, found, root)
+    files = choose_split(split, found, root)
     if len(homes := sorted({path.parent for path in files})) > 1:
         some = ", ".join(str(_below(home, root)) for home in homes[:3])
         raise DataError(

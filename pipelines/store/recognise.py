@@ -16,7 +16,7 @@ from fastsiam.files import explained
 
 from ..remote.path import Place, RemotePath, opened
 from .archive import ArchiveStore
-from .base import SPLIT_NAMES, Split, Store, is_image_name, of_split, visible, with_split
+from .base import SPLIT_NAMES, Split, Store, choose_split, find_split, is_image_name, list_visible
 from .beton import BetonStore
 from .cifar import ARCHIVES as CIFAR_ARCHIVES
 from .cifar import CifarStore
@@ -127,7 +127,7 @@ def _open_file(path: Place, split: Split, columns: ColumnNames, in_order: bool) 
     if path.name in CIFAR_ARCHIVES:
         return CifarStore(on_disk(path), split)
     if path.suffix == ".tar":
-        return ArchiveStore(with_split(path, split))
+        return ArchiveStore(find_split(path, split))
     if path.suffix == PARQUET:
         return open_parquet(path, split, columns, in_order=in_order)
     if path.suffix.lower() == CSV:
@@ -158,8 +158,8 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
     for name in SPLIT_NAMES[split]:
         if name in folders:
             return _open_images(folders[name], split, columns, in_order)
-    if tars := visible(root, ".tar"):
-        return ArchiveStore(of_split(split, tars, root))
+    if tars := list_visible(root, ".tar"):
+        return ArchiveStore(choose_split(split, tars, root))
     for name in CIFAR_ARCHIVES:
         if (root / name).is_file():
             return CifarStore(on_disk(root / name), split)
@@ -175,12 +175,12 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
 
 def _open_images(folder: Place, split: Split, columns: ColumnNames, in_order: bool) -> Store:
     """Open the images of one split: all that a folder holds, in whatever form."""
-    if tars := visible(folder, ".tar"):
+    if tars := list_visible(folder, ".tar"):
         return ArchiveStore(tars)
     if isinstance(folder, Path) and is_saved_dataset(folder):
         return ArrowStore(folder, columns)
     if _has_parquet(folder):
-        return ParquetStore(folder, visible(folder, PARQUET), columns, in_order=in_order)
+        return ParquetStore(folder, list_visible(folder, PARQUET), columns, in_order=in_order)
     return FolderStore(on_disk(folder))
 
 
