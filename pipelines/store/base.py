@@ -353,7 +353,8 @@ def choose_split(split: Split, files: Sequence[Place], folder: Place) -> list[Pl
     """
 
     def words(path: Place) -> set[str]:
-        return set(re.split(r"[^a-z]+", path.stem.lower()))
+        found = re.split(r"[^a-z]+", path.stem.lower())
+        return {"train" if word == "training" else word for word in found}
 
     for word in SPLIT_NAMES[split]:
         named = [path for path in files if word in words(path)]
