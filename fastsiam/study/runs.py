@@ -19,7 +19,7 @@ from fastsiam.errors import FastSiamError
 from fastsiam.files import written_for_user
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import read_records
-from fastsiam.study.catalogue import Study, Variant
+from fastsiam.study.catalogue import VARIANTS, Study, Variant
 from fastsiam.study.scales import Scale
 
 
@@ -140,7 +140,7 @@ def runs_of(
         seeds: of each row.
         linear: whether the runs need a linear evaluation in addition to kNN.
     """
-    variants = {row.variant.name: row.variant for study in studies for row in study.rows}
+    names = dict.fromkeys(row.variant for study in studies for row in study.rows)
     return [
         Run(
             folder / f"{variant.name}-seed-{seed}",
@@ -151,7 +151,7 @@ def runs_of(
             linear,
         )
         for seed in seeds
-        for variant in variants.values()
+        for variant in map(VARIANTS.__getitem__, names)
     ]
 
 

@@ -106,13 +106,8 @@ def _find_labels(folders: Sequence[Place]) -> dict[int, str] | None:
 
 def _from_devkit(path: Place) -> dict[int, str]:
     """Combine the devkit's list of class numbers with its table of classes."""
-    try:
-        from scipy.io import loadmat
-    except ModuleNotFoundError as error:
-        raise DataError(
-            f"reading {path} takes scipy: pip install 'fastsiam[convert]'; or put {_KAGGLE_LIST} "
-            "beside the images"
-        ) from error
+    from scipy.io import loadmat
+
     try:
         with tarfile.open(fileobj=io.BytesIO(path.read_bytes()), mode="r:gz") as tar:
 
