@@ -274,28 +274,26 @@ def test_exports_that_cannot_be_are_refused(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("force", [False, True])
-def test_the_users_files_are_not_destroyed(force: bool, tmp_path: Path) -> None:
+def test_the_users_files_are_not_destroyed(tmp_path: Path) -> None:
     """The source and a run's checkpoints never, other files only if that is asked for."""
     saved_run(tmp_path / "run", changed_model(R18, backbone="resnet10", dim=16))
     read = load_pretrained(tmp_path / "run")
     (source,) = export_weights(read, format="torchvision", out=tmp_path / "a.pth")[:1]
     (tmp_path / "link.pth").symlink_to(source)
+    card = tmp_path / "b.pth.md"
+    card.write_text("mine")
+    from_source = load_pretrained(source)
+    of_a_run = tmp_path / "run" / "checkpoints" / "b.pth"
     cases = [
-        (load_pretrained(source), source, "is the file that the weights come from"),
-        (load_pretrained(source), tmp_path / "link.pth", "is the file that the weights come from"),
-        (read, tmp_path / "run" / "checkpoints" / "b.pth", "holds a run's checkpoints"),
+        (from_source, source, True, "is the file that the weights come from"),
+        (from_source, tmp_path / "link.pth", True, "is the file that the weights come from"),
+        (read, of_a_run, True, "holds a run's checkpoints"),
+        (read, tmp_path / "b.pth", False, r"b\.pth\.md is there already"),
     ]
-    for pretrained, out, message in cases:
-        before = sorted(tmp_path.rglob("*")), source.read_bytes()
+    before = sorted(tmp_path.rglob("*")), source.read_bytes()
+    for pretrained, out, force, message in cases:
         with pytest.raises(CheckpointError, match=message):
             export_weights(pretrained, format="torchvision", out=out, force=force)
         assert (sorted(tmp_path.rglob("*")), source.read_bytes()) == before
-    (tmp_path / "b.pth.md").write_text("mine")
-    if force:
-        export_weights(read, format="torchvision", out=tmp_path / "b.pth", force=True)
-    else:
-        with pytest.raises(CheckpointError, match=r"b\.pth\.md is there already"):
-            export_weights(read, format="torchvision", out=tmp_path / "b.pth")
-    assert (tmp_path / "b.pth").exists() == force
-    assert ((tmp_path / "b.pth.md").read_text() == "mine") != force
+    export_weights(read, format="torchvision", out=tmp_path / "b.pth", force=True)
+    assert (tmp_path / "b.pth").exists() and card.read_text() != "mine"

@@ -39,8 +39,8 @@ class File:
     parts: dict[str, tuple[str, nn.Module]]
     """What stands before the names of fastsiam's parts, and the program's modules."""
     model: BackboneConfig = SMALL
-    copies: dict[str, str] = field(default_factory=dict)
-    """Parts that are there once more: what stands before the copy's names, by part."""
+    copies: tuple[str, ...] = ()
+    """What stands before the names of copies of the backbone and the projector, in turn."""
     prototypes: dict[str, Tensor] = field(default_factory=dict)
     """By their names in the file."""
     beside: dict[str, Tensor] = field(default_factory=dict)
@@ -88,6 +88,12 @@ class NonLinearNeck(nn.Module):
 
 LIGHTLY = "backbone.", "projection_head.layers.", "prediction_head.layers."
 SOLO = "backbone.", "projector.", "predictor."
+LIGHTLYS_COPIES = tuple(
+    f"{start}{part}"
+    for start, end in (("key_", ""), ("teacher_", ""), ("", "_momentum"))
+    for part in (f"backbone{end}.", f"projection_head{end}.layers.")
+)
+SOLOS_COPIES = "momentum_backbone.", "momentum_projector."
 QUEUE = {"queue": torch.zeros(16, 32), "queue_ptr": torch.zeros(1, dtype=torch.int64)}
 LIGHTNING = {"epoch": 4, "pytorch-lightning_version": "2.6.6"}
 FRAMEWORKS = LIGHTNING | {
@@ -202,7 +208,7 @@ def mmselfsups(old: bool) -> File:
         "mmselfsup",
         parts,
         BackboneConfig(backbone="resnet18"),
-        copies={"backbone": "encoder.0.", "projector": "encoder.1."} if old else {},
+        copies=("encoder.0.", "encoder.1.") if old else (),
         beside={"data_preprocessor.mean": torch.zeros(3, 1, 1)},
         content={"meta": {"epoch": 200, "iter": 1}, "message_hub": {}},
         epoch=200,
@@ -219,32 +225,26 @@ def torchvisions(prefix: str) -> File:
 
 AUTHORS_MOCO = "module.encoder_q.", "module.encoder_q.fc."
 AUTHORS_SWAV = "module.", "module.projection_head."
+EPOCH_7: dict[str, Any] = {"content": {"epoch": 7}, "epoch": 7}
 FILES: dict[str, Callable[[], File]] = {
     "simsiam": simsiams_authors,
     "moco": lambda: moco(
         "moco",
         AUTHORS_MOCO,
-        copies={"backbone": "module.encoder_k.", "projector": "module.encoder_k.fc."},
+        copies=("module.encoder_k.", "module.encoder_k.fc."),
         beside=prefixed(QUEUE, "module."),
-        content={"epoch": 7},
-        epoch=7,
+        **EPOCH_7,
     ),
-    "swav": lambda: swav(
-        "swav", AUTHORS_SWAV, "module.prototypes.weight", content={"epoch": 7}, epoch=7
-    ),
+    "swav": lambda: swav("swav", AUTHORS_SWAV, "module.prototypes.weight", **EPOCH_7),
     "solo-learn, small": lambda: solo_learns("backbone", "cifar-pad2"),
     "lightly's own ResNet": lambda: lightlys_resnet(False, 0.25),
     "lightly's own ResNet, numbered": lambda: lightlys_resnet(True, 0.25),
     "mmselfsup, old": lambda: mmselfsups(True),
-    "lightly byol": lambda: byol(
-        "lightly",
-        LIGHTLY,
-        copies={"backbone": "backbone_momentum.", "projector": "projection_head_momentum.layers."},
-    ),
+    "lightly byol": lambda: byol("lightly", LIGHTLY, copies=LIGHTLYS_COPIES),
     "solo-learn mocov2plus": lambda: moco(
         "solo-learn",
         SOLO,
-        copies={"backbone": "momentum_backbone.", "projector": "momentum_projector."},
+        copies=SOLOS_COPIES,
         beside={**QUEUE, "momentum_classifier.bias": torch.zeros(10)},
     ),
     "mmselfsup swav": lambda: swav(
@@ -259,19 +259,9 @@ FILES: dict[str, Callable[[], File]] = {
         head(FEATURES, 24, 16, bias=True),
         beside={f"module.prototypes.prototypes{i}.weight": torch.zeros(3, 16) for i in range(2)},
     ),
-    "solo-learn": lambda: solo_learns("backbone", "imagenet"),
-    "solo-learn of 2021, small": lambda: solo_learns("encoder", "cifar-pad2"),
+    "solo-learn of 2021": lambda: solo_learns("encoder", "imagenet"),
     "lightly's example": lightlys_example,
-    "lightly moco": lambda: moco(
-        "lightly",
-        LIGHTLY,
-        copies={"backbone": "key_backbone.", "projector": "key_projection_head.layers."},
-    ),
-    "lightly byol benchmark": lambda: byol(
-        "lightly",
-        LIGHTLY,
-        copies={"backbone": "teacher_backbone.", "projector": "teacher_projection_head.layers."},
-    ),
+    "lightly moco": lambda: moco("lightly", LIGHTLY),
     "lightly swav": lambda: swav(
         "lightly",
         LIGHTLY,
@@ -285,16 +275,11 @@ FILES: dict[str, Callable[[], File]] = {
         "prototypes.weight_v",
         beside={"prototypes.weight_g": torch.ones(12, 1), "queue": torch.zeros(2, 8, 16)},
     ),
-    "solo-learn byol": lambda: byol(
-        "solo-learn",
-        SOLO,
-        bias=True,
-        copies={"backbone": "momentum_backbone.", "projector": "momentum_projector."},
-    ),
+    "solo-learn byol": lambda: byol("solo-learn", SOLO, bias=True, copies=SOLOS_COPIES),
     "mmselfsup mocov2": lambda: moco(
         "mmselfsup",
         ("backbone.", "neck.mlp."),
-        copies={"backbone": "encoder_k.module.0.", "projector": "encoder_k.module.1.mlp."},
+        copies=("encoder_k.module.0.", "encoder_k.module.1.mlp."),
         beside=QUEUE,
     ),
 }
@@ -307,10 +292,12 @@ def test_files_of_other_programs_are_read(name: str, tmp_path: Path) -> None:
     file = FILES[name]()
     trained(nn.Sequential(*(module for _, module in file.parts.values())))
     state, unused = dict(file.prototypes), dict(file.beside)
-    for part, (prefix, module) in file.parts.items():
+    for prefix, module in file.parts.values():
         state |= prefixed(module.state_dict(), prefix)
-        if part in file.copies:
-            unused |= prefixed(module.state_dict(), file.copies[part])
+    modules = itertools.cycle([file.parts["backbone"], file.parts.get("projector")])
+    for prefix, copied in zip(file.copies, modules, strict=False):
+        assert copied
+        unused |= prefixed(copied[1].state_dict(), prefix)
     path = tmp_path / "w.pth"
     content = {"state_dict": state | unused, **file.content}
     torch.save(content, path, _use_new_zipfile_serialization=file.zipped)
