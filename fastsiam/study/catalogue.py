@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
@@ -23,16 +23,6 @@ Changes = Mapping[str, Any]
 Figure = str | float | None
 """A result of the paper in percent, or its description; None if there is neither."""
 _PANELS = ("loss", "kNN")
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A change of a method's base recipe, with a name for the folders of its runs."""
-
-    name: str
-    changes: Changes = field(default_factory=dict)
-    method: str = ""
-    """Method whose base recipe is changed; empty for the scale's own method."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +85,6 @@ def _value(flag: str, value: Any, flags: Mapping[str, Any]) -> Any:
     return round(product)
 
 
-def _variant(name: str, *, method: str = "", **changes: Any) -> Variant:
-    return Variant(name, changes, method)
-
-
 def _row(variant: str, title: str, paper: Figure, claims: str, original: Figure = None) -> Row:
     own = tuple(claim for text in claims.split(", ") if text for claim in _claims(text))
     return Row(variant, title, None if paper == "" else paper, own, original)
@@ -119,10 +105,8 @@ def _study(
 
 _DATA = tomllib.loads(Path(__file__).with_name("catalogue.toml").read_text())
 
-VARIANTS: dict[str, Variant] = {
-    name: _variant(name, **changes) for name, changes in _DATA["variants"].items()
-}
-"""Every variant by its name."""
+VARIANTS: dict[str, Changes] = _DATA["variants"]
+"""Changes of a recipe by the variant's name: the scale's recipe, or that of the named method."""
 
 STUDIES: dict[str, Study] = {
     name: _study(name, **study) for name, study in _DATA["studies"].items()

@@ -22,7 +22,7 @@ from fastsiam.errors import DataError
 from fastsiam.files import explained, parsed_json, written_for_user
 from fastsiam.run.log import initial_spread, read_metrics
 from fastsiam.run.records import read_records
-from fastsiam.study.catalogue import STUDIES, VARIANTS, Row, Study, Variant
+from fastsiam.study.catalogue import STUDIES, VARIANTS, Row, Study
 from fastsiam.study.runs import Run
 from fastsiam.study.scales import Measure, Scale
 
@@ -193,7 +193,7 @@ def collect(study: Study, scale: Scale, runs: Sequence[Run], config: StudyConfig
     environments: list[dict[str, Any]] = []
     for run in runs:
         if (result := read_result(run)) is not None:
-            results.setdefault(run.variant.name, []).append(result)
+            results.setdefault(run.variant, []).append(result)
             if (own := RunSettings.read(run.folder).environment) not in environments:
                 environments.append(own)
     record = study_record(study, scale, results)
@@ -212,7 +212,7 @@ def study_record(
     rows = [
         RowRecord(
             **{f.name: getattr(row, f.name) for f in fields(Row)},
-            setting=setting(scale, VARIANTS[row.variant]),
+            setting=setting(scale, row.variant),
             results=tuple(results.get(row.variant, ())),
         )
         for row in study.rows
@@ -229,14 +229,14 @@ def study_record(
     )
 
 
-def setting(scale: Scale, variant: Variant) -> str:
+def setting(scale: Scale, variant: str) -> str:
     """Return the settings in which a variant differs from the scale's base recipe.
 
     The text is such as ``batch 64, warmup-epochs 1.2``, or, with the differences from another
     method's recipe, ``method simclr, epochs 12``.
     """
     base, own, config = scale.base, scale.base_of(variant), scale.recipe_of(variant)
-    if own.model.method.name == base.model.method.name or not variant.changes:
+    if own.model.method.name == base.model.method.name or VARIANTS[variant].keys() == {"method"}:
         return ", ".join(_changes(base, config))
     return ", ".join([f"method {own.model.method.name}", *_changes(own, config)])
 
@@ -267,16 +267,15 @@ def read_record(path: Path) -> StudyRecord:
         environments = tuple(map(dict, plain.pop("environments")))
         name = plain.pop("study")
         claims = {row.variant: row.claims for row in STUDIES[name].rows}
-        rows = [row | {"claims": ()} for row in plain["rows"]]
+        names = {"", *(row["variant"] for row in plain["rows"])}
+        rows = [
+            row | {"claims": tuple(x for x in claims.get(row["variant"], ()) if x.than in names)}
+            for row in plain["rows"]
+        ]
         record: StudyRecord = checked(StudyRecord, plain | {"name": name, "rows": rows}, "")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is not a record of `fastsiam study`: {error}") from error
-    names = {"", *(row.variant for row in record.rows)}
-    judged = [
-        replace(row, claims=tuple(x for x in claims.get(row.variant, ()) if x.than in names))
-        for row in record.rows
-    ]
-    return replace(record, rows=tuple(judged), environments=environments)
+    return replace(record, environments=environments)
 
 
 def _changes(base: TrainConfig, config: TrainConfig) -> Iterator[str]:

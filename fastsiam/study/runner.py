@@ -56,7 +56,7 @@ def check(runs: Sequence[Run]) -> None:
         ValueError: a batch cannot be divided among the GPUs.
         FastSiamError: images, labels or devices are missing, or the folder has runs on others.
     """
-    left = {run.variant.name: run for run in runs if not run.is_done}
+    left = {run.variant: run for run in runs if not run.is_done}
     if left:
         from fastsiam.train.command import preflight
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from fastsiam.config import TrainConfig
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.study import ScaleName
-from fastsiam.study.catalogue import Changes, Variant, with_changes
+from fastsiam.study.catalogue import VARIANTS, Changes, with_changes
 
 Measure = Literal["kNN top-1", "linear top-1"]
 Device = Literal["auto", "cuda", "cpu"]
@@ -64,20 +64,20 @@ class Scale:
         run = replace(self.base.run, gpus=gpus, device=device)
         return replace(self, base=replace(self.base, data=own, run=run))
 
-    def base_of(self, variant: Variant) -> TrainConfig:
+    def base_of(self, variant: str) -> TrainConfig:
         """Return the recipe that a variant changes."""
-        own = dict(self.methods.get(variant.method, {}))
+        own = dict(self.methods.get(VARIANTS[variant].get("method", ""), {}))
         if "recipe" in own:
             return _with_recipe(self.base, own["recipe"])
         if "frozen_epochs" in own:
             own["frozen_epochs"] = min(own["frozen_epochs"], self.base.optim.epochs / 10)
         return with_changes(self.base, own)
 
-    def recipe_of(self, variant: Variant) -> TrainConfig:
+    def recipe_of(self, variant: str) -> TrainConfig:
         """Return the recipe of a variant, with its changes."""
-        return with_changes(self.base_of(variant), variant.changes)
+        return with_changes(self.base_of(variant), VARIANTS[variant])
 
-    def settings(self, variant: Variant, *, seed: int) -> TrainConfig:
+    def settings(self, variant: str, *, seed: int) -> TrainConfig:
         """Return the settings of a variant's run."""
         config = self.recipe_of(variant)
         per_epoch = max(1, self.images // config.optim.batch)

@@ -56,7 +56,7 @@ def test_other_files_are_refused_in_one_line(text: str, tmp_path: Path) -> None:
 
 def test_settings_are_in_the_scales_own_numbers() -> None:
     demo = scale("demo")
-    said = {name: setting(demo, variant) for name, variant in VARIANTS.items()}
+    said = {variant: setting(demo, variant) for variant in VARIANTS}
     assert said["baseline"] == ""
     assert said["eighth-batch"] == "batch 16"
     assert said["batch-8x"] == "batch 1024, warmup-epochs 1.2"
