@@ -53,7 +53,7 @@ class File:
     """Of the images."""
 
 
-def head(*widths: int, hidden: bool = True, output: bool = False, bias: bool = False) -> nn.Module:
+def head(*widths: int, hidden: bool = True, output: bool = False, bias: bool = False) -> Any:
     """Build a head as other programs do: a BN that is not there has no number."""
     layers: list[nn.Module] = []
     for i, (before, after) in enumerate(itertools.pairwise(widths)):
@@ -65,25 +65,16 @@ def head(*widths: int, hidden: bool = True, output: bool = False, bias: bool = F
     return nn.Sequential(*layers)
 
 
-class NonLinearNeck(nn.Module):
-    """Written from mmselfsup's of that name: layers fc0, bn0, fc1, bn1, ..."""
+class NonLinearNeck(nn.Sequential):
+    """A head with the names of mmselfsup's: fc0, bn0, fc1, bn1, ..."""
 
-    def __init__(self, *widths: int, last_bn: bool) -> None:
-        super().__init__()
-        self.layers = len(widths) - 1
-        for i, (before, after) in enumerate(itertools.pairwise(widths)):
-            last = i == self.layers - 1
-            self.add_module(f"fc{i}", nn.Linear(before, after, bias=last and not last_bn))
-            if not last or last_bn:
-                self.add_module(f"bn{i}", nn.BatchNorm1d(after, affine=not last))
+    def state_dict(self, *args: Any, **settings: Any) -> Any:
+        def named(number: re.Match[str]) -> str:
+            layer, kind = divmod(int(number[0]), 3)
+            return f"{('fc', 'bn')[kind]}{layer}"
 
-    def forward(self, x: Tensor) -> Tensor:
-        for i in range(self.layers):
-            x = self.get_submodule(f"fc{i}")(x)
-            if hasattr(self, f"bn{i}"):
-                x = self.get_submodule(f"bn{i}")(x)
-            x = x if i == self.layers - 1 else x.relu()
-        return x
+        own = super().state_dict(*args, **settings)
+        return {re.sub(r"^\d+", named, key): value for key, value in own.items()}
 
 
 LIGHTLY = "backbone.", "projection_head.layers.", "prediction_head.layers."
@@ -152,7 +143,7 @@ def resnet18(stem: Stem = "imagenet") -> nn.Module:
 def solo_learns(name: str, stem: Stem) -> File:
     """With the classifier that watches its training, and a 3x3 stem that is padded by 2 pixels."""
     projector = head(512, 96, 96, 64, output=True)
-    projector[-1] = nn.BatchNorm1d(64, affine=False)  # type: ignore[operator]
+    projector[-1] = nn.BatchNorm1d(64, affine=False)
     parts = {
         "backbone": (f"{name}.", resnet18(stem)),
         "projector": ("projector.", projector),
@@ -199,10 +190,12 @@ def lightlys_resnet(sequential: bool, width: float) -> File:
 
 def mmselfsups(old: bool) -> File:
     """Names of NonLinearNeck and LatentPredictHead, and mmengine's metadata beside them."""
+    *layers, _ = head(512, 512, 512, 64, output=True)
+    projector = NonLinearNeck(*layers, nn.BatchNorm1d(64, affine=False))
     parts: dict[str, tuple[str, nn.Module]] = {
         "backbone": ("backbone.", resnet18()),
-        "projector": ("neck.", NonLinearNeck(512, 512, 512, 64, last_bn=True)),
-        "predictor": ("head.predictor.", NonLinearNeck(64, 16, 64, last_bn=False)),
+        "projector": ("neck.", projector),
+        "predictor": ("head.predictor.", NonLinearNeck(*head(64, 16, 64))),
     }
     return File(
         "mmselfsup",
