@@ -40,7 +40,7 @@ def images(scale: Scale, config: StudyRunConfig) -> str:
     Raises:
         DataError: they cannot be generated.
     """
-    if not scale.makes_images:
+    if scale.name != "demo":
         return str(DataConfig(data=config.data).root)
     from fastsiam.demo import make_images_once
 

@@ -49,11 +49,6 @@ class Scale:
     """Settings of each related method, or the name of its "recipe"."""
 
     @property
-    def makes_images(self) -> bool:
-        """Whether the scale uses the demo's images, which are generated if they are missing."""
-        return self.name == "demo"
-
-    @property
     def chance(self) -> float:
         """Top-1 of random guesses, in percent."""
         return 100 / self.classes
