@@ -19,7 +19,7 @@ from fastsiam.errors import FastSiamError
 from fastsiam.files import written_for_user
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import read_records
-from fastsiam.study.catalogue import Study, Variant
+from fastsiam.study.catalogue import Study
 from fastsiam.study.scales import Scale
 
 
@@ -28,7 +28,7 @@ class Run:
     """One training run: a variant with a seed, at a scale."""
 
     folder: Path
-    variant: Variant
+    variant: str
     seed: int
     scale: Scale
     config: TrainConfig
@@ -140,10 +140,10 @@ def runs_of(
         seeds: of each row.
         linear: whether the runs need a linear evaluation in addition to kNN.
     """
-    variants = {row.variant.name: row.variant for study in studies for row in study.rows}
+    variants = dict.fromkeys(row.variant for study in studies for row in study.rows)
     return [
         Run(
-            folder / f"{variant.name}-seed-{seed}",
+            folder / f"{variant}-seed-{seed}",
             variant,
             seed,
             scale,
@@ -151,7 +151,7 @@ def runs_of(
             linear,
         )
         for seed in seeds
-        for variant in variants.values()
+        for variant in variants
     ]
 
 

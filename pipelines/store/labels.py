@@ -110,13 +110,8 @@ def _known_labels(root: Place, above: Sequence[Place]) -> dict[int, str]:
 
 def _from_devkit(path: Place) -> dict[int, str]:
     """Combine the devkit's list of class numbers with its table of classes."""
-    try:
-        from scipy.io import loadmat
-    except ModuleNotFoundError as error:
-        raise DataError(
-            f"reading {path} takes scipy: pip install 'fastsiam[convert]'; or put {_KAGGLE_LIST} "
-            "beside the images"
-        ) from error
+    from scipy.io import loadmat
+
     try:
         with tarfile.open(fileobj=io.BytesIO(path.read_bytes()), mode="r:gz") as tar:
 
