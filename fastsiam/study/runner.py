@@ -22,7 +22,6 @@ from fastsiam.console import Console, duration
 from fastsiam.errors import NOT_FINITE, DataError, FastSiamError, Interrupted
 from fastsiam.files import explained, written_for_user
 from fastsiam.kernels import cores
-from fastsiam.run.folder import RunFolder, created
 from fastsiam.signals import ending_with, signal_name, stops_handled
 from fastsiam.study.record import Result, read_result
 from fastsiam.study.runs import Run
@@ -93,7 +92,7 @@ def _check_images(run: Run) -> None:
 
 
 def do_runs(runs: Sequence[Run], config: StudyRunConfig) -> None:
-    """Execute the runs that are not finished; no other process can do so in the same folder.
+    """Execute the runs that are not finished; a run that another process trains is an error.
 
     Args:
         runs: all runs; finished ones are skipped, started ones are resumed.
@@ -103,17 +102,15 @@ def do_runs(runs: Sequence[Run], config: StudyRunConfig) -> None:
         Interrupted: on SIGINT, SIGTERM or SIGHUP; active runs save their state first.
         FastSiamError: a run failed, its folder has other settings, or another process uses it.
     """
-    folder = runs[0].folder.parent
-    with created(folder), RunFolder(folder).taken():
-        for run in runs:
-            run.check_settings()
-        left = [run for run in runs if not run.is_done]
-        Console().say(f"{len(runs):,} runs, {len(runs) - len(left):,} of them done")
-        # Limited by all runs, including finished ones, so that a resumed run has the same cores.
-        config = replace(config, parallel=min(config.parallel, len(runs)))
-        work = _Work(left, slots(config, _gpus(config)))
-        with stops_handled(work.stop, again=work.kill):
-            work.finish()
+    for run in runs:
+        run.check_settings()
+    left = [run for run in runs if not run.is_done]
+    Console().say(f"{len(runs):,} runs, {len(runs) - len(left):,} of them done")
+    # Limited by all runs, including finished ones, so that a resumed run has the same cores.
+    config = replace(config, parallel=min(config.parallel, len(runs)))
+    work = _Work(left, slots(config, _gpus(config)))
+    with stops_handled(work.stop, again=work.kill):
+        work.finish()
 
 
 def _gpus(config: StudyRunConfig) -> list[str]:
