@@ -21,7 +21,7 @@ from fastsiam.config.evaluate import (
     LinearConfig,
     NeighboursConfig,
 )
-from fastsiam.config.nodes import NodesConfig
+from fastsiam.config.run import NodesConfig
 from fastsiam.config.setting import settings_of
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def features(run: Network, config: FeaturesConfig) -> None:
 
 
 @app.command(
-    options=settings_of(NeighboursConfig).keys() - settings_of(NodesConfig) - {"json", "gpus"}
+    options=settings_of(NeighboursConfig).keys() - {"json", *settings_of(NodesConfig)} | {"device"}
 )
 def neighbours(run: Network, config: NeighboursConfig) -> None:
     """Draw some images and those whose features are nearest to theirs."""

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from fastsiam.cli.options import Commands, usage_errors
-from fastsiam.config import AugmentConfig, DataConfig, NumericsConfig
-from fastsiam.config.flags import section_from_flags, sections
+from fastsiam.config import AugmentConfig, DataConfig, NumericsConfig, ViewConfig
+from fastsiam.config.setting import settings_of
 from fastsiam.files import write_json
 
 app = Commands()
@@ -19,10 +19,8 @@ app = Commands()
 
 def _seen(flags: Mapping[str, Any]) -> tuple[DataConfig, AugmentConfig, int]:
     """Build what decides how an image is seen: data, augmentation and seed."""
-    data, augment, numerics = (
-        section_from_flags(kind, flags) for kind in (DataConfig, AugmentConfig, NumericsConfig)
-    )
-    return data, augment, numerics.seed
+    seed = NumericsConfig.from_flags(flags).seed
+    return DataConfig.from_flags(flags), AugmentConfig.from_flags(flags), seed
 
 
 _SHOWN = {
@@ -32,7 +30,8 @@ _SHOWN = {
     "exif",
     "alpha",
     "seed",
-    *(one.name for one in sections()["augment"]),
+    *settings_of(AugmentConfig),
+    *settings_of(ViewConfig),
 }
 
 

@@ -28,15 +28,9 @@ from fastsiam.config.files import (
     recorded,
     run_folder,
 )
-from fastsiam.config.flags import (
-    BRANCH_SETTINGS,
-    as_text,
-    from_flags,
-    to_flags,
-    train_settings,
-)
 from fastsiam.config.recipes import RECIPES
-from fastsiam.config.setting import Config, Setting, settings_of, title
+from fastsiam.config.setting import Config, Setting, as_text, settings_of, title
+from fastsiam.config.train import BRANCH_SETTINGS, TrainConfig, train_settings
 
 _FRESH = "auto", "never", ""
 """Values of ``--resume`` that name no run."""
@@ -111,7 +105,7 @@ class Commands(typer.Typer):
         name: str | None = None,
         *,
         options: Collection[str] | None = None,
-        build: Callable[[Mapping[str, Any]], Any] = from_flags,
+        build: Callable[[Mapping[str, Any]], Any] = TrainConfig.from_flags,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Return the decorator of a command, with an option for each setting that it takes.
 
@@ -311,7 +305,7 @@ def _settings_of_run(path: Path) -> Settings:
         return read_settings(file, resumes=True)
     from fastsiam.run import checkpoint
 
-    return Settings(source=str(path), flags=to_flags(checkpoint.load(path).config))
+    return Settings(source=str(path), flags=checkpoint.load(path).config.to_flags())
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fastsiam.cli.options import Commands
-from fastsiam.config.verify import VerifyConfig
+from fastsiam.config.run import VerifyConfig
 
 app = Commands()
 

@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from .data import Alpha, Exif, ImagePipeline, share
 from .model import Stem
-from .nodes import NodesConfig
+from .run import NodesConfig
 from .setting import require, setting
 from .train import Precision
 
@@ -91,12 +91,6 @@ class EvalConfig(NodesConfig):
     )
     feature_batch: int = setting(
         256, "Images that go through the network at a time on each rank.", at_least=1
-    )
-    gpus: int = setting(
-        1, "GPUs of this machine, one process each; with --device cpu: CPU processes.", at_least=1
-    )
-    device: Literal["auto", "cuda", "cpu"] = setting(
-        "auto", "auto: the GPU if there is one, else the CPU."
     )
     json: str = setting(
         "", "Also write the record to this file; the run's eval folder always has it."

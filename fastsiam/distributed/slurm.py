@@ -12,8 +12,8 @@ from pathlib import Path
 import fastsiam
 from fastsiam.config import TrainConfig
 from fastsiam.config.files import merge
-from fastsiam.config.flags import as_arguments, to_flags
-from fastsiam.config.slurm import SlurmConfig
+from fastsiam.config.run import SlurmConfig
+from fastsiam.config.train import as_arguments
 from fastsiam.errors import FastSiamError
 
 _BY_THE_JOB = "nodes", "rendezvous", "out"
@@ -113,7 +113,7 @@ def _arguments(recipe: str, config: TrainConfig, job: SlurmConfig) -> list[str]:
     decided = {*_BY_THE_JOB, *(["seed"] if job.seeds else [])}
     changed = {
         name: value
-        for name, value in to_flags(config).items()
+        for name, value in config.to_flags().items()
         if name not in decided and (value != usual.get(name) or name == "method")
     }
     return ["--recipe", recipe, *as_arguments(changed)]

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fastsiam.config import TrainConfig
-from fastsiam.config.flags import from_flags, to_flags
 
 ClaimKind = Literal[
     "collapses", "stands", "degenerates", "works", "fails", "better", "worse", "alike", "unstable"
@@ -74,9 +73,9 @@ class Study:
 
 def with_changes(recipe: TrainConfig, changes: Changes) -> TrainConfig:
     """Return a recipe with changed settings."""
-    flags = to_flags(recipe)
+    flags = recipe.to_flags()
     own = {k: value(flags) if callable(value) else value for k, value in changes.items()}
-    return from_flags(flags | own)
+    return TrainConfig.from_flags(flags | own)
 
 
 def _variant(name: str, changes: Changes) -> Variant:

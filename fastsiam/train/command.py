@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fastsiam import distributed
 from fastsiam.bad_image_list import FILE, read_bad_images
 from fastsiam.config import TrainConfig
-from fastsiam.config.flags import changes_text, differences
+from fastsiam.config.train import changes_text, differences
 from fastsiam.console import Console
 from fastsiam.distributed import Place, from_all, minimum_across_ranks
 from fastsiam.environment import environment

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from fastsiam import cli
 from fastsiam.cli.options import Commands
 from fastsiam.config import BYOLConfig, SimSiamConfig, TrainConfig
-from fastsiam.config.flags import train_settings
 from fastsiam.config.recipes import RECIPES
+from fastsiam.config.train import train_settings
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.command import train_here
 from tests.config.strategies import configs

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from fastsiam.config import TrainConfig
-from fastsiam.config.nodes import NodesConfig
+from fastsiam.config.run import NodesConfig
 from fastsiam.distributed.launch import address_towards, interface_of, is_own
 from fastsiam.errors import RANK_LOST
 from tests.configs import flags, with_settings
