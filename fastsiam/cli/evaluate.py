@@ -12,14 +12,14 @@ import typer
 
 from fastsiam.cli.options import Commands, usage_errors
 from fastsiam.config import RunConfig
-from fastsiam.config.detect import NOT_OF_DETECTION, DetectConfig
+from fastsiam.config.detect import DetectConfig
 from fastsiam.config.evaluate import (
-    EvalConfig,
     FeaturesConfig,
     FinetuneConfig,
     KnnConfig,
     LinearConfig,
     NeighboursConfig,
+    NetworkConfig,
 )
 from fastsiam.config.run import NodesConfig
 from fastsiam.config.setting import settings_of
@@ -65,7 +65,7 @@ def finetune(run: Network, config: FinetuneConfig) -> None:
     _on_ranks(partial(evaluate_finetuned, show=_show), run, config, check=preflight)
 
 
-@measures.command(options=settings_of(DetectConfig).keys() - NOT_OF_DETECTION)
+@measures.command()
 def detect(run: Network, config: DetectConfig) -> None:
     """Train detectors on the network (Faster R-CNN; Mask R-CNN on COCO); measure their AP."""
     from fastsiam.evaluate.detection.command import evaluate_detection, preflight
@@ -81,7 +81,7 @@ def _show(record: Record) -> None:
 def _on_ranks(
     work: Callable[[Path, Any, Place], object],
     run: Path,
-    config: EvalConfig,
+    config: NetworkConfig,
     *,
     check: Callable[[Path, Any], None],
 ) -> None:
