@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fastsiam.config import TrainConfig
-from fastsiam.config.files import merge
+from fastsiam.config.files import Settings, merge
 from fastsiam.config.methods import METHOD_CONFIGS
 from fastsiam.config.recipes import RECIPES
 from fastsiam.distributed import Place
@@ -44,7 +44,7 @@ def config_of(method: str, data: str, *, own_recipe: bool) -> TrainConfig:
     own = f"{method}_cifar10"
     recipe = own if own_recipe and own in RECIPES else "cifar10"
     return TrainConfig.from_flags(
-        {**merge(recipe=recipe, method=method).flags, **SETTINGS, "data": data}
+        {**merge(Settings(recipe=recipe, flags={"method": method})).flags, **SETTINGS, "data": data}
     )
 
 

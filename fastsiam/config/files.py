@@ -44,7 +44,7 @@ class Settings:
     @property
     def method(self) -> str:
         """The method whose settings they hold; empty if they do not say."""
-        usual = _method_of(self.recipe) if self.recipe else ""
+        usual = _method_of(self.recipe) if self.recipe in CHANGES else ""
         return str(self.flags.get("method", usual))
 
 
@@ -211,15 +211,11 @@ def _method_of(recipe: str) -> str:
     return str(CHANGES[recipe].get("method", SimSiamConfig.name))
 
 
-def merge(*, recipe: str = "", method: str = "", files: Iterable[Settings] = ()) -> Settings:
-    """Merge the settings of a recipe, a method and files: each overrides the ones before.
+def merge(*sources: Settings) -> Settings:
+    """Merge settings: each source overrides the ones before, and all override the recipe.
 
-    Settings of another method than the chosen one are left out.
-
-    Args:
-        recipe: name; by default that of the last file with one, else the first recipe.
-        method: name; by default that of the last file with one, else the recipe's.
-        files: from the weakest to the strongest.
+    The last source that names a recipe or a method decides it; settings of other methods are left
+    out.
 
     Returns:
         Every setting, and the recipe.
@@ -227,18 +223,18 @@ def merge(*, recipe: str = "", method: str = "", files: Iterable[Settings] = ())
     Raises:
         ValueError: there is no such recipe or method.
     """
-    files = list(files)
-    for file in files[::-1]:
-        recipe, method = recipe or file.recipe, method or file.method
+    recipe, method = "", ""
+    for source in sources[::-1]:
+        recipe, method = recipe or source.recipe, method or source.method
     recipe = recipe or next(iter(RECIPES))
     check_name("recipe", recipe, RECIPES)
     method = method or _method_of(recipe)
     check_name("method", method, METHOD_CONFIGS)
     defaults = Settings(flags=TrainConfig().to_flags())
     flags = METHOD_CONFIGS[method]().to_flags()
-    for source in (defaults, Settings(recipe=recipe, flags=CHANGES[recipe]), *files):
+    for source in (defaults, Settings(recipe=recipe, flags=CHANGES[recipe]), *sources):
         of_another = source.method and source.method != method
         left_out = settings_of(METHOD_CONFIGS[source.method]) if of_another else {}
         flags |= {name: x for name, x in source.flags.items() if name not in left_out}
-    source = " and ".join(file.source for file in files)
-    return Settings(source=source, recipe=recipe, flags=flags | {"method": method})
+    files = " and ".join(source.source for source in sources if source.source)
+    return Settings(source=files, recipe=recipe, flags=flags | {"method": method})

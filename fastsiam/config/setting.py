@@ -135,9 +135,13 @@ class Config:
         return {name: getattr(self, name) for name in settings_of(type(self))}
 
 
-@cache
-def settings_of(cls: Any) -> dict[str, Setting]:
+def settings_of(cls: type) -> dict[str, Setting]:
     """Return the settings of a ``Config`` by name, those of its base classes first."""
+    return _settings_of(cls)
+
+
+@cache
+def _settings_of(cls: Any) -> dict[str, Setting]:
     hints, settings = get_type_hints(cls), {}
     groups: list[Any] = [base for base in cls.__mro__ if is_dataclass(base)]
     for own in fields(cls):

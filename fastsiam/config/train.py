@@ -288,7 +288,6 @@ def all_settings(method: str = SimSiamConfig.name) -> list[Setting]:
     A name that several of the other methods share occurs repeatedly.
     """
     own = settings_of(METHOD_CONFIGS[method])
-    others = chain(*(settings_of(other).values() for other in METHOD_CONFIGS.values()))
     found: list[Setting] = []
     for kind in get_type_hints(TrainConfig).values():
         found += settings_of(kind).values()
@@ -296,7 +295,9 @@ def all_settings(method: str = SimSiamConfig.name) -> list[Setting]:
             found += settings_of(ViewConfig).values()
         if kind is ModelConfig:
             found += own.values()
-            found += (one for one in others if one.name not in own)
+            for one in chain(*(settings_of(other).values() for other in METHOD_CONFIGS.values())):
+                if one.name not in own and one not in found:
+                    found.append(one)
     return found
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import fastsiam
 from fastsiam.config import TrainConfig
-from fastsiam.config.files import merge
+from fastsiam.config.files import Settings, merge
 from fastsiam.config.run import SlurmConfig
 from fastsiam.config.train import as_arguments
 from fastsiam.errors import FastSiamError
@@ -109,7 +109,7 @@ def _out(given: str, job: SlurmConfig) -> str:
 
 def _arguments(recipe: str, config: TrainConfig, job: SlurmConfig) -> list[str]:
     """Return the shortest command line for the settings, without those that the script sets."""
-    usual = merge(recipe=recipe, method=config.model.method.name).flags
+    usual = merge(Settings(recipe=recipe, flags={"method": config.model.method.name})).flags
     decided = {*_BY_THE_JOB, *(["seed"] if job.seeds else [])}
     changed = {
         name: value

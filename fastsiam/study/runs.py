@@ -106,7 +106,7 @@ class Run:
         if not self.settings_file.exists():
             return
         try:
-            asked = TrainConfig.from_flags(merge(files=[read_settings(self.settings_file)]).flags)
+            asked = TrainConfig.from_flags(merge(read_settings(self.settings_file)).flags)
         except ValueError as error:
             raise FastSiamError(f"{error}; choose another --out, or delete the folder") from error
         changed = differences(asked, self.config)

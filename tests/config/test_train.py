@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 
 from fastsiam.config import (
     METHOD_CONFIGS,
@@ -21,23 +18,9 @@ from fastsiam.config import (
     SimSiamConfig,
     TrainConfig,
 )
-from fastsiam.config.files import merge, read_settings, to_toml
 from fastsiam.config.train import changes_text, differences, train_settings
-from tests.config.strategies import configs
 
 PAPER = TrainConfig()
-
-
-@settings(max_examples=40, deadline=None)
-@given(configs())
-def test_settings_survive_flags_json_and_toml(config: TrainConfig) -> None:
-    assert TrainConfig.from_flags(config.to_flags()) == config
-    assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
-    with NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
-        file.write(to_toml(config, recipe="imagenet"))
-        file.flush()
-        read = merge(files=[read_settings(Path(file.name))])
-    assert (read.recipe, TrainConfig.from_flags(read.flags)) == ("imagenet", config)
 
 
 def test_every_flag_is_a_field_and_the_other_way_round() -> None:

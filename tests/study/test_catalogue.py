@@ -30,7 +30,7 @@ def test_every_variant_is_a_run(name: ScaleName, tmp_path: Path) -> None:
         assert run.config.numerics.seed == 1 and not run.config.run.trackers
         assert (run.config.data.data, run.config.run.gpus) == ("images", 2)
         run.prepare()
-        read = TrainConfig.from_flags(merge(files=[read_settings(run.settings_file)]).flags)
+        read = TrainConfig.from_flags(merge(read_settings(run.settings_file)).flags)
         assert read == run.config, run.name
         steps = run.config.optim.epochs * (size.images // run.config.optim.batch)
         assert 15 <= steps // run.config.run.log_every <= 50, run.name
