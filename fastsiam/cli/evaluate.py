@@ -89,12 +89,11 @@ def _on_ranks(
     from fastsiam import distributed
     from fastsiam.distributed.launch import launch
 
-    where = RunConfig(gpus=config.gpus, device=config.device)
     if config.gpus * config.max_nodes > 1 and not distributed.is_worker():
-        distributed.check_devices(where)
+        distributed.check_devices(config)
         check(run, config)
-        sys.exit(launch(sys.argv[1:], config, gpus=config.gpus))
-    place = distributed.start(where)
+        sys.exit(launch(sys.argv[1:], config))
+    place = distributed.start(RunConfig(gpus=config.gpus, device=config.device))
     work(run, config, place)
     distributed.finish()
 

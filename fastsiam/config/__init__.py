@@ -1,8 +1,7 @@
 """Every setting, as frozen dataclasses; torch is not imported.
 
 ``setting`` defines what a setting is; ``train``, ``convert``, ``evaluate`` and others have the
-settings; ``recipes`` are named starting points; ``flags`` has the settings of a run under flat
-names; ``files`` reads settings files and merges the sources.
+settings; ``recipes`` are named starting points; ``files`` reads settings files and merges sources.
 """
 
 from __future__ import annotations

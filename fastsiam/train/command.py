@@ -166,12 +166,7 @@ def train_on_ranks(config: TrainConfig, recipe: str, arguments: Sequence[str]) -
         ):  # checked here, because a restarted rank must find its checkpoint
             refuse_existing_run(folder)
             more += ["--resume", "auto"]
-        return launch(
-            [*arguments, *more],
-            config.run,
-            gpus=config.run.gpus,
-            max_restarts=config.run.max_restarts,
-        )
+        return launch([*arguments, *more], config.run, max_restarts=config.run.max_restarts)
 
 
 def train_here(config: TrainConfig, recipe: str) -> Path:
