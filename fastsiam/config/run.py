@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import urlsplit
 
 from .setting import Config, check_name, require, setting
 
@@ -66,13 +67,14 @@ class NodesConfig(Config):
         Raises:
             ValueError: it is not HOST or HOST:PORT.
         """
-        text = self.rendezvous
-        host, colon, port = text.rpartition(":") if text.count(":") != 1 else text.partition(":")
-        if not colon or text.endswith("]"):  # an IPv6 address in brackets, without a port
-            host, port = text, str(DEFAULT_PORT)
-        good = host and port.isdigit() and 0 < int(port) < 2**16
-        require(bool(good), f"rendezvous is HOST:PORT, such as node1:29500, not {text!r}")
-        return host.strip("[]"), int(port)
+        try:
+            parts = urlsplit(f"//{self.rendezvous}")
+            host, port = parts.hostname or "", parts.port or DEFAULT_PORT
+        except ValueError:  # no number, or an address of version 6 without brackets
+            host, port = "", 0
+        text = f"rendezvous is HOST:PORT, such as node1:29500, not {self.rendezvous!r}"
+        require(bool(host), text)
+        return host, port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
