@@ -1,4 +1,4 @@
-"""Commands that look at what there is: views of images, a run's page, this machine."""
+"""Commands that look at what there is: views of images, a run's page and digests, this machine."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 
 from fastsiam.cli.options import Commands, usage_errors
 from fastsiam.config import AugmentConfig, DataConfig, NumericsConfig, ViewConfig
+from fastsiam.config.run import VerifyConfig
 from fastsiam.config.setting import settings_of
 from fastsiam.files import write_json
 
@@ -113,3 +114,15 @@ def info(
         print(f"--pipeline {name:12} {state}")
     if json_file:
         write_json(json_file, {**found, "packages": packages, "pipelines": ready})
+
+
+@app.command()
+def verify(run: Annotated[Path, typer.Argument(help="Run folder.")], config: VerifyConfig) -> None:
+    """Compute the digests of a run again from seed, settings and data, and compare with its log.
+
+    Writes nothing. Exits with 1 at the first line that differs.
+    """
+    from fastsiam.train.verify import verify
+
+    for line in verify(run, config):
+        print(line, flush=True)
