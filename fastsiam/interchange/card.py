@@ -13,7 +13,7 @@ import torch
 import torchvision
 
 import fastsiam
-from fastsiam.config.run_settings import RunSettings
+from fastsiam.config.files import RunSettings
 from fastsiam.console import rounded
 from fastsiam.environment import commit
 from fastsiam.files import quoted

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fastsiam.config import TrainConfig
-from fastsiam.config.flags import from_flags, to_flags, with_method
+from fastsiam.config.files import Settings, merge
 
 ClaimKind = Literal[
     "collapses", "stands", "degenerates", "works", "fails", "better", "worse", "alike", "unstable"
@@ -66,9 +66,9 @@ class Study:
 
 def with_changes(recipe: TrainConfig, changes: Changes) -> TrainConfig:
     """Return a recipe with changed settings; of a changed method they have its own defaults."""
-    flags = to_flags(recipe)
+    flags = recipe.to_flags()
     own = {flag: _value(flag, value, flags) for flag, value in changes.items()}
-    return from_flags(with_method(flags, own.get("method", flags["method"])) | own)
+    return TrainConfig.from_flags(merge(Settings(flags=flags), Settings(flags=own)).flags)
 
 
 def _value(flag: str, value: Any, flags: Mapping[str, Any]) -> Any:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from fastsiam.config import TrainConfig
-from fastsiam.config.flags import FIXED_SECTIONS, flags_by_section
-from fastsiam.config.run_settings import RunSettings
+from fastsiam.config.files import RunSettings
 from fastsiam.config.setting import checked
 from fastsiam.config.study import StudyConfig
+from fastsiam.config.train import FIXED_SECTIONS
 from fastsiam.errors import DataError
 from fastsiam.files import explained, parsed_json, written_for_user
 from fastsiam.run.log import initial_spread, read_metrics
@@ -279,7 +279,7 @@ def read_record(path: Path) -> StudyRecord:
 
 
 def _changes(base: TrainConfig, config: TrainConfig) -> Iterator[str]:
-    before, after = flags_by_section(base), flags_by_section(config)
+    before, after = base.flags_by_section(), config.flags_by_section()
     for section in FIXED_SECTIONS:
         for flag, value in after[section].items():
             if before[section].get(flag) != value:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.files import merge, read_settings, to_toml
-from fastsiam.config.flags import changes_text, differences, from_flags
 from fastsiam.config.study import StudyConfig
+from fastsiam.config.train import changes_text, differences
 from fastsiam.errors import FastSiamError
 from fastsiam.files import written_for_user
 from fastsiam.run.log import read_metrics
@@ -106,7 +106,7 @@ class Run:
         if not self.settings_file.exists():
             return
         try:
-            asked = from_flags(merge(files=[read_settings(self.settings_file)]).flags)
+            asked = TrainConfig.from_flags(merge(read_settings(self.settings_file)).flags)
         except ValueError as error:
             raise FastSiamError(f"{error}; choose another --out, or delete the folder") from error
         changed = differences(asked, self.config)

@@ -9,11 +9,11 @@ from typing import Any, get_args
 
 import pytest
 
-from fastsiam.config import SwAVConfig
+from fastsiam.config import SwAVConfig, TrainConfig
 from fastsiam.config.files import merge, read_settings
-from fastsiam.config.flags import differences, from_flags
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.study import ScaleName
+from fastsiam.config.train import differences
 from fastsiam.study.catalogue import STUDIES, ClaimKind
 from fastsiam.study.runs import runs_of
 from fastsiam.study.scales import SCALES, scale
@@ -32,7 +32,7 @@ def test_every_variant_is_a_run(name: ScaleName, tmp_path: Path) -> None:
         assert run.config.numerics.seed == 1 and not run.config.run.trackers
         assert (run.config.data.data, run.config.run.gpus) == ("images", 2)
         run.prepare()
-        read = from_flags(merge(files=[read_settings(run.settings_file)]).flags)
+        read = TrainConfig.from_flags(merge(read_settings(run.settings_file)).flags)
         assert read == run.config, run.name
         steps = run.config.optim.epochs * (size.images // run.config.optim.batch)
         assert 15 <= steps // run.config.run.log_every <= 50, run.name
