@@ -93,7 +93,7 @@ class Backend:
 
     def reads(self, store: Store) -> bool:
         """Return whether it can read a store."""
-        whole = isinstance(store, BetonStore) and len(store.mapped()) == 1
+        whole = isinstance(store, BetonStore) and len(store.files) == 1
         return not self.needs_beton or (whole and not store.is_remote)
 
     def require_package(self) -> None:

@@ -103,7 +103,7 @@ def _opened(data: DataConfig, split: Split) -> Store:
     with cached(data) as kept:
         store = open_store(data.root, split, columns=data.columns)
     if kept is not None and store.is_remote and not data.window:
-        size = sum(map(len, store.mapped())) / 1e9
+        size = sum(map(len, store.files)) / 1e9
         if size > data.cache_gb:  # chunks would be dropped before their next image is shown
             kept.keeps = False
             _warn_once(

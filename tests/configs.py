@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from fastsiam.config import ModelConfig, SimSiamConfig, TrainConfig
-from fastsiam.config.flags import as_arguments, from_flags, to_flags
+from fastsiam.config.train import as_arguments
 from fastsiam.console import Console
 from fastsiam.distributed import Place
 from fastsiam.train.images import RunImages
@@ -27,14 +27,14 @@ def changed_model(model: ModelConfig, **settings: Any) -> ModelConfig:
 
 def with_settings(config: TrainConfig, **settings: object) -> TrainConfig:
     """Change single settings of a config by their flags' names, whatever their section."""
-    known = to_flags(config)
+    known = config.to_flags()
     assert set(settings) <= set(known), set(settings) - set(known)
-    return from_flags(known | settings)
+    return TrainConfig.from_flags(known | settings)
 
 
 def flags(config: TrainConfig, recipe: str = "imagenet") -> list[str]:
     """Return the command line of a config."""
-    return ["--recipe", recipe, *as_arguments(to_flags(config))]
+    return ["--recipe", recipe, *as_arguments(config.to_flags())]
 
 
 def resolved_as(config: TrainConfig, place: Place) -> ResolvedConfig:

@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from fastsiam.config import TrainConfig
-from fastsiam.config.files import merge
-from fastsiam.config.flags import from_flags
+from fastsiam.config.files import Settings, merge
 from fastsiam.config.methods import METHOD_CONFIGS
 from fastsiam.config.recipes import RECIPES
 from fastsiam.distributed import Place
@@ -44,7 +43,9 @@ def config_of(method: str, data: str, *, own_recipe: bool) -> TrainConfig:
     """Return a small run of a method, with recipe cifar10 or with the method's own for CIFAR-10."""
     own = f"{method}_cifar10"
     recipe = own if own_recipe and own in RECIPES else "cifar10"
-    return from_flags({**merge(recipe=recipe, method=method).flags, **SETTINGS, "data": data})
+    return TrainConfig.from_flags(
+        {**merge(Settings(recipe=recipe, flags={"method": method})).flags, **SETTINGS, "data": data}
+    )
 
 
 def run_once(config: TrainConfig) -> dict[str, int]:

@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import fastsiam
-from fastsiam.cli import bench, config, convert, evaluate, export, look, slurm, study, train, verify
+from fastsiam.cli import bench, convert, evaluate, export, look, slurm, study, train
 from fastsiam.cli.options import Commands
 from fastsiam.errors import ERROR, RANK_LOST, FastSiamError, Interrupted, OtherRankError
 from fastsiam.launched import begin, is_worker
@@ -31,7 +31,7 @@ app = Commands(
     rich_markup_mode=None,  # plain help: in 80 columns rich cuts the options' names
     help="SimSiam pre-training at the speed of the hardware.",
 )
-for _commands in (train, config, evaluate, export, look, slurm, verify):
+for _commands in (train, evaluate, export, look, slurm):
     app.add_typer(_commands.app)
 app.add_typer(convert.app, name="convert")
 app.add_typer(evaluate.measures, name="eval")

@@ -12,16 +12,16 @@ import typer
 
 from fastsiam.cli.options import Commands, usage_errors
 from fastsiam.config import RunConfig
-from fastsiam.config.detect import NOT_OF_DETECTION, DetectConfig
+from fastsiam.config.detect import DetectConfig
 from fastsiam.config.evaluate import (
-    EvalConfig,
     FeaturesConfig,
     FinetuneConfig,
     KnnConfig,
     LinearConfig,
     NeighboursConfig,
+    NetworkConfig,
 )
-from fastsiam.config.nodes import NodesConfig
+from fastsiam.config.run import NodesConfig
 from fastsiam.config.setting import settings_of
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def finetune(run: Network, config: FinetuneConfig) -> None:
     _on_ranks(partial(evaluate_finetuned, show=_show), run, config, check=preflight)
 
 
-@measures.command(options=settings_of(DetectConfig).keys() - NOT_OF_DETECTION)
+@measures.command()
 def detect(run: Network, config: DetectConfig) -> None:
     """Train detectors on the network (Faster R-CNN; Mask R-CNN on COCO); measure their AP."""
     from fastsiam.evaluate.detection.command import evaluate_detection, preflight
@@ -81,7 +81,7 @@ def _show(record: Record) -> None:
 def _on_ranks(
     work: Callable[[Path, Any, Place], object],
     run: Path,
-    config: EvalConfig,
+    config: NetworkConfig,
     *,
     check: Callable[[Path, Any], None],
 ) -> None:
@@ -89,12 +89,11 @@ def _on_ranks(
     from fastsiam import distributed
     from fastsiam.distributed.launch import launch
 
-    where = RunConfig(gpus=config.gpus, device=config.device)
     if config.gpus * config.max_nodes > 1 and not distributed.is_worker():
-        distributed.check_devices(where)
+        distributed.check_devices(config)
         check(run, config)
-        sys.exit(launch(sys.argv[1:], config, gpus=config.gpus))
-    place = distributed.start(where)
+        sys.exit(launch(sys.argv[1:], config))
+    place = distributed.start(RunConfig(gpus=config.gpus, device=config.device))
     work(run, config, place)
     distributed.finish()
 
@@ -113,7 +112,7 @@ def features(run: Network, config: FeaturesConfig) -> None:
 
 
 @app.command(
-    options=settings_of(NeighboursConfig).keys() - settings_of(NodesConfig) - {"json", "gpus"}
+    options=settings_of(NeighboursConfig).keys() - {"json", *settings_of(NodesConfig)} | {"device"}
 )
 def neighbours(run: Network, config: NeighboursConfig) -> None:
     """Draw some images and those whose features are nearest to theirs."""

@@ -1,4 +1,4 @@
-"""Commands that look at what there is: views of images, a run's page, this machine."""
+"""Commands that look at what there is: views of images, a run's page and digests, this machine."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from fastsiam.cli.options import Commands, usage_errors
-from fastsiam.config import AugmentConfig, DataConfig, NumericsConfig
-from fastsiam.config.flags import section_from_flags, sections
+from fastsiam.config import AugmentConfig, DataConfig, NumericsConfig, ViewConfig
+from fastsiam.config.run import VerifyConfig
+from fastsiam.config.setting import settings_of
 from fastsiam.files import write_json
 
 app = Commands()
@@ -19,10 +20,8 @@ app = Commands()
 
 def _seen(flags: Mapping[str, Any]) -> tuple[DataConfig, AugmentConfig, int]:
     """Build what decides how an image is seen: data, augmentation and seed."""
-    data, augment, numerics = (
-        section_from_flags(kind, flags) for kind in (DataConfig, AugmentConfig, NumericsConfig)
-    )
-    return data, augment, numerics.seed
+    seed = NumericsConfig.from_flags(flags).seed
+    return DataConfig.from_flags(flags), AugmentConfig.from_flags(flags), seed
 
 
 _SHOWN = {
@@ -32,7 +31,8 @@ _SHOWN = {
     "exif",
     "alpha",
     "seed",
-    *(one.name for one in sections()["augment"]),
+    *settings_of(AugmentConfig),
+    *settings_of(ViewConfig),
 }
 
 
@@ -114,3 +114,15 @@ def info(
         print(f"--pipeline {name:12} {state}")
     if json_file:
         write_json(json_file, {**found, "packages": packages, "pipelines": ready})
+
+
+@app.command()
+def verify(run: Annotated[Path, typer.Argument(help="Run folder.")], config: VerifyConfig) -> None:
+    """Compute the digests of a run again from seed, settings and data, and compare with its log.
+
+    Writes nothing. Exits with 1 at the first line that differs.
+    """
+    from fastsiam.train.verify import verify
+
+    for line in verify(run, config):
+        print(line, flush=True)

@@ -1,7 +1,7 @@
 """Commands whose options are made from settings.
 
-An option that is not given is None; its setting then has the value of the other sources, which
-``merge_sources`` merges. Typer reads options from a function's ``__signature__`` (PEP 362), which
+An option that is not given is None; its setting then has the value of another source (see
+``merge_sources``). Typer reads options from a function's ``__signature__`` (PEP 362), which
 ``_with_options`` sets.
 """
 
@@ -15,7 +15,7 @@ from itertools import chain
 from math import inf
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import typer
 import typer.core
@@ -28,15 +28,10 @@ from fastsiam.config.files import (
     recorded,
     run_folder,
 )
-from fastsiam.config.flags import (
-    BRANCH_SETTINGS,
-    as_text,
-    from_flags,
-    to_flags,
-    train_settings,
-)
 from fastsiam.config.recipes import RECIPES
-from fastsiam.config.setting import Config, Setting, settings_of, title
+from fastsiam.config.setting import Config, Setting, as_text, settings_of, title
+from fastsiam.config.train import BRANCH_SETTINGS, TrainConfig, all_settings, train_settings
+from fastsiam.config.views import ViewConfig
 
 _FRESH = "auto", "never", ""
 """Values of ``--resume`` that name no run."""
@@ -72,25 +67,27 @@ class Command(typer.core.TyperCommand):
         """Write arguments, options without a section, and the sections.
 
         Settings of a training run have the defaults of the recipe, the method and the file that
-        are named before ``--help``.
+        are named before ``--help``. A setting that several methods have is described as that
+        method's, or once for each method if it has none of that name.
         """
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-        settings: Mapping[str, Setting] = {}
-        defaults: Mapping[str, Any] = {}
+        of_a_run: set[str] = set()
         if self._takes("assignments"):
+            in_sections = {x.name for x in self.params if getattr(x, "rich_help_panel", None)}
+            of_a_run = in_sections & train_settings().keys()
             with usage_errors():
                 defaults = merge_sources({k: v for k, v in ctx.params.items() if v}).flags
-            settings = train_settings()
-        is_short = self._takes("help_all") and _HELP_ALL not in ctx.meta
+            is_short = self._takes("help_all") and _HELP_ALL not in ctx.meta
+            for one in all_settings(defaults["method"]):
+                if one.name in of_a_run and (one.name in _COMMON or not is_short):
+                    record = _usage(one), _help(one, defaults.get(one.name, one.default))
+                    sections.setdefault(one.section, []).append(record)
         for parameter in self.get_params(ctx):
-            section = getattr(parameter, "rich_help_panel", None)
-            record = parameter.get_help_record(ctx)
-            if record is None or (is_short and section and parameter.name not in _COMMON):
-                continue
-            if section and (one := settings.get(parameter.name)):
-                record = record[0], _help(one, defaults.get(one.name, one.default))
-            kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
-            sections.setdefault(section or kind, []).append(record)
+            row = parameter.get_help_record(ctx)
+            if row and parameter.name not in of_a_run:
+                kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                section = getattr(parameter, "rich_help_panel", None) or kind
+                sections.setdefault(section, []).append(row)
         for name, records in sections.items():
             if records:
                 formatter.write_paragraph()
@@ -111,7 +108,7 @@ class Commands(typer.Typer):
         name: str | None = None,
         *,
         options: Collection[str] | None = None,
-        build: Callable[[Mapping[str, Any]], Any] = from_flags,
+        build: Callable[[Mapping[str, Any]], Any] = TrainConfig.from_flags,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Return the decorator of a command, with an option for each setting that it takes.
 
@@ -143,8 +140,8 @@ def _with_options(
     parameters = inspect.signature(run, eval_str=True).parameters
     of_a_run = "recipe" in parameters
     own = {x: y for x, y in parameters.items() if not (of_a_run and x in ("recipe", "config"))}
-    groups = {
-        name: settings_of(x.annotation)
+    groups: dict[str, type[Config]] = {
+        name: x.annotation
         for name, x in own.items()
         if isinstance(x.annotation, type) and issubclass(x.annotation, Config)
     }
@@ -153,27 +150,24 @@ def _with_options(
     def command(**_values: Any) -> None:
         arguments = {name: _values.pop(name) for name in own}
         flags = {name: value for name, value in _values.items() if value not in (None, [])}
-        base = Settings()
+        merged = Settings()
         if of_a_run:
             with usage_errors():
                 flags = parse_assignments(flags.pop("assignments", ())) | flags
                 if isinstance(flags.get("data"), list):
                     flags["data"], *flags["mixed_with"] = flags["data"]
-                base = merge_sources(flags)
-        with usage_errors(base.source):
+                merged = merge_sources(flags)
+        with usage_errors(merged.source):
             if of_a_run:
-                arguments |= {"recipe": base.recipe, "config": build({**base.flags, **flags})}
-            for name, group in groups.items():
-                given = {setting: flags[setting] for setting in group if setting in flags}
-                arguments[name] = parameters[name].annotation(**given)
+                arguments |= {"recipe": merged.recipe, "config": build(merged.flags)}
+            arguments |= {name: group.from_flags(flags) for name, group in groups.items()}
         run(**arguments)
 
-    settings = [*groups.values()]
+    settings = [settings_of(group) for group in groups.values()]
     declared = [x.replace(kind=inspect.Parameter.KEYWORD_ONLY) for x in own.values()]
     if of_a_run:
         settings.insert(0, train_settings())
-        *sources, help_all = inspect.signature(_sources, eval_str=True).parameters.values()
-        declared = [*sources, *([help_all] if options is None else []), *declared]
+        declared = [*(_SOURCES if options is None else _SOURCES[:-1]), *declared]
     for one in chain(*(group.values() for group in settings)):
         if one.option and (options is None or one.name in options):
             declared.append(_option(one, repeats=of_a_run))
@@ -189,58 +183,64 @@ def _show_all(context: typer.Context, is_given: bool | None) -> None:
         raise typer.Exit
 
 
-def _sources(
-    *,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            is_eager=True,
-            help=f"Named starting point: {', '.join(RECIPES)}.  [default: {next(iter(RECIPES))}]",
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            is_eager=True,
-            help="Settings: a TOML or YAML file as fastsiam config prints it, or a run. They "
-            "override the recipe's; options override them.",
-        ),
-    ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="Any setting that fastsiam config lists, such as lr_end=0.001; may be repeated.",
-        ),
-    ] = None,
-    help_all: Annotated[
-        bool | None,
-        typer.Option(
-            "--help-all", is_eager=True, callback=_show_all, help="Show all options and exit."
-        ),
-    ] = None,
-) -> None:
-    """Declare the options that say where settings are from, and the one that shows all options."""
+def _parameter(name: str, kind: Any, *flags: str, **option: Any) -> inspect.Parameter:
+    """Return an option that is None unless it is given."""
+    keyword, default = inspect.Parameter.KEYWORD_ONLY, typer.Option(None, *flags, **option)
+    return inspect.Parameter(name, keyword, default=default, annotation=kind | None)
+
+
+_SOURCES = (
+    _parameter(
+        "recipe",
+        str,
+        is_eager=True,
+        help=f"Named starting point: {', '.join(RECIPES)}.  [default: {next(iter(RECIPES))}]",
+    ),
+    _parameter(
+        "config",
+        Path,
+        is_eager=True,
+        help="Settings: a TOML or YAML file as fastsiam config prints it, or a run. They override "
+        "the recipe's; options override them.",
+    ),
+    _parameter(
+        "assignments",
+        list[str],
+        "--set",
+        metavar="NAME=VALUE",
+        help="Any setting that fastsiam config lists, such as lr_end=0.001; may be repeated.",
+    ),
+    _parameter(
+        "help_all",
+        bool,
+        "--help-all",
+        is_eager=True,
+        callback=_show_all,
+        help="Show all options and exit.",
+    ),
+)
+"""The options that say where settings are from, and the one that shows all options."""
 
 
 def _option(one: Setting, *, repeats: bool) -> inspect.Parameter:
-    """Return the option of a setting, which is None unless it is given.
-
-    Its value stays text, which the setting's ``Config`` converts and checks.
-    """
-    kind: Any = bool if one.kind in (bool, bool | None) else str
-    if one.name == "data" and repeats:
-        kind = list[str]
-    option = typer.Option(
-        None,
+    """Return the option of a setting: text, which the setting's ``Config`` converts and checks."""
+    is_switch = one.kind in (bool, bool | None)
+    return _parameter(
+        one.name,
+        bool if is_switch else list[str] if one.name == "data" and repeats else str,
         is_eager=repeats and one.name == "method",
         help=_help(one, one.default),
-        metavar=None if kind is bool else _metavar(one.kind),
+        metavar=None if is_switch else _metavar(one.kind),
         rich_help_panel=one.section,
     )
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(one.name, keyword, default=option, annotation=kind | None)
+
+
+def _usage(one: Setting) -> str:
+    """Return an option and what it takes; of a setting of the views, one value or several."""
+    if one.kind is bool:
+        return f"--{one.flag} / --no-{one.flag}"
+    several = "[,...]" if one is settings_of(ViewConfig).get(one.name) else ""
+    return f"--{one.flag} {_metavar(one.kind)}{several}"
 
 
 def _help(one: Setting, default: Any) -> str:
@@ -267,28 +267,26 @@ def _metavar(kind: Any) -> str:
 
 
 def merge_sources(flags: Mapping[str, Any]) -> Settings:
-    """Return every setting as it is without its own option: recipe < method < run < file.
+    """Return every setting: those of the recipe, the resumed run, the file, the command line.
+
+    Each overrides the ones before.
 
     Args:
-        flags: those of the command line; ``recipe``, ``method``, ``config``, ``resume`` and
-            ``out`` say where settings are from.
+        flags: those of the command line, with ``recipe`` and ``config``, the settings file.
 
     Raises:
         ValueError: one of them names nothing that holds settings.
     """
-    files = [read_settings(Path(flags["config"]))] if "config" in flags else []
-    resume = flags.get("resume") or "".join(str(x.flags.get("resume", "")) for x in files)
-    run = None
-    if resume not in _FRESH:
-        run = _resumed_run(resume, str(flags.get("out", "")))
-    base = merge(
-        recipe=flags.get("recipe", ""),
-        method=flags.get("method", ""),
-        files=files if run is None else [run, *files],
-    )
-    if run is not None and not base.flags["out"]:  # the file asks for no other folder
-        return replace(base, flags={**base.flags, "out": run.flags["out"]})
-    return base
+    given = Settings(recipe=flags.get("recipe", ""), flags=flags)
+    sources = [given]
+    if "config" in flags:
+        sources.insert(0, read_settings(Path(flags["config"])))
+    resume = next((x for own in sources[::-1] if (x := str(own.flags.get("resume", "")))), "")
+    if resume in _FRESH:
+        return merge(*sources)
+    run = _resumed_run(resume, str(flags.get("out", "")))
+    merged = merge(run, *sources)  # a file that names no folder leaves the run's
+    return replace(merged, flags={**merged.flags, "out": merged.flags["out"] or run.flags["out"]})
 
 
 def _resumed_run(path: str, out: str) -> Settings:
@@ -311,7 +309,7 @@ def _settings_of_run(path: Path) -> Settings:
         return read_settings(file, resumes=True)
     from fastsiam.run import checkpoint
 
-    return Settings(source=str(path), flags=to_flags(checkpoint.load(path).config))
+    return Settings(source=str(path), flags=checkpoint.load(path).config.to_flags())
 
 
 @contextlib.contextmanager

@@ -10,8 +10,7 @@ import typer
 
 from fastsiam.cli.options import Commands
 from fastsiam.config import TrainConfig
-from fastsiam.config.flags import from_flags
-from fastsiam.config.slurm import SlurmConfig
+from fastsiam.config.run import SlurmConfig
 
 app = Commands()
 
@@ -20,7 +19,7 @@ _LATER = "node:29500"
 
 
 def _to_meet_later(flags: Mapping[str, Any]) -> TrainConfig:
-    return from_flags({**flags, "rendezvous": flags["rendezvous"] or _LATER})
+    return TrainConfig.from_flags({**flags, "rendezvous": flags["rendezvous"] or _LATER})
 
 
 @app.command(build=_to_meet_later)

@@ -58,20 +58,18 @@ def run(names: Names, config: StudyRunConfig) -> None:
 
     What is done is skipped, what was begun continues, and rows that studies share are run once.
     """
-    from fastsiam.study import preparation
-    from fastsiam.study.runner import do_runs
+    from fastsiam.study.runner import check, do_runs, images
     from fastsiam.study.runs import folder_of, runs_of
     from fastsiam.study.scales import scale
 
     chosen = _studies(names)
     size = scale(config.scale, epochs=config.epochs)
-    images = preparation.images(size, config)
-    size = size.on(images, gpus=config.gpus, device=config.device)
+    size = size.on(images(size, config), gpus=config.gpus, device=config.device)
     seeds = range(config.seeds or size.seeds)
     runs = runs_of(chosen, size, folder_of(config), seeds=seeds, linear=config.linear)
     with usage_errors():
-        gpus = preparation.check(runs)
-    do_runs(runs, config, gpus=gpus)
+        check(runs)
+    do_runs(runs, config)
 
 
 @app.command()
@@ -88,8 +86,8 @@ def table(names: Names, config: StudyTableConfig) -> None:
     show = as_markdown if config.markdown else as_text
     for study in chosen:
         record = read_record(Path(config.record)) if config.record else _collected(study, config)
-        if record.study != study.name:
-            raise typer.BadParameter(f"{config.record} is a record of {record.study}")
+        if record.name != study.name:
+            raise typer.BadParameter(f"{config.record} is a record of {record.name}")
         if config.json:
             write_record(Path(config.json), record)
         if config.picture:

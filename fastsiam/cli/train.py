@@ -1,4 +1,4 @@
-"""``fastsiam train``, and the demo of it."""
+"""``fastsiam train``, the demo of it, and its settings as a file."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 
 from fastsiam.cli.options import Commands, usage_errors
 from fastsiam.config import TrainConfig
+from fastsiam.config.files import to_toml
 from fastsiam.errors import Interrupted
 
 app = Commands()
@@ -46,3 +47,9 @@ def demo(
     from fastsiam.demo import run_demo
 
     run_demo(out)
+
+
+@app.command("config")
+def write_config(recipe: str, config: TrainConfig) -> None:
+    """Print a settings file with comments, for train --config: the recipe's, changed by flags."""
+    print(to_toml(config, recipe=recipe), end="")

@@ -1,8 +1,7 @@
 """Every setting, as frozen dataclasses; torch is not imported.
 
 ``setting`` defines what a setting is; ``train``, ``convert``, ``evaluate`` and others have the
-settings; ``recipes`` are named starting points; ``flags`` has the settings of a run under flat
-names; ``files`` reads settings files and merges the sources.
+settings; ``recipes`` are named starting points; ``files`` reads settings files and merges sources.
 """
 
 from __future__ import annotations
@@ -15,25 +14,25 @@ from .data import ImagePipeline as ImagePipeline
 from .data import Pipeline as Pipeline
 from .data import PipelineSetting as PipelineSetting
 from .methods import METHOD_CONFIGS as METHOD_CONFIGS
+from .methods import BYOLConfig as BYOLConfig
+from .methods import FastSiamConfig as FastSiamConfig
+from .methods import HeadNorm as HeadNorm
 from .methods import MethodConfig as MethodConfig
-from .methods.byol import BYOLConfig as BYOLConfig
-from .methods.mocov2 import MoCoV2Config as MoCoV2Config
-from .methods.simclr import SimCLRConfig as SimCLRConfig
-from .methods.simsiam import FastSiamConfig as FastSiamConfig
-from .methods.simsiam import HeadNorm as HeadNorm
-from .methods.simsiam import SimSiamConfig as SimSiamConfig
-from .methods.swav import SwAVConfig as SwAVConfig
+from .methods import MoCoV2Config as MoCoV2Config
+from .methods import SimCLRConfig as SimCLRConfig
+from .methods import SimSiamConfig as SimSiamConfig
+from .methods import SwAVConfig as SwAVConfig
 from .model import OWN_BACKBONES as OWN_BACKBONES
 from .model import BackboneConfig as BackboneConfig
 from .model import ModelConfig as ModelConfig
 from .model import Stem as Stem
+from .run import RunConfig as RunConfig
 from .setting import require as require
 from .train import Compile as Compile
 from .train import MonitorConfig as MonitorConfig
 from .train import NumericsConfig as NumericsConfig
 from .train import OptimConfig as OptimConfig
 from .train import Precision as Precision
-from .train import RunConfig as RunConfig
 from .train import StepConfig as StepConfig
 from .train import TrainConfig as TrainConfig
 from .views import AugmentConfig as AugmentConfig

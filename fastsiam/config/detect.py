@@ -6,19 +6,13 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from .evaluate import EvalConfig
+from .evaluate import NetworkConfig
 from .setting import require, setting
 from .train import Precision
 
-NOT_OF_DETECTION = {
-    "image_column", "label_column", "holdout", "bad_images", "exif", "alpha", "pipeline", "crop",
-    "resize", "feature_batch",
-}  # fmt: skip
-"""Settings of the other evaluations that detection does not have."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DetectConfig(EvalConfig):
+class DetectConfig(NetworkConfig):
     """Detection: data, detector and training; the defaults are those of the paper's Table 5."""
 
     task: Literal["voc07", "voc0712", "coco"] = setting(
@@ -63,7 +57,7 @@ class DetectConfig(EvalConfig):
 
     def check(self) -> None:
         """Refuse settings that contradict each other."""
-        EvalConfig.check(self)
+        NetworkConfig.check(self)
         require(
             not self.sides or self.sides[-1] <= self.long_side,
             f"short-side ({self.short_side}) must be at most long-side ({self.long_side})",

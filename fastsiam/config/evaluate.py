@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from .data import Alpha, Exif, ImagePipeline, share
 from .model import Stem
-from .nodes import NodesConfig
+from .run import NodesConfig
 from .setting import require, setting
 from .train import Precision
 
@@ -23,16 +23,45 @@ _RATES_FOR_LITTLE = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvalConfig(NodesConfig):
-    """Images and network: what is evaluated, and where.
-
-    The settings of the data are those of train; by default they are the run's, and for other
-    files those of train.
-    """
+class NetworkConfig(NodesConfig):
+    """Network: what is evaluated, and on which data."""
 
     data: str = setting(
         "", "Data, as for train, with a validation split where there is one. Default: the run's."
     )
+    workers: int = setting(
+        -1, "Loader threads (torchvision: processes) of each rank; -1: one per core.", at_least=-1
+    )
+    backbone: str = setting(
+        "", "Network of a file whose names do not tell: one of torchvision's, or timm/NAME."
+    )
+    stem: Literal["", Stem] = setting(
+        "", "First layers of a ResNet in such a file, as for train: weights do not tell."
+    )
+    untrained: bool = setting(
+        False, "Evaluate the same network with random weights of the run's seed."
+    )
+    mean: tuple[float, float, float] | None = setting(
+        None,
+        "Mean of each channel that normalisation subtracts. Default: the run's, else ImageNet's.",
+    )
+    std: tuple[float, float, float] | None = setting(
+        None,
+        "Standard deviation that normalisation divides by. Default: the run's, else ImageNet's.",
+        above=0,
+    )
+    precision: Literal["run", Precision] = setting(
+        "run", "Autocast type, as for train. run: as the run (auto for other files)."
+    )
+    json: str = setting(
+        "", "Also write the record to this file; the run's eval folder always has it."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalConfig(NetworkConfig):
+    """Images: how they are read; by default as by the run, and for other files as by train."""
+
     image_column: str = setting("", "Column with the images. Default: the run's, for its own data.")
     label_column: str = setting("", "Column with the labels. Default: the run's, for its own data.")
     holdout: str = setting(
@@ -56,18 +85,6 @@ class EvalConfig(NodesConfig):
         "Pipeline, as for train. run: as the run (auto for other files). auto is never memory, "
         "which would decode all images first.",
     )
-    workers: int = setting(
-        -1, "Loader threads (torchvision: processes) of each rank; -1: one per core.", at_least=-1
-    )
-    backbone: str = setting(
-        "", "Network of a file whose names do not tell: one of torchvision's, or timm/NAME."
-    )
-    stem: Literal["", Stem] = setting(
-        "", "First layers of a ResNet in such a file, as for train: weights do not tell."
-    )
-    untrained: bool = setting(
-        False, "Evaluate the same network with random weights of the run's seed."
-    )
     crop: int = setting(
         0, "Side of the central crop. Default: the run's, else 224 (CIFAR: 32).", at_least=0
     )
@@ -77,29 +94,8 @@ class EvalConfig(NodesConfig):
         "as for eval_resize=0 of train.",
         at_least=0,
     )
-    mean: tuple[float, float, float] | None = setting(
-        None,
-        "Mean of each channel that normalisation subtracts. Default: the run's, else ImageNet's.",
-    )
-    std: tuple[float, float, float] | None = setting(
-        None,
-        "Standard deviation that normalisation divides by. Default: the run's, else ImageNet's.",
-        above=0,
-    )
-    precision: Literal["run", Precision] = setting(
-        "run", "Autocast type, as for train. run: as the run (auto for other files)."
-    )
     feature_batch: int = setting(
         256, "Images that go through the network at a time on each rank.", at_least=1
-    )
-    gpus: int = setting(
-        1, "GPUs of this machine, one process each; with --device cpu: CPU processes.", at_least=1
-    )
-    device: Literal["auto", "cuda", "cpu"] = setting(
-        "auto", "auto: the GPU if there is one, else the CPU."
-    )
-    json: str = setting(
-        "", "Also write the record to this file; the run's eval folder always has it."
     )
 
     def check(self) -> None:
@@ -232,18 +228,12 @@ class LinearConfig(LabelConfig):
         """Return the settings with "auto" resolved for this number of training images."""
         if self.optimizer != "auto":
             return self
-        if self.lrs or not self.little_for_lars(images):
+        # LARS changes a weight, relative to its size, by the sum of its rates, which are scaled by
+        # the batch: images x epochs count, whatever the batch is.
+        if self.lrs or images * self.epochs >= _LARS_STEPS * _PAPERS_BATCH:
             return replace(self, optimizer="lars")
         batch = self.batch or _batch_for_little(images)
         return replace(self, optimizer="sgd", lrs=_RATES_FOR_LITTLE, batch=batch)
-
-    def little_for_lars(self, images: int) -> bool:
-        """Tell whether this number of training images leaves LARS near its start.
-
-        It changes a weight, relative to its size, by the sum of its rates, which are scaled by the
-        batch: images x epochs count, whatever the batch is.
-        """
-        return images * self.epochs < _LARS_STEPS * _PAPERS_BATCH
 
     def why_settled(self, images: int) -> str:
         """Return the meaning of "auto" for this number of images as text; "" if it is not used."""

@@ -15,21 +15,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fastsiam.errors import FastSiamError
+from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import explained, parsed_json
 
-from .flags import (
-    flags_by_section,
-    sections,
-    to_flags,
-    train_settings,
-    with_method,
-    without_method,
-)
-from .methods import METHOD_CONFIGS
-from .recipes import RECIPES
-from .setting import check_name, require
-from .train import REMOVED, TrainConfig
+from .methods import METHOD_CONFIGS, SimSiamConfig
+from .recipes import CHANGES, RECIPES
+from .setting import check_name, require, settings_of
+from .train import REMOVED, TrainConfig, all_settings, train_settings
 
 _OF_ONE_RUN = "out", "resume", "extend"
 """Settings that say where a run is and how it continues; another run does not take them over."""
@@ -47,14 +39,50 @@ class Settings:
     recipe: str = ""
     """The recipe that they change; empty if they name none."""
     flags: Mapping[str, Any] = field(default_factory=dict)
-    """Values by name, as in the source: their types are checked by ``from_flags``."""
+    """Values by name, as in the source: ``TrainConfig.from_flags`` checks their types."""
 
     @property
     def method(self) -> str:
         """The method whose settings they hold; empty if they do not say."""
-        if "method" in self.flags or not self.recipe:
-            return str(self.flags.get("method", ""))
-        return RECIPES[self.recipe]().model.method.name
+        usual = _method_of(self.recipe) if self.recipe in CHANGES else ""
+        return str(self.flags.get("method", usual))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """A run's settings and machine, written by this version or an older one."""
+
+    recipe: str
+    config: TrainConfig
+    """The settings as they were used."""
+    environment: dict[str, Any]
+    """Versions and machine (``fastsiam.environment``)."""
+    branch: Mapping[str, Any] | None
+    """Where the run branched off another; None if it did not."""
+    compiled: bool | None
+    """Whether the steps were compiled; None if that is not recorded."""
+
+    @classmethod
+    def read(cls, run: Path) -> RunSettings:
+        """Read the file in a run's folder.
+
+        Raises:
+            DataError: it is missing or damaged.
+        """
+        path = run / "config.json"
+        with explained(DataError, f"cannot read the settings of the run, {path}"):
+            content = path.read_bytes()
+        try:
+            found = parsed_json(content)
+            return cls(
+                recipe=found["recipe"],
+                config=TrainConfig.from_dict(found["config"]),
+                environment=found["environment"],
+                branch=found.get("branch"),
+                compiled=found.get("compiled"),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"cannot read the settings of the run, {path}: {error}") from error
 
 
 def read_settings(path: Path, *, resumes: bool = False) -> Settings:
@@ -80,7 +108,7 @@ def read_settings(path: Path, *, resumes: bool = False) -> Settings:
         require(isinstance(content, Mapping), "it must be a table of settings")
         if "config" in content:
             recipe, config = content.get("recipe"), TrainConfig.from_dict(content["config"])
-            flags = to_flags(config)
+            flags = config.to_flags()
             if not resumes:
                 flags = {name: x for name, x in flags.items() if name not in _OF_ONE_RUN}
             recipe = recipe if recipe in [*RECIPES] else ""
@@ -139,13 +167,11 @@ def to_toml(config: TrainConfig, *, recipe: str) -> str:
         "# Settings of a training run: fastsiam train --config FILE. Flags override them.",
         f"recipe = {json.dumps(recipe)}",
     ]
-    of_others = {x for x in METHOD_CONFIGS.values() if x is not type(config.model.method)}
-    for section, values in flags_by_section(config).items():
+    settings = all_settings(config.model.method.name)
+    for section, values in config.flags_by_section().items():
         lines += ["", "", f"[{section}]"]
         heading = ""
-        for one in sections()[section]:
-            if one.owner in of_others:
-                continue
+        for one in (one for one in settings if one.name in values):
             if heading != one.section:
                 heading = one.section
                 lines += ["", *_comment(f"{heading}.")]
@@ -181,15 +207,15 @@ def recorded(path: Path) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def merge(*, recipe: str = "", method: str = "", files: Iterable[Settings] = ()) -> Settings:
-    """Merge the settings of a recipe, a method and files: each overrides the ones before.
+def _method_of(recipe: str) -> str:
+    return str(CHANGES[recipe].get("method", SimSiamConfig.name))
 
-    Settings of another method than the chosen one are left out.
 
-    Args:
-        recipe: name; by default that of the last file with one, else the first recipe.
-        method: name; by default that of the last file with one, else the recipe's.
-        files: from the weakest to the strongest.
+def merge(*sources: Settings) -> Settings:
+    """Merge settings: each source overrides the ones before, and all override the recipe.
+
+    The last source that names a recipe or a method decides it; settings of other methods are left
+    out.
 
     Returns:
         Every setting, and the recipe.
@@ -197,17 +223,18 @@ def merge(*, recipe: str = "", method: str = "", files: Iterable[Settings] = ())
     Raises:
         ValueError: there is no such recipe or method.
     """
-    files = list(files)
-    for file in files[::-1]:
-        recipe, method = recipe or file.recipe, method or file.method
+    recipe, method = "", ""
+    for source in sources[::-1]:
+        recipe, method = recipe or source.recipe, method or source.method
     recipe = recipe or next(iter(RECIPES))
     check_name("recipe", recipe, RECIPES)
-    flags = to_flags(RECIPES[recipe]())
-    method = method or flags["method"]
+    method = method or _method_of(recipe)
     check_name("method", method, METHOD_CONFIGS)
-    flags = with_method(flags, method)
-    for file in files:
-        other = file.method and file.method != method
-        flags |= without_method(file.flags, file.method) if other else file.flags
-    source = " and ".join(file.source for file in files)
-    return Settings(source=source, recipe=recipe, flags=flags | {"method": method})
+    defaults = Settings(flags=TrainConfig().to_flags())
+    flags = METHOD_CONFIGS[method]().to_flags()
+    for source in (defaults, Settings(recipe=recipe, flags=CHANGES[recipe]), *sources):
+        of_another = source.method and source.method != method
+        left_out = settings_of(METHOD_CONFIGS[source.method]) if of_another else {}
+        flags |= {name: x for name, x in source.flags.items() if name not in left_out}
+    files = " and ".join(source.source for source in sources if source.source)
+    return Settings(source=files, recipe=recipe, flags=flags | {"method": method})

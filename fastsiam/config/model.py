@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Self
 
-from .methods import METHOD_CONFIGS, MethodConfig
-from .methods.simsiam import SimSiamConfig
-from .setting import Config, nearest, require, setting
+from .methods import METHOD_CONFIGS, MethodConfig, SimSiamConfig
+from .setting import Config, check_name, nearest, require, setting, settings_of
 
 Stem = Literal["imagenet", "cifar", "cifar-pad2", "cifar-no-relu"]
 
@@ -76,3 +76,20 @@ class ModelConfig(BackboneConfig):
         f"Method that trains the backbone: {', '.join(METHOD_CONFIGS)}.",
         nested=str,
     )
+
+    @classmethod
+    def from_flags(cls, flags: Mapping[str, Any]) -> Self:
+        """Build it from flags, in which settings of other methods must be missing or None."""
+        method = flags.get("method", SimSiamConfig.name)
+        check_name("method", method, METHOD_CONFIGS)
+        kind = METHOD_CONFIGS[method]
+        others = {name for other in METHOD_CONFIGS.values() for name in settings_of(other)}
+        for name in others - settings_of(kind).keys():
+            require(flags.get(name) is None, f"{name.replace('_', '-')} is no setting of {method}")
+        own = {name: flags[name] for name in settings_of(BackboneConfig) if name in flags}
+        return cls(method=kind.from_flags(flags), **own)
+
+    def to_flags(self) -> dict[str, Any]:
+        """Return every setting's value by name, also those of the method."""
+        own = {name: getattr(self, name) for name in settings_of(BackboneConfig)}
+        return own | {"method": self.method.name} | self.method.to_flags()

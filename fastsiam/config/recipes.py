@@ -1,4 +1,4 @@
-"""Named starting configurations: what each changes of the defaults, by the flags' names.
+"""Recipes: named starting configurations.
 
 The defaults are the paper's for ImageNet. ``docs/methods`` has the source of every number of the
 related methods' recipes, ``docs/train.md`` the accuracy that each is to reach; the rate is for a
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from .flags import from_flags, to_flags, with_method
 from .train import TrainConfig
 
 _Changes = dict[str, Any]
@@ -25,7 +24,7 @@ _CIFAR10: _Changes = _SELDOM | {
     "epochs": 800, "lr": 0.03, "weight_decay": 5e-4,
 }  # fmt: skip
 _RELATED = _IMAGENET | {
-    "batch": 4096, "optimizer": "lars", "weight_decay": 1e-6, "warmup_epochs": 10,
+    "batch": 4096, "optimizer": "lars", "weight_decay": 1e-6, "warmup_epochs": 10.0,
     "scale_min": 0.08, "zero_init_residual": False,
 }  # fmt: skip
 """What SimCLR, BYOL and SwAV have in common on ImageNet; of SimCLR alone the residual differs."""
@@ -42,7 +41,7 @@ _SWAV_MULTICROP = _SWAV | {
     "scale_min": "0.14,0.14" + 6 * ",0.05", "scale_max": "1.0,1.0" + 6 * ",0.14",
 }  # fmt: skip
 
-_CHANGES: dict[str, _Changes] = {
+CHANGES: dict[str, _Changes] = {
     "imagenet": _IMAGENET,
     "cifar10": _CIFAR10,
     # On the demo's images: two CPU cores, about two minutes.
@@ -111,14 +110,9 @@ _CHANGES: dict[str, _Changes] = {
         "optimizer": "lars", "lars_all": True, "lr": 0.6, "weight_decay": 1e-6, "lr_end": 0.001,
     },
 }  # fmt: skip
-
-
-def _built(changes: _Changes) -> TrainConfig:
-    flags = to_flags(TrainConfig())
-    return from_flags(with_method(flags, changes.get("method", flags["method"])) | changes)
-
+"""What each recipe changes of the defaults, by the names of the settings."""
 
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
-    name: partial(_built, changes) for name, changes in _CHANGES.items()
+    name: partial(TrainConfig.from_flags, changes) for name, changes in CHANGES.items()
 }
 """Every recipe by its name; the first is the one that is taken if nobody names another."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _T = TypeVar("_T")
 _NAMES = {
@@ -48,8 +48,6 @@ class Setting:
     help: str
     bounds: Mapping[str, float]
     """The range of a number, by the names of the arguments of ``setting``."""
-    owner: type
-    """The ``Config`` that it belongs to."""
     section: str
     """Heading: the docstring of the class that first has it."""
     option: bool
@@ -121,6 +119,21 @@ class Config:
     def check(self) -> None:
         """Raise ``ValueError`` if settings contradict each other."""
 
+    @classmethod
+    def from_flags(cls, flags: Mapping[str, Any]) -> Self:
+        """Build it from values by name, which may be text.
+
+        Missing ones get their defaults; those of other groups are ignored.
+
+        Raises:
+            ValueError: a value is not allowed.
+        """
+        return cls(**{name: flags[name] for name in settings_of(cls) if name in flags})
+
+    def to_flags(self) -> dict[str, Any]:
+        """Return every setting's value by name."""
+        return {name: getattr(self, name) for name in settings_of(type(self))}
+
 
 def settings_of(cls: type) -> dict[str, Setting]:
     """Return the settings of a ``Config`` by name, those of its base classes first."""
@@ -141,7 +154,6 @@ def _settings_of(cls: Any) -> dict[str, Setting]:
                 default=own.default,
                 help=metadata["help"],
                 bounds=metadata["bounds"],
-                owner=cls,
                 section=title(bases[-1]),
                 option=metadata["option"],
                 nested=metadata["nested"] is not None,
@@ -216,6 +228,11 @@ def _description(kind: Any) -> str:
     if origin is tuple:
         return "values separated by commas" if items[-1] is ... else f"{len(items)} numbers"
     return "a table of settings" if is_dataclass(kind) else _NAMES[kind]
+
+
+def as_text(value: Any) -> str:
+    """Return a value as on the command line: a tuple as ``a,b``."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def require(condition: bool, message: str) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, fields
+from itertools import chain
+from typing import Any, Literal, Self, get_type_hints
 
 from .data import DataConfig
-from .methods import METHOD_CONFIGS
+from .methods import METHOD_CONFIGS, SimSiamConfig
 from .model import ModelConfig
-from .nodes import NodesConfig
-from .setting import Config, check_name, checked, require, setting
-from .views import AugmentConfig, usual_resize
+from .run import RunConfig
+from .setting import Config, Setting, as_text, check_name, checked, require, setting, settings_of
+from .views import AugmentConfig, ViewConfig, usual_resize
 
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 Compile = Literal["auto", "on", "off"]
-TRACKERS = ("tensorboard", "wandb", "mlflow")
 REMOVED = {
     "optim": ("restarts",),
     "run": ("node_rank", "node_timeout", "extend_schedule", "grace"),
@@ -23,6 +23,18 @@ REMOVED = {
 }
 """Settings of earlier versions that are ignored: they change results by rounding at most, except
 for the schedule of ``restarts``, with which ``fastsiam.run.checkpoint`` refuses to resume."""
+FIXED_SECTIONS = ("augment", "model", "optim", "numerics")
+"""Sections that define what is trained. The others say how it is run and may change on resume."""
+FIXED_SETTINGS = {"data": ("weights", "holdout", "shuffle", "exif", "alpha", "image_column")}
+"""Settings of the other sections that define what is trained."""
+FIXED_IN_PLACE = ("image_column",)
+"""Fixed settings that may change if the data move, because the new place may be another format."""
+BRANCH_SETTINGS = (
+    "epochs", "lr", "momentum", "weight_decay", "lars_trust", "lars_all", "warmup_epochs",
+    "warmup_from", "lr_end", "accumulate", "predictor_lr",
+)  # fmt: skip
+"""Fixed settings that a branch of a run may change: weights, momenta and the number of finished
+steps keep their meaning. With another batch or optimizer they do not."""
 _HEADS_OF_0_1 = "projector_layers", "dim", "projector_dim", "predictor_dim", "stop_gradient"
 
 
@@ -197,81 +209,6 @@ class MonitorConfig(Config):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig(NodesConfig):
-    """Run: where it runs, what it writes and when."""
-
-    gpus: int = setting(
-        1, "GPUs of this machine, one process each; with --device cpu: CPU processes.", at_least=1
-    )
-    device: Literal["auto", "cuda", "cpu"] = setting(
-        "auto", "auto: the GPU if there is one, else the CPU."
-    )
-    rank_timeout: float = setting(
-        120.0,
-        "Several ranks: seconds that one waits for the others, slow reading and compiling "
-        "included, before the run ends with an error.",
-        above=0,
-    )
-    max_restarts: int = setting(
-        0,
-        "Several ranks: how often each machine restarts them from the last checkpoint after a "
-        "rank failed, was killed or hung, or a machine was lost.",
-        at_least=0,
-    )
-    numa_binding: bool = setting(
-        True, "Several GPUs: bind each process to the cores (NUMA node) of its GPU.", option=False
-    )
-    out: str = setting("", "Run folder. Default: runs/<time>-<recipe>.")
-    init: str = setting(
-        "",
-        "Initial weights: a run, a checkpoint or another program's file. Heads that it lacks or "
-        "that differ in size are initialised at random.",
-    )
-    resume: str = setting(
-        "auto",
-        "auto: from the run folder's last checkpoint; never: start a new run; or the path of a "
-        "run or checkpoint, whose settings are used. With another --out it branches off there, "
-        "with other optimizer settings if given.",
-    )
-    extend: int = setting(
-        0,
-        "Continue a run to this many epochs in all, more than it was started with, as one cosine. "
-        "0: off.",
-        at_least=0,
-    )
-    data_changed: Literal["refuse", "accept"] = setting(
-        "refuse",
-        "If a resumed run's data lost or gained files: refuse, or accept this one change. The "
-        "remaining images keep order and augmentations, some also replace lost ones, and new ones "
-        "are not used.",
-    )
-    tracker: str = setting(
-        "tensorboard",
-        "Where metrics go besides metrics.jsonl: tensorboard, wandb, mlflow, several as a,b, or "
-        "none. Their own variables set project and server (WANDB_PROJECT, MLFLOW_TRACKING_URI, "
-        "...).",
-    )
-    log_every: int = setting(50, "Steps between two log lines of metrics.", at_least=1)
-    save_every: int = setting(
-        1000, "Steps between two checkpoints; a killed run repeats at most this many.", at_least=1
-    )
-    max_steps: int = setting(
-        0, "Stop after this many steps of the full schedule; 0: no limit.", at_least=0
-    )
-
-    def check(self) -> None:
-        """Check the machines and the trackers."""
-        NodesConfig.check(self)
-        for name in self.trackers:
-            check_name("tracker", name, TRACKERS)
-
-    @property
-    def trackers(self) -> tuple[str, ...]:
-        """Names of the trackers, each once."""
-        return () if self.tracker == "none" else tuple(dict.fromkeys(self.tracker.split(",")))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig(Config):
     """All settings of a training run."""
 
@@ -304,6 +241,24 @@ class TrainConfig(Config):
         require(views >= 2, f"views must be at least 2, not {views}")
         self.model.method.check_views(views)
 
+    @classmethod
+    def from_flags(cls, flags: Mapping[str, Any]) -> Self:
+        """Build it from values by name, which may be text; missing ones get their defaults.
+
+        Raises:
+            ValueError: a value is not allowed, or belongs to another method.
+        """
+        kinds = get_type_hints(cls).items()
+        return cls(**{section: kind.from_flags(flags) for section, kind in kinds})
+
+    def flags_by_section(self) -> dict[str, dict[str, Any]]:
+        """Return every setting's value by section and name."""
+        return {section.name: getattr(self, section.name).to_flags() for section in fields(self)}
+
+    def to_flags(self) -> dict[str, Any]:
+        """Return every setting's value by name; where views differ, as text ``a,b``."""
+        return {k: v for section in self.flags_by_section().values() for k, v in section.items()}
+
     @property
     def eval_resize(self) -> int:
         """Shorter side in pixels before the central crop, with what 0 means filled in."""
@@ -325,6 +280,70 @@ class TrainConfig(Config):
         """
         config: TrainConfig = checked(cls, _upgraded(sections), "")
         return config
+
+
+def all_settings(method: str = SimSiamConfig.name) -> list[Setting]:
+    """Return every setting of a training run with a method, and what other methods have beside it.
+
+    A name that several of the other methods share occurs repeatedly.
+    """
+    own = settings_of(METHOD_CONFIGS[method])
+    found: list[Setting] = []
+    for kind in get_type_hints(TrainConfig).values():
+        found += settings_of(kind).values()
+        if kind is AugmentConfig:
+            found += settings_of(ViewConfig).values()
+        if kind is ModelConfig:
+            found += own.values()
+            for one in chain(*(settings_of(other).values() for other in METHOD_CONFIGS.values())):
+                if one.name not in own and one not in found:
+                    found.append(one)
+    return found
+
+
+def train_settings() -> dict[str, Setting]:
+    """Return all settings by name; of a name that several methods share, the first method's."""
+    found: dict[str, Setting] = {}
+    for one in all_settings():
+        found.setdefault(one.name, one)
+    return found
+
+
+def as_arguments(flags: Mapping[str, Any]) -> list[str]:
+    """Return the values of ``TrainConfig.to_flags`` as words of a command line."""
+    words = []
+    for one in train_settings().values():
+        value = flags.get(one.name)
+        if one.name == "mixed_with":
+            words += [word for item in value or () for word in ("--data", item)]
+        elif isinstance(value, bool) and one.option:
+            words.append(f"--{one.flag}" if value else f"--no-{one.flag}")
+        elif value is not None:
+            text = as_text(value)
+            words += [f"--{one.flag}", text] if one.option else ["--set", f"{one.name}={text}"]
+    return words
+
+
+def differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the settings in which two runs train something different, as name: (old, new)."""
+    found = {}
+    moved = not old.data.has_same_root(new.data)
+    for section in (*FIXED_SECTIONS, *FIXED_SETTINGS):
+        before, after = getattr(old, section).to_flags(), getattr(new, section).to_flags()
+        for name in FIXED_SETTINGS.get(section, before | after):
+            may_differ = moved and name in FIXED_IN_PLACE
+            if before.get(name) != after.get(name) and not may_differ:
+                found[name] = before.get(name), after.get(name)
+    return found
+
+
+def changes_text(changed: Mapping[str, tuple[Any, Any]], *, between: str = "; ") -> str:
+    """Return the result of ``differences`` as text."""
+    texts = []
+    for name, values in changed.items():
+        old, new = (as_text(value) or "none" for value in values)
+        texts.append(f"{name.replace('_', '-')}: {old} -> {new}")
+    return between.join(texts)
 
 
 def _upgraded(sections: Mapping[str, Any]) -> dict[str, Any]:

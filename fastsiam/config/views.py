@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Self
 
-from .setting import Config, require, setting
+from .setting import Config, checked, require, setting, settings_of
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -121,6 +122,24 @@ class AugmentConfig(Config):
             )
 
     @classmethod
+    def from_flags(cls, flags: Mapping[str, Any]) -> Self:
+        """Build it from flags, where settings of the views have one value, or one for each."""
+        views = settings_of(ViewConfig)
+        count = checked(int, flags.get("views", 2), "views")
+        columns = {x: _of_each_view(x, flags[x], count) for x in views if x in flags}
+        each = [{name: values[i] for name, values in columns.items()} for i in range(count)]
+        own = {name: flags[name] for name in ("mean", "std") if name in flags}
+        return cls(views=tuple(ViewConfig(**view) for view in each), **own)
+
+    def to_flags(self) -> dict[str, Any]:
+        """Return every setting's value by name; where views differ, as text ``a,b``."""
+        flags = {"views": len(self.views), "mean": self.mean, "std": self.std}
+        for name in settings_of(ViewConfig):
+            values = [getattr(view, name) for view in self.views]
+            flags[name] = values[0] if len(set(values)) == 1 else ",".join(map(str, values))
+        return flags
+
+    @classmethod
     def alike(cls, views: int = 2, **settings: Any) -> AugmentConfig:
         """Return so many views that are made alike.
 
@@ -156,3 +175,14 @@ class AugmentConfig(Config):
             side: tuple(i for i, view in enumerate(self.views) if view.crop == side)
             for side in sides
         }
+
+
+def _of_each_view(name: str, value: Any, count: int) -> list[Any]:
+    values = value.strip("[]").split(",") if isinstance(value, str) else value
+    values = list(values) if isinstance(values, list | tuple) else [values]
+    require(
+        len(values) in (1, count),
+        f"{name.replace('_', '-')} has {len(values)} values for {count} views; give one, or one "
+        "for each",
+    )
+    return values * (count // len(values))

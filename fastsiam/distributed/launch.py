@@ -23,7 +23,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from fastsiam.config.nodes import NodesConfig
+from fastsiam.config.run import NodesConfig
 from fastsiam.environment import add_package_to_path
 from fastsiam.errors import ERROR, RANK_LOST, SIGNALLED
 from fastsiam.launched import LAUNCHER
@@ -38,17 +38,14 @@ _WHY: dict[int, str] = {
 }
 
 
-def launch(
-    arguments: Sequence[str], config: NodesConfig, *, gpus: int, max_restarts: int = 0
-) -> int:
+def launch(arguments: Sequence[str], config: NodesConfig, *, max_restarts: int = 0) -> int:
     """Run ``fastsiam ARGUMENTS`` in one process for each rank of this machine; wait for their end.
 
     With several machines, each must call this with the same arguments.
 
     Args:
         arguments: command line of the ranks.
-        config: number of machines, and their rendezvous.
-        gpus: number of ranks on each machine.
+        config: number of machines, their rendezvous, and the ranks of each.
         max_restarts: how often this machine restarts its ranks after a failure.
 
     Returns:
@@ -63,7 +60,7 @@ def launch(
     os.environ[LAUNCHER] = str(os.getpid())
     try:
         with handled(_STOPS, _raise_signal):  # torch handles them only while ranks run
-            settings = _settings(config, gpus, max_restarts)
+            settings = _settings(config, max_restarts)
             elastic_launch(settings, sys.executable)("-m", "fastsiam", *arguments)
     except ChildFailedError as error:
         return _exit_code(error.failures)
@@ -88,7 +85,7 @@ def launch(
     return 0
 
 
-def _settings(config: NodesConfig, gpus: int, max_restarts: int) -> LaunchConfig:
+def _settings(config: NodesConfig, max_restarts: int) -> LaunchConfig:
     host, port, address = "localhost", 0, "localhost"
     if config.max_nodes > 1:
         host, port = config.meeting
@@ -104,7 +101,7 @@ def _settings(config: NodesConfig, gpus: int, max_restarts: int) -> LaunchConfig
     return LaunchConfig(
         min_nodes=config.min_nodes,
         max_nodes=config.max_nodes,
-        nproc_per_node=gpus,
+        nproc_per_node=config.gpus,
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),  # ranks write to the launcher's output
         run_id="fastsiam",
         role="fastsiam",

@@ -12,6 +12,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from fastsiam.config import RunConfig
+from fastsiam.config.run import NodesConfig
 from fastsiam.errors import DeviceError
 
 from .cores import take_cores
@@ -48,7 +49,7 @@ class Place:
         return self.rank == 0
 
 
-def check_devices(config: RunConfig) -> None:
+def check_devices(config: NodesConfig) -> None:
     """Check that the requested devices exist.
 
     Raises:

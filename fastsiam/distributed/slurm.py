@@ -11,9 +11,9 @@ from pathlib import Path
 
 import fastsiam
 from fastsiam.config import TrainConfig
-from fastsiam.config.files import merge
-from fastsiam.config.flags import as_arguments, to_flags
-from fastsiam.config.slurm import SlurmConfig
+from fastsiam.config.files import Settings, merge
+from fastsiam.config.run import SlurmConfig
+from fastsiam.config.train import as_arguments
 from fastsiam.errors import FastSiamError
 
 _BY_THE_JOB = "nodes", "rendezvous", "out"
@@ -109,11 +109,11 @@ def _out(given: str, job: SlurmConfig) -> str:
 
 def _arguments(recipe: str, config: TrainConfig, job: SlurmConfig) -> list[str]:
     """Return the shortest command line for the settings, without those that the script sets."""
-    usual = merge(recipe=recipe, method=config.model.method.name).flags
+    usual = merge(Settings(recipe=recipe, flags={"method": config.model.method.name})).flags
     decided = {*_BY_THE_JOB, *(["seed"] if job.seeds else [])}
     changed = {
         name: value
-        for name, value in to_flags(config).items()
+        for name, value in config.to_flags().items()
         if name not in decided and (value != usual.get(name) or name == "method")
     }
     return ["--recipe", recipe, *as_arguments(changed)]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fastsiam.config import AugmentConfig, ColumnNames, DataConfig, TrainConfig
-from fastsiam.config.evaluate import EvalConfig
+from fastsiam.config.evaluate import EvalConfig, NetworkConfig
 from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD, usual_resize
 from fastsiam.console import Console
 from fastsiam.distributed import Place, from_leader
@@ -172,7 +172,7 @@ def open_subject(
     )
 
 
-def open_network(path: Path, config: EvalConfig) -> Pretrained:
+def open_network(path: Path, config: NetworkConfig) -> Pretrained:
     """Load a network, or the same one untrained.
 
     Raises:
@@ -343,7 +343,7 @@ def _untrained(pretrained: Pretrained) -> Pretrained:
     return replace(pretrained, state=state, epoch=0.0, left_out=())
 
 
-def autocast_of(config: EvalConfig, own: TrainConfig | None, place: Place) -> torch.dtype:
+def autocast_of(config: NetworkConfig, own: TrainConfig | None, place: Place) -> torch.dtype:
     """Return the autocast type that is asked for, perhaps as the run had it."""
     precision = config.precision
     if precision == "run":

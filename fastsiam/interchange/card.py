@@ -13,7 +13,7 @@ import torch
 import torchvision
 
 import fastsiam
-from fastsiam.config.run_settings import RunSettings
+from fastsiam.config.files import RunSettings
 from fastsiam.console import rounded
 from fastsiam.environment import commit
 from fastsiam.files import quoted
@@ -41,7 +41,7 @@ def snippet(pretrained: Pretrained, format: str, file: str) -> str:
     if format == "timm" or model.backbone.startswith("timm/"):
         library = "timm"
     if format in AUTHORS:
-        encoder, *others = (f"module.{start}" for start in AUTHORS[format].parts.values())
+        *others, encoder = (f"module.{start}" for start in AUTHORS[format].parts.values())
         # What is left of the heads' prefixes once the encoder's is taken away.
         heads = [x.removeprefix(encoder) if x.startswith(encoder) else "module." for x in others]
     return _template("snippet.py.jinja", trim_blocks=True, lstrip_blocks=True).render(

@@ -23,7 +23,7 @@ from fastsiam.run.records import Record
 from . import weight_files
 from .card import model_card, snippet
 from .heads import HEADS, Head
-from .layouts import AUTHORS, Authors, to_detectron2
+from .layouts import AUTHORS, Layout, to_detectron2
 from .pretrained import Pretrained
 
 SHARED_RESNETS = (
@@ -63,7 +63,7 @@ def _detectron2(pretrained: Pretrained, file: str) -> dict[str, Any]:
     return {"model": weights, "__author__": "fastsiam", "matching_heuristics": True}
 
 
-def _checkpoint(authors: Authors, pretrained: Pretrained, file: str) -> dict[str, Any]:
+def _checkpoint(authors: Layout, pretrained: Pretrained, file: str) -> dict[str, Any]:
     """Return a checkpoint as the authors write one; their momentum encoder is left out."""
     weights: dict[str, Tensor] = {}
     number, theirs = authors.renamed
@@ -156,6 +156,7 @@ def _refusals(
     """Return for each format why it cannot hold weights; their method is None if unknown."""
     why = {name: _refused_backbone(name, _as_called_in(name, model)) for name in FORMATS}
     for name, authors in AUTHORS.items():
+        assert authors.method is not None
         if not why[name] and method is not None and not issubclass(method, authors.method):
             why[name] = f"the heads of {method.title}"
         why[name] = why[name] or _refused_heads(authors, state, skeleton(model).features)
@@ -179,7 +180,7 @@ def _refused_backbone(format: str, model: BackboneConfig) -> str:
     return other_width if model.stem == "imagenet" else f"{model.stem} stem"
 
 
-def _refused_heads(authors: Authors, state: Mapping[str, Tensor], features: int) -> str:
+def _refused_heads(authors: Layout, state: Mapping[str, Tensor], features: int) -> str:
     for part in (*HEADS, "prototypes"):
         present = any(key.startswith(f"{part}.") for key in state)
         if present != (part in authors.parts):
@@ -188,9 +189,7 @@ def _refused_heads(authors: Authors, state: Mapping[str, Tensor], features: int)
         own = Head.of(state, part)
         if theirs.widths[0] == 0 and own.widths[0] != features:
             return f"a {part} {own.widths[0]} wide: the authors' is as wide as the features"
-        if replace(own, widths=()) != replace(theirs, widths=()) or (
-            len(own.widths) != len(theirs.widths)
-        ):
+        if own.norms != theirs.norms or len(own.widths) != len(theirs.widths):
             return f"a {part} with other layers or BN than the authors'"
     return ""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -16,38 +15,26 @@ from fastsiam.model.heads import mlp
 HEADS = ("projector", "predictor")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Head:
     """Fully connected layers with ReLUs between."""
 
     widths: tuple[int, ...]
     """Outputs of each layer."""
-    hidden_bn: bool
-    output_bn: bool
-    output_affine: bool = False
-    """Whether the output's BN has a scale and an offset."""
+    norms: dict[str, bool]
+    """Which layers have BN: the keyword arguments of ``mlp``."""
 
     @classmethod
     def of(cls, weights: Mapping[str, Tensor], part: str) -> Head:
         """Describe a head of at least one layer by its weights."""
         layers = _layers(weights, part)
         norms = [f"{part}.{number + 1}." for number in layers]
-        normed = [any(key.startswith(norm) for key in weights) for norm in norms]
+        hidden = any(key.startswith(tuple(norms[:-1])) for key in weights)
+        output = any(key.startswith(norms[-1]) for key in weights)
+        affine = f"{norms[-1]}weight" in weights
         return cls(
-            widths=tuple(map(len, layers.values())),
-            hidden_bn=any(normed[:-1]),
-            output_bn=normed[-1],
-            output_affine=f"{norms[-1]}weight" in weights,
-        )
-
-    def build(self, features: int) -> nn.Sequential:
-        """Build it on features (N, features)."""
-        return mlp(
-            features,
-            *self.widths,
-            hidden_bn=self.hidden_bn,
-            output_bn=self.output_bn,
-            output_affine=self.output_affine,
+            tuple(map(len, layers.values())),
+            {"hidden_bn": hidden, "output_bn": output, "output_affine": affine},
         )
 
 
@@ -60,7 +47,8 @@ def build_parts(backbone: Backbone, weights: Mapping[str, Tensor]) -> nn.Sequent
             if part == "predictor" and "projector" not in parts:
                 width = next(iter(layers.values())).shape[1]
             head = Head.of(weights, part)
-            parts[part], width = head.build(width), head.widths[-1]
+            parts[part] = mlp(width, *head.widths, **head.norms)
+            width = head.widths[-1]
     prototypes = weights.get("prototypes.weight")
     if prototypes is not None and prototypes.dim() == 2:
         parts["prototypes"] = nn.Linear(width, len(prototypes), bias=False)
@@ -70,20 +58,21 @@ def build_parts(backbone: Backbone, weights: Mapping[str, Tensor]) -> nn.Sequent
 def numbered(names: Mapping[str, str], state: Mapping[str, Tensor]) -> dict[str, str]:
     """Number the layers of heads as fastsiam does: layer i is at 3i, its BN at 3i + 1.
 
-    Programs that have no BN at a place leave its number out, too. A head that is built in another
-    way keeps its numbers, and does not fit then.
+    Programs that have no BN at a place leave its number out, too.
 
     Args:
         names: fastsiam's name of each key.
         state: the file's weights.
     """
     weights = {name: state[key] for key, name in names.items()}
-    new = {part: _by_threes(weights, part) for part in HEADS}
+    new: dict[str, dict[int, int]] = {part: {} for part in HEADS}
+    for part, number in sorted({_split(name)[:2] for name in weights} - {("", 0)}):
+        free = max(new[part].values(), default=-1) + 1
+        new[part][number] = free + -free % 3 if number in _layers(weights, part) else free
 
     def renamed(name: str) -> str:
         part, number, rest = _split(name)
-        own = new[part].get(number) if part else None
-        return name if own is None else f"{part}.{own}.{rest}"
+        return f"{part}.{new[part][number]}.{rest}" if part else name
 
     return {key: renamed(name) for key, name in names.items()}
 
@@ -110,14 +99,3 @@ def _layers(weights: Mapping[str, Tensor], part: str) -> dict[int, Tensor]:
         n: weights[key] for key, (own, n, rest) in split.items() if (own, rest) == (part, "weight")
     }
     return dict(sorted(layers.items()))
-
-
-def _by_threes(weights: Mapping[str, Tensor], part: str) -> dict[int, int]:
-    """Return the new number of each of a head's; {} if it has others than layers and their BN."""
-    every = sorted({number for own, number, _ in map(_split, weights) if own == part})
-    starts = [*_layers(weights, part), max(every, default=0) + 1]
-    new: dict[int, int] = {}
-    for i, (start, end) in enumerate(itertools.pairwise(starts)):
-        own = [number for number in every if start <= number < end]
-        new |= dict(zip(own, (3 * i, 3 * i + 1), strict=False))
-    return new if len(new) == len(every) else {}

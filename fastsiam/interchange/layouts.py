@@ -35,65 +35,34 @@ Rules = tuple[tuple[str, str | None], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Authors:
-    """How the authors of a method write their checkpoints, which are read and written."""
-
-    method: type[MethodConfig]
-    parts: Mapping[str, str]
-    """What stands before the names of each part, behind "module."."""
-    heads: Mapping[str, Head]
-    """Their heads; a width of 0 is that of the backbone's features, of -1 any."""
-    zero_bias: str = ""
-    """Layer before a BN that has a bias there, and none in fastsiam."""
-    renamed: tuple[str, str] = ("", "")
-    """A layer in fastsiam's numbers and in theirs: they number no BN that is not there."""
-    program: str = "main_lincls.py -a {arch}"
-    """Their linear evaluation."""
-
-    @property
-    def rules(self) -> Rules:
-        """Rules that read what is written."""
-        by_length = sorted(self.parts.items(), key=lambda item: -len(item[1]))
-        return tuple((re.escape(theirs), f"{part}.") for part, theirs in by_length)
-
-
-AUTHORS = {
-    "simsiam": Authors(
-        method=SimSiamConfig,
-        parts={"backbone": "encoder.", "projector": "encoder.fc.", "predictor": "predictor."},
-        heads={
-            "projector": Head(widths=(0, 0, -1), hidden_bn=True, output_bn=True),
-            "predictor": Head(widths=(-1, -1), hidden_bn=True, output_bn=False),
-        },
-        zero_bias="encoder.fc.6",
-    ),
-    "moco": Authors(
-        method=MoCoV2Config,
-        parts={"backbone": "encoder_q.", "projector": "encoder_q.fc."},
-        heads={"projector": Head(widths=(0, -1), hidden_bn=False, output_bn=False)},
-        renamed=("encoder_q.fc.3.", "encoder_q.fc.2."),
-    ),
-    "swav": Authors(
-        method=SwAVConfig,
-        parts={"backbone": "", "projector": "projection_head.", "prototypes": "prototypes."},
-        heads={"projector": Head(widths=(-1, -1), hidden_bn=True, output_bn=False)},
-        zero_bias="projection_head.0",
-        program="eval_linear.py",
-    ),
-}
-"""The layouts that are of one method."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """How a program names the parts of a method."""
 
     name: str
     marks: tuple[str, ...] = ()
     """Patterns, each at the start of one key at least."""
-    rules: Rules
+    rules: Rules = ()
+    """Rules that come before those of ``parts``."""
     small_stem: Stem = "cifar"
     """What a 3x3 first convolution means."""
+    method: type[MethodConfig] | None = None
+    """The method whose authors have this layout, which is then written, too."""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """The authors' prefixes of the parts, behind "module."; the backbone's is the last."""
+    heads: Mapping[str, Head] = field(default_factory=dict)
+    """The authors' heads; a width of 0 is that of the backbone's features, of -1 any."""
+    zero_bias: str = ""
+    """Layer before a BN that has a bias there, and none in fastsiam."""
+    renamed: tuple[str, str] = ("", "")
+    """A layer in fastsiam's numbers and in theirs: they number no BN that is not there."""
+    program: str = ""
+    """The authors' linear evaluation."""
+
+    @property
+    def all_rules(self) -> Rules:
+        """Rules for every key."""
+        of_parts = ((re.escape(theirs), f"{part}.") for part, theirs in self.parts.items())
+        return (*self.rules, *of_parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,20 +93,41 @@ _MOMENTUM: Rules = (
 )
 """Momentum encoders, and the queues of their projections."""
 
+_NO_BN = {"hidden_bn": False, "output_bn": False, "output_affine": False}
+_HIDDEN_BN = _NO_BN | {"hidden_bn": True}
+
 LAYOUTS = (
-    Layout(name="simsiam", marks=(r"encoder\.fc\.0\.",), rules=AUTHORS["simsiam"].rules),
+    Layout(
+        name="simsiam",
+        marks=(r"encoder\.fc\.0\.",),
+        method=SimSiamConfig,
+        parts={"projector": "encoder.fc.", "predictor": "predictor.", "backbone": "encoder."},
+        heads={
+            "projector": Head((0, 0, -1), _HIDDEN_BN | {"output_bn": True}),
+            "predictor": Head((-1, -1), _HIDDEN_BN),
+        },
+        zero_bias="encoder.fc.6",
+        program="main_lincls.py -a {arch}",
+    ),
     Layout(
         name="moco",
         marks=(r"encoder_q\.(conv1|fc)\.",),
-        rules=(*_MOMENTUM, *AUTHORS["moco"].rules),
+        rules=_MOMENTUM,
+        method=MoCoV2Config,
+        parts={"projector": "encoder_q.fc.", "backbone": "encoder_q."},
+        heads={"projector": Head((0, -1), _NO_BN)},
+        renamed=("encoder_q.fc.3.", "encoder_q.fc.2."),
+        program="main_lincls.py -a {arch}",
     ),
     Layout(
         name="swav",
         marks=(r"projection_head\.(\d\.)?weight", r"conv1\."),
-        rules=(
-            (r"prototypes\.prototypes\d+\.", None),  # several sets of prototypes
-            *AUTHORS["swav"].rules,
-        ),
+        rules=((r"prototypes\.prototypes\d+\.", None),),  # several sets of prototypes
+        method=SwAVConfig,
+        parts={"projector": "projection_head.", "prototypes": "prototypes.", "backbone": ""},
+        heads={"projector": Head((-1, -1), _HIDDEN_BN)},
+        zero_bias="projection_head.0",
+        program="eval_linear.py",
     ),
     Layout(
         name="mmselfsup",
@@ -197,6 +187,8 @@ LAYOUTS = (
     Layout(name="torchvision", rules=((r"linear\.", None), ("", "backbone."))),
 )
 """The known layouts, the most specific first."""
+AUTHORS = {layout.name: layout for layout in LAYOUTS if layout.method}
+"""The layouts that are of one method."""
 
 _CHILDREN = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4")
 """A ResNet's, as ``nn.Sequential`` numbers them."""
@@ -222,7 +214,7 @@ def translate(state: Mapping[str, Tensor], *, foreign: bool = False) -> Translat
     layout = next(
         x for x in LAYOUTS if all(any(re.match(mark, key) for key in state) for mark in x.marks)
     )
-    new = {key: name for key in state if (name := _by_rules(key, layout.rules)) is not None}
+    new = {key: name for key in state if (name := _by_rules(key, layout.all_rules)) is not None}
     # In lightly's ResNetGenerator ReLU and pooling are no modules: its stages follow at once.
     lightlys = not foreign and "backbone.2.0.conv1.weight" in new.values()
     if not foreign:

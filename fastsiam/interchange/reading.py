@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torchvision.models.resnet import Bottleneck
 
 from fastsiam.config import BackboneConfig
+from fastsiam.config.setting import checked
 from fastsiam.errors import CheckpointError
 from fastsiam.methods import method_skeleton
 from fastsiam.model.backbones import BLOCKS, classifier_keys, skeleton
@@ -85,13 +86,8 @@ def _of_plain(content: dict[str, Any], path: Path) -> Pretrained:
         about, weights = content["fastsiam"], content["state_dict"]
         model = BackboneConfig(**about["backbone"])
         network = _skeleton(model, {})
-        epoch = None if about["epoch"] is None else float(about["epoch"])
-        seen = about["input"] and Input(
-            crop=int(about["input"]["crop"]),
-            resize=int(about["input"]["resize"]),
-            mean=_three(about["input"]["mean"]),
-            std=_three(about["input"]["std"]),
-        )
+        epoch = checked(float | None, about["epoch"], "epoch")
+        seen = checked(Input | None, about["input"], "input")
         state = {f"backbone.{key}": value for key, value in weights.items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
@@ -105,11 +101,6 @@ def _of_plain(content: dict[str, Any], path: Path) -> Pretrained:
         epoch=epoch,
         input=seen,
     )
-
-
-def _three(values: Any) -> tuple[float, float, float]:
-    r, g, b = map(float, values)
-    return r, g, b
 
 
 def _of_other(

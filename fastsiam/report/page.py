@@ -62,11 +62,6 @@ class Section:
     note: str = ""
     """A paragraph at the end."""
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing below the title."""
-        return not (self.lines or self.figures or self.tables or self.settings or self.note)
-
 
 def render(title: str, facts: str, sections: Sequence[Section]) -> str:
     """Return a page as HTML that needs no other file.
@@ -81,7 +76,6 @@ def render(title: str, facts: str, sections: Sequence[Section]) -> str:
     loader = PackageLoader("fastsiam.report", "")
     environment = Environment(loader=loader, autoescape=True, keep_trailing_newline=True)
     page = environment.get_template("page.html.jinja")
-    sections = [section for section in sections if not section.is_empty]
     return page.render(title=title, facts=facts, sections=sections)
 
 

@@ -10,8 +10,8 @@ from statistics import median_high
 from typing import Any
 
 from fastsiam.bad_image_list import read_bad_images
-from fastsiam.config.flags import changes_text, flags_by_section, to_flags
-from fastsiam.config.run_settings import RunSettings
+from fastsiam.config.files import RunSettings
+from fastsiam.config.train import changes_text
 from fastsiam.console import rounded
 from fastsiam.errors import DataError
 from fastsiam.files import written_for_user
@@ -99,7 +99,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
             facts=f"of {first.name}",
             settings=[
                 Table.of(settings.items(), title=section)
-                for section, settings in flags_by_section(first.settings.config).items()
+                for section, settings in first.settings.config.flags_by_section().items()
             ],
         ),
         Section(
@@ -191,7 +191,7 @@ def _facts(settings: RunSettings) -> str:
 
 def _results(runs: Sequence[Run]) -> Section:
     """Compare the settings in which runs differ, and the last figures of each."""
-    flags = [to_flags(run.settings.config) for run in runs]
+    flags = [run.settings.config.to_flags() for run in runs]
     differing = [
         flag
         for flag in dict.fromkeys(flag for own in flags for flag in own)

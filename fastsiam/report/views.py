@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 
 from fastsiam.config import AugmentConfig, DataConfig
@@ -44,13 +44,14 @@ def show_views(
     """
     store = open_split(sources[0], "train")
     images = min(images, len(store))
-    views: list[tuple[str, NDArray[np.uint8]]] = []
     sources = [_settled(source, store) for source in sources]
-    for source in sources:
-        batch = _first_batch(source, augment, images=images, epoch=epoch, seed=seed)
-        shown = (denormalize(view, augment) for view in batch.views)
-        views += [(f"{source.pipeline} {number}", view) for number, view in enumerate(shown, 1)]
-    index = batch.index.tolist()
+    batches = [_first_batch(x, augment, images=images, epoch=epoch, seed=seed) for x in sources]
+    views = [
+        (f"{source.pipeline} {number}", denormalize(view, augment))
+        for source, batch in zip(sources, batches, strict=True)
+        for number, view in enumerate(batch.views, 1)
+    ]
+    index = batches[0].index.tolist()
     pictures = [store.decode(i) for i in index]
     groups: list[list[Captioned]] = [
         [(source, "source", None), *((Image.fromarray(x[row]), name, None) for name, x in views)]
@@ -87,16 +88,9 @@ def _settled(source: DataConfig, store: Store) -> DataConfig:
 def _first_batch(
     source: DataConfig, augment: AugmentConfig, *, images: int, epoch: int, seed: int
 ) -> Batch:
-    """Return an epoch's first images as a pipeline makes them.
-
-    Raises:
-        FastSiamError: it does not work here, or not with these data.
-    """
+    """Return an epoch's first images as a pipeline makes them, or fail on a bad one."""
     if not source.loads_images:
         raise DataError(f"the {source.pipeline} pipeline has no images to show")
-    own = replace(source, bad_images="stop")  # to look at the images as they are
-    loader = build_loader(own, augment, batch=images, seed=seed)
-    try:
+    own = replace(source, bad_images="stop")
+    with closing(build_loader(own, augment, batch=images, seed=seed)) as loader:
         return next(iter(loader.epoch(epoch)))
-    finally:
-        loader.close()

@@ -20,7 +20,7 @@ from torch import Tensor
 
 import fastsiam
 from fastsiam.config import TrainConfig
-from fastsiam.config.flags import changes_text, differences
+from fastsiam.config.train import changes_text, differences
 from fastsiam.errors import CheckpointError, DamagedError
 from fastsiam.files import explained, parsed_json, quoted, reason, written_whole
 

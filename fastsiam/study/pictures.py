@@ -26,6 +26,7 @@ from fastsiam.report.drawing import (
     png,
     shown,
 )
+from fastsiam.study.catalogue import STUDIES
 from fastsiam.study.record import Result, RowRecord, StudyRecord
 from fastsiam.study.verdicts import interval
 
@@ -37,20 +38,6 @@ Curve = Sequence[tuple[float, float]]
 
 _REFERENCE = BLUE
 _OTHERS = (ORANGE, GREEN, PINK, SKY, VERMILION, GRAY)
-_PANELS = {
-    "stop-gradient": ("loss", "std", "kNN"),  # the paper's Fig. 2
-    "predictor": ("loss", "std", "kNN"),
-    "batch-norm": ("loss", "std", "kNN"),
-    "moving-average": ("loss", "std", "kNN"),
-    "similarity": ("rank", "kNN"),  # the losses are of two kinds
-    "symmetry": ("std", "kNN"),
-    "dimension": ("rank", "kNN"),
-    "byol": ("std", "rank", "kNN"),  # as above
-    **{f"related{longer}": ("std", "rank", "kNN") for longer in ("", "-2x", "-4x", "-8x")},
-    "reproduction": ("std", "rank", "kNN"),
-}
-"""Quantities drawn as curves, for studies that do not use ``_USUAL``."""
-_USUAL = ("loss", "kNN")
 _TITLES = {
     "loss": "loss",
     "std": "std of the l2-normalised output, x √d",
@@ -83,7 +70,7 @@ def picture(record: StudyRecord) -> Figure:
     """
     from matplotlib.ticker import MaxNLocator
 
-    panels, colours = _PANELS.get(record.study, _USUAL), _colours(record)
+    panels, colours = STUDIES[record.name].panels, _colours(record)
     height = max(_PANEL * len(panels), _SLOT * len(record.rows)) + _AXIS
     figure = canvas(f"{record.title} ({record.source})", _measured(record), height)
     layout = figure.add_gridspec(len(panels), 2, width_ratios=(1, 1.05))

@@ -9,20 +9,20 @@ import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from fastsiam.config import TrainConfig
-from fastsiam.config.flags import FIXED_SECTIONS, flags_by_section
-from fastsiam.config.run_settings import RunSettings
+from fastsiam.config.files import RunSettings
 from fastsiam.config.setting import checked
 from fastsiam.config.study import StudyConfig
+from fastsiam.config.train import FIXED_SECTIONS
 from fastsiam.errors import DataError
 from fastsiam.files import explained, parsed_json, written_for_user
 from fastsiam.run.log import initial_spread, read_metrics
 from fastsiam.run.records import read_records
-from fastsiam.study.catalogue import STUDIES, Claim, Study, Variant
+from fastsiam.study.catalogue import STUDIES, VARIANTS, Row, Study
 from fastsiam.study.runs import Run
 from fastsiam.study.scales import Measure, Scale
 
@@ -66,6 +66,8 @@ class Result:
     """Whether BN centres the projections, so that their std is near 1 unless they collapse."""
     linear: float | None = None
     """Top-1 of the additional linear evaluation, in percent; None without one."""
+    images_digest: str = ""
+    """Hash of the names of the training images; empty if they are unknown."""
 
     @property
     def gain(self) -> float:
@@ -74,18 +76,13 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowRecord:
-    """A row of a study's table: a ``Row`` with its results."""
+class RowRecord(Row):
+    """A row of a study's table with its results."""
 
-    variant: str
-    title: str
     setting: str
     """Settings that differ from the scale's recipe."""
-    paper: str | float | None
-    claims: tuple[Claim, ...]
     results: tuple[Result, ...]
     """Results of the finished seeds."""
-    original: str | float | None = None
 
     @property
     def linear(self) -> list[float]:
@@ -95,14 +92,10 @@ class RowRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StudyRecord:
-    """A study at a scale: a ``Study`` and a ``Scale`` with the results."""
+class StudyRecord(Study):
+    """A study with its results at a scale."""
 
-    study: str
-    title: str
-    source: str
-    figure: str
-    reference: str
+    rows: tuple[RowRecord, ...]
     scale: str
     network: str
     """Network and images of the scale."""
@@ -110,11 +103,10 @@ class StudyRecord:
     chance: float
     epochs: int
     """Epochs of the base recipe."""
-    rows: tuple[RowRecord, ...]
-    command: str
+    command: str = ""
     """Command that trains the runs."""
     date: str
-    environments: tuple[dict[str, Any], ...]
+    environments: tuple[dict[str, Any], ...] = ()
     """The distinct ``fastsiam.environment`` of the runs."""
     cached: bool = False
     """Whether the additional linear evaluation used cached features."""
@@ -125,6 +117,17 @@ class StudyRecord:
     def every_result(self) -> list[Result]:
         """The results of all rows."""
         return [one for row in self.rows for one in row.results]
+
+    @property
+    def other_images(self) -> list[str]:
+        """Runs that did not train on the images of the first run whose images are known."""
+        runs = {
+            f"{row.title}, seed {one.seed}": one.images_digest
+            for row in self.rows
+            for one in row.results
+            if one.images_digest
+        }
+        return [run for run, digest in runs.items() if digest != next(iter(runs.values()))]
 
     @property
     def has_linear(self) -> bool:
@@ -176,6 +179,7 @@ def read_result(run: Run) -> Result | None:
         initial_std=initial_spread(run.folder),
         centred=run.config.model.method.centred,
         linear=run.linear_top1 if by_knn and not diverged else None,
+        images_digest=_images_digest(run),
     )
 
 
@@ -189,7 +193,7 @@ def collect(study: Study, scale: Scale, runs: Sequence[Run], config: StudyConfig
     environments: list[dict[str, Any]] = []
     for run in runs:
         if (result := read_result(run)) is not None:
-            results.setdefault(run.variant.name, []).append(result)
+            results.setdefault(run.variant, []).append(result)
             if (own := RunSettings.read(run.folder).environment) not in environments:
                 environments.append(own)
     record = study_record(study, scale, results)
@@ -205,44 +209,34 @@ def study_record(
     study: Study, scale: Scale, results: Mapping[str, Sequence[Result]]
 ) -> StudyRecord:
     """Return the record of a study, given the results of the finished seeds by variant."""
+    rows = [
+        RowRecord(
+            **{f.name: getattr(row, f.name) for f in fields(Row)},
+            setting=setting(scale, row.variant),
+            results=tuple(results.get(row.variant, ())),
+        )
+        for row in study.rows
+    ]
     return StudyRecord(
-        study=study.name,
-        title=study.title,
-        source=study.source,
-        figure=study.figure,
-        reference=study.reference,
+        **{f.name: getattr(study, f.name) for f in fields(Study)} | {"rows": tuple(rows)},
         scale=scale.name,
         network=scale.title,
         measure=scale.measure,
         chance=scale.chance,
         epochs=scale.base.optim.epochs,
-        rows=tuple(
-            RowRecord(
-                variant=row.variant.name,
-                title=row.title,
-                setting=setting(scale, row.variant),
-                paper=row.paper,
-                claims=row.claims,
-                results=tuple(results.get(row.variant.name, ())),
-                original=row.original,
-            )
-            for row in study.rows
-        ),
-        command="",
         date=time.strftime("%Y-%m-%d"),
-        environments=(),
         cached=scale.cached,
     )
 
 
-def setting(scale: Scale, variant: Variant) -> str:
+def setting(scale: Scale, variant: str) -> str:
     """Return the settings in which a variant differs from the scale's base recipe.
 
     The text is such as ``batch 64, warmup-epochs 1.2``, or, with the differences from another
     method's recipe, ``method simclr, epochs 12``.
     """
     base, own, config = scale.base, scale.base_of(variant), scale.recipe_of(variant)
-    if own.model.method.name == base.model.method.name or not variant.changes:
+    if own.model.method.name == base.model.method.name or VARIANTS[variant].keys() == {"method"}:
         return ", ".join(_changes(base, config))
     return ", ".join([f"method {own.model.method.name}", *_changes(own, config)])
 
@@ -253,7 +247,8 @@ def write_record(path: Path, record: StudyRecord) -> None:
     Raises:
         FastSiamError: the file cannot be written.
     """
-    text = json.dumps(asdict(record), indent=2, allow_nan=False)
+    plain = asdict(record)
+    text = json.dumps({"study": plain.pop("name"), **plain}, indent=2, allow_nan=False)
     text = _FLAT_LIST.sub(lambda found: "[" + re.sub(r"\n\s+", " ", found[1]) + "]", text)
     with written_for_user(path) as temporary:
         temporary.write_text(text + "\n")
@@ -270,21 +265,21 @@ def read_record(path: Path) -> StudyRecord:
     try:
         plain = parsed_json(content)
         environments = tuple(map(dict, plain.pop("environments")))
-        claims = {row.variant.name: row.claims for row in STUDIES[plain["study"]].rows}
-        plain["rows"] = [row | {"claims": ()} for row in plain["rows"]]
-        record: StudyRecord = checked(StudyRecord, plain | {"environments": ()}, "")
+        name = plain.pop("study")
+        claims = {row.variant: row.claims for row in STUDIES[name].rows}
+        names = {"", *(row["variant"] for row in plain["rows"])}
+        rows = [
+            row | {"claims": tuple(x for x in claims.get(row["variant"], ()) if x.than in names)}
+            for row in plain["rows"]
+        ]
+        record: StudyRecord = checked(StudyRecord, plain | {"name": name, "rows": rows}, "")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is not a record of `fastsiam study`: {error}") from error
-    names = {"", *(row.variant for row in record.rows)}
-    rows = [
-        replace(row, claims=tuple(x for x in claims.get(row.variant, ()) if x.than in names))
-        for row in record.rows
-    ]
-    return replace(record, rows=tuple(rows), environments=environments)
+    return replace(record, environments=environments)
 
 
 def _changes(base: TrainConfig, config: TrainConfig) -> Iterator[str]:
-    before, after = flags_by_section(base), flags_by_section(config)
+    before, after = base.flags_by_section(), config.flags_by_section()
     for section in FIXED_SECTIONS:
         for flag, value in after[section].items():
             if before[section].get(flag) != value:
@@ -299,6 +294,13 @@ def _log_points(run: Run, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the regular log lines, without additional ones from interruptions."""
     every = run.config.run.log_every
     return [line for line in lines if line["step"] % every == 0 or line is lines[-1]]
+
+
+def _images_digest(run: Run) -> str:
+    from fastsiam.train.image_list import ImageList, fingerprint
+
+    listed = ImageList.load(run.folder)
+    return fingerprint(listed.names) if listed else ""
 
 
 def _column(lines: Iterable[Mapping[str, Any]], name: str) -> tuple[float, ...]:

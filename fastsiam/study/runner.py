@@ -1,4 +1,7 @@
-"""Execution of a study's runs, each in its own processes, several in parallel if asked for."""
+"""Execution of a study's runs, each in its own processes, several in parallel if asked for.
+
+Before the first one, its settings, its images and this machine are checked.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fastsiam.config import DataConfig
 from fastsiam.config.study import StudyRunConfig
 from fastsiam.console import Console, duration
-from fastsiam.errors import NOT_FINITE, FastSiamError, Interrupted
+from fastsiam.errors import NOT_FINITE, DataError, FastSiamError, Interrupted
 from fastsiam.files import explained, written_for_user
 from fastsiam.kernels import cores
 from fastsiam.signals import ending_with, signal_name, stops_handled
 from fastsiam.study.record import Result, read_result
 from fastsiam.study.runs import Run
+from fastsiam.study.scales import Scale
 
 _TICK = 0.1
 """Seconds between two polls of the processes."""
@@ -28,17 +33,74 @@ _RANKS_LINES = 20
 """Number of last lines of a log that contain a run's error: lines of other ranks may follow it."""
 
 
-def do_runs(runs: Sequence[Run], config: StudyRunConfig, *, gpus: Sequence[str] = ()) -> None:
-    """Execute the runs that are not finished.
+def images(scale: Scale, config: StudyRunConfig) -> str:
+    """Return the folder of the images; generate those of the demo if they are missing.
+
+    Raises:
+        DataError: they cannot be generated.
+    """
+    if scale.name != "demo":
+        return str(DataConfig(data=config.data).root)
+    from fastsiam.demo import make_images_once
+
+    folder = Path(config.out) / "images"
+    make_images_once(folder)
+    return str(folder)
+
+
+def check(runs: Sequence[Run]) -> None:
+    """Check that the runs that are not finished can work, and that all use the same images.
+
+    Raises:
+        ValueError: a batch cannot be divided among the GPUs.
+        FastSiamError: images, labels or devices are missing, or the folder has runs on others.
+    """
+    left = {run.variant: run for run in runs if not run.is_done}
+    if left:
+        from fastsiam.train.command import preflight
+
+        for run in left.values():
+            preflight(run.config, world=run.config.run.gpus)
+        _check_images(runs[0])
+
+
+def _check_images(run: Run) -> None:
+    """Check the numbers of images and classes, and that other runs beside it have these images."""
+    import torch
+
+    from fastsiam.distributed import Place
+    from fastsiam.evaluate.subject import labelled_loaders
+    from fastsiam.train.image_list import ImageList
+    from fastsiam.train.images import run_images
+
+    scale, config, place = run.scale, run.config, Place(0, 1, torch.device("cpu"))
+    bank, _ = labelled_loaders(config.data, config.augment, resize=config.eval_resize, place=place)
+    found = f"{config.data.root} has {bank.images:,} training images of {len(bank.classes):,}"
+    wanted = f"--scale {scale.name} is for {scale.images:,} of {scale.classes:,}, {scale.title}"
+    if len(bank.classes) != scale.classes:
+        raise DataError(f"{found} classes; {wanted}")
+    if bank.images != scale.images:
+        Console().warn(f"{found} classes; {wanted}")
+    own = run_images(config, None).listed
+    for folder in sorted(run.folder.parent.glob("*-seed-*")):
+        listed = ImageList.load(folder)
+        if own and listed and listed.names != own.names:
+            raise DataError(
+                f"{folder} was trained on other images than those of {config.data.root}; pass its "
+                "--data, or choose another --out"
+            )
+
+
+def do_runs(runs: Sequence[Run], config: StudyRunConfig) -> None:
+    """Execute the runs that are not finished; a run that another process trains is an error.
 
     Args:
         runs: all runs; finished ones are skipped, started ones are resumed.
         config: number of parallel runs, and of GPUs for each.
-        gpus: names of the machine's GPUs for ``CUDA_VISIBLE_DEVICES``; empty on a CPU.
 
     Raises:
         Interrupted: on SIGINT, SIGTERM or SIGHUP; active runs save their state first.
-        FastSiamError: a run failed, or its folder has other settings.
+        FastSiamError: a run failed, its folder has other settings, or another process uses it.
     """
     for run in runs:
         run.check_settings()
@@ -46,9 +108,19 @@ def do_runs(runs: Sequence[Run], config: StudyRunConfig, *, gpus: Sequence[str] 
     Console().say(f"{len(runs):,} runs, {len(runs) - len(left):,} of them done")
     # Limited by all runs, including finished ones, so that a resumed run has the same cores.
     config = replace(config, parallel=min(config.parallel, len(runs)))
-    work = _Work(left, slots(config, gpus))
+    work = _Work(left, slots(config, _gpus(config)))
     with stops_handled(work.stop, again=work.kill):
         work.finish()
+
+
+def _gpus(config: StudyRunConfig) -> list[str]:
+    """Return the names of the machine's GPUs; empty if the runs use the CPU."""
+    import torch
+
+    if config.device == "cpu" or not (count := torch.cuda.device_count()):
+        return []
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return named.split(",") if named else [str(number) for number in range(count)]
 
 
 def slots(config: StudyRunConfig, gpus: Sequence[str]) -> list[dict[str, str]]:
@@ -136,11 +208,25 @@ class _Work:
                 os.killpg(task.process.pid, signal.SIGKILL)
 
     def _start(self, run: Run, slot: dict[str, str], began: float) -> None:
-        """Start a run's next stage; forward a signal that arrived meanwhile."""
-        task = _Task(run, slot, _start_stage(run, slot), began)
-        self._tasks.append(task)
+        """Start a run's next stage; forward a signal that arrived meanwhile.
+
+        It has its own process group, out of reach of the terminal's Ctrl-C. If this process is
+        killed, the run saves and stops.
+        """
+        log = run.log_file
+        with explained(FastSiamError, f"cannot write {log}"), log.open("ab") as output:
+            process = subprocess.Popen(
+                _command(run),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **slot},
+                process_group=0,
+                preexec_fn=ending_with(os.getpid()),
+            )
+        self._tasks.append(_Task(run, slot, process, began))
         if self._signal:
-            task.process.terminate()
+            process.terminate()
 
     def _stage_ended(self, task: _Task) -> None:
         """Start the run's next stage, or free its slot."""
@@ -179,23 +265,6 @@ def _command(run: Run) -> list[str]:
     gpus, device = str(run.config.run.gpus), run.config.run.device
     own = ["--cached"] if run.scale.cached else []
     return [*fastsiam, "eval", "linear", str(run.folder), *own, "--gpus", gpus, "--device", device]
-
-
-def _start_stage(run: Run, slot: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start a run's next stage, in its own process group, out of reach of the terminal's Ctrl-C.
-
-    If this process is killed, the run saves and stops.
-    """
-    with explained(FastSiamError, f"cannot write {run.log_file}"), run.log_file.open("ab") as log:
-        return subprocess.Popen(
-            _command(run),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **slot},
-            process_group=0,
-            preexec_fn=ending_with(os.getpid()),
-        )
 
 
 def _failed(run: Run, code: int) -> FastSiamError:

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.files import merge, read_settings, to_toml
-from fastsiam.config.flags import changes_text, differences, from_flags
 from fastsiam.config.study import StudyConfig
+from fastsiam.config.train import changes_text, differences
 from fastsiam.errors import FastSiamError
 from fastsiam.files import written_for_user
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import read_records
-from fastsiam.study.catalogue import Study, Variant
+from fastsiam.study.catalogue import Study
 from fastsiam.study.scales import Scale
 
 
@@ -28,7 +28,7 @@ class Run:
     """One training run: a variant with a seed, at a scale."""
 
     folder: Path
-    variant: Variant
+    variant: str
     seed: int
     scale: Scale
     config: TrainConfig
@@ -106,7 +106,7 @@ class Run:
         if not self.settings_file.exists():
             return
         try:
-            asked = from_flags(merge(files=[read_settings(self.settings_file)]).flags)
+            asked = TrainConfig.from_flags(merge(read_settings(self.settings_file)).flags)
         except ValueError as error:
             raise FastSiamError(f"{error}; choose another --out, or delete the folder") from error
         changed = differences(asked, self.config)
@@ -140,10 +140,10 @@ def runs_of(
         seeds: of each row.
         linear: whether the runs need a linear evaluation in addition to kNN.
     """
-    variants = {row.variant.name: row.variant for study in studies for row in study.rows}
+    variants = dict.fromkeys(row.variant for study in studies for row in study.rows)
     return [
         Run(
-            folder / f"{variant.name}-seed-{seed}",
+            folder / f"{variant}-seed-{seed}",
             variant,
             seed,
             scale,
@@ -151,7 +151,7 @@ def runs_of(
             linear,
         )
         for seed in seeds
-        for variant in variants.values()
+        for variant in variants
     ]
 
 

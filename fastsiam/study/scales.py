@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fastsiam.config import METHOD_CONFIGS, TrainConfig
+from fastsiam.config import TrainConfig
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.study import ScaleName
-from fastsiam.study.catalogue import Changes, Variant, with_changes
+from fastsiam.study.catalogue import VARIANTS, Changes, with_changes
 
 Measure = Literal["kNN top-1", "linear top-1"]
 Device = Literal["auto", "cuda", "cpu"]
@@ -25,8 +25,6 @@ _LOG_LINES = 25
 """Approximate number of metrics lines of a run."""
 _SAVES = 20
 """Number of checkpoints of a long run: a killed run repeats at most this fraction of it."""
-_MOCO_GROUP = 32
-"""Images that share BN statistics, as in MoCo: 256 on 8 GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +45,8 @@ class Scale:
     """Whether linear evaluation uses features computed once, without augmentation (--cached)."""
     seeds: int = 3
     """Default number of runs of each row."""
-    recipes: Mapping[str, str] = field(default_factory=dict)
-    """Name of the recipe of each related method that has its own."""
-    rates: Mapping[str, float] = field(default_factory=dict)
-    """Learning rate, for a batch of 256, of each method without its own recipe."""
-    queue: int = 0
-    """Length of MoCo's queue, in projections; each image adds two per epoch."""
-    simsiam_batch: int = 0
-    """Batch of SimSiam as a related method; 0 means that of the base."""
-
-    @property
-    def makes_images(self) -> bool:
-        """Whether the scale uses the demo's images, which are generated if they are missing."""
-        return self.name == "demo"
+    methods: Mapping[str, Changes] = field(default_factory=dict)
+    """Settings of each related method, or the name of its "recipe"."""
 
     @property
     def chance(self) -> float:
@@ -72,21 +59,20 @@ class Scale:
         run = replace(self.base.run, gpus=gpus, device=device)
         return replace(self, base=replace(self.base, data=own, run=run))
 
-    def base_of(self, variant: Variant) -> TrainConfig:
+    def base_of(self, variant: str) -> TrainConfig:
         """Return the recipe that a variant changes."""
-        base, method = self.base, variant.method
-        if method == "simsiam":
-            batch = self.simsiam_batch or base.optim.batch
-            return replace(base, optim=replace(base.optim, batch=batch))
-        if method in self.recipes:
-            return _with_recipe(base, self.recipes[method])
-        return self._small(method) if method else base
+        own = dict(self.methods.get(VARIANTS[variant].get("method", ""), {}))
+        if "recipe" in own:
+            return _with_recipe(self.base, own["recipe"])
+        if "frozen_epochs" in own:
+            own["frozen_epochs"] = min(own["frozen_epochs"], self.base.optim.epochs / 10)
+        return with_changes(self.base, own)
 
-    def recipe_of(self, variant: Variant) -> TrainConfig:
+    def recipe_of(self, variant: str) -> TrainConfig:
         """Return the recipe of a variant, with its changes."""
-        return with_changes(self.base_of(variant), variant.changes)
+        return with_changes(self.base_of(variant), VARIANTS[variant])
 
-    def settings(self, variant: Variant, *, seed: int) -> TrainConfig:
+    def settings(self, variant: str, *, seed: int) -> TrainConfig:
         """Return the settings of a variant's run."""
         config = self.recipe_of(variant)
         per_epoch = max(1, self.images // config.optim.batch)
@@ -102,21 +88,6 @@ class Scale:
             ),
         )
 
-    def _small(self, method: str) -> TrainConfig:
-        """Return the base recipe with another method's heads, loss and rate."""
-        base, numerics, heads = self.base, self.base.numerics, dict[str, Any](_METHODS[method])
-        if method == "mocov2":
-            numerics = replace(numerics, sync_bn=False, bn_images=_MOCO_GROUP)
-            heads["queue"] = self.queue
-        if method == "swav":
-            heads["frozen_epochs"] = min(1.0, base.optim.epochs / 10)
-        return replace(
-            base,
-            model=replace(base.model, method=METHOD_CONFIGS[method](**heads)),
-            optim=replace(base.optim, lr=self.rates[method]),
-            numerics=numerics,
-        )
-
 
 def _with_recipe(base: TrainConfig, name: str) -> TrainConfig:
     """Return a recipe with the base's images and epochs; the warm-up is scaled in proportion."""
@@ -126,13 +97,19 @@ def _with_recipe(base: TrainConfig, name: str) -> TrainConfig:
     return replace(own, optim=optim, monitor=base.monitor, data=base.data, run=base.run)
 
 
-def _scale(name: Any, *, recipe: str, settings: Changes | None = None, **others: Any) -> Scale:
+def _scale(
+    name: Any, *, recipe: str, settings: Changes | None = None, methods: Any, **others: Any
+) -> Scale:
+    own = {
+        method: changes if "recipe" in changes else _METHODS.get(method, {}) | changes
+        for method, changes in methods.items()
+    }
     base = with_changes(RECIPES[recipe](), settings or {})
-    return Scale(name=name, recipe=recipe, base=base, **others)
+    return Scale(name=name, recipe=recipe, base=base, methods=own, **others)
 
 
 _DATA = tomllib.loads(Path(__file__).with_name("scales.toml").read_text())
-_METHODS: dict[str, Changes] = _DATA["methods"]
+_METHODS: dict[str, dict[str, Any]] = _DATA["methods"]
 SCALES: dict[ScaleName, Scale] = {
     name: _scale(name, **scale) for name, scale in _DATA["scales"].items()
 }

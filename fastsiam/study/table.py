@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from statistics import fmean, stdev
 
 from fastsiam.report.markdown import markdown
 from fastsiam.study.catalogue import Claim
 from fastsiam.study.record import RowRecord, StudyRecord
-from fastsiam.study.verdicts import Verdict, judge_all
+from fastsiam.study.verdicts import judge_all
 
 
 def as_text(record: StudyRecord) -> str:
@@ -23,35 +23,40 @@ def as_text(record: StudyRecord) -> str:
     ]
     table.insert(1, "  ".join("-" * width for width in widths))
     parts = [f"{record.title} ({record.source})", "\n".join(table), "\n".join(reasons(record))]
-    return "\n\n".join([*filter(None, parts), caption(record)])
+    return "\n\n".join(filter(None, [*parts, caption(record), _other_images(record)]))
 
 
 def as_markdown(record: StudyRecord) -> str:
     """Return a study's table as Markdown, with the reasons of the verdicts folded below it."""
     items = "".join(f"<li>{escape(line)}</li>" for line in reasons(record))
     folded = f"<details><summary>The verdicts' figures</summary><ul>{items}</ul></details>"
-    return "\n\n".join(
-        [caption(record), markdown(*cells(record)), folded if items else ""]
-    ).rstrip()
+    table = markdown(*cells(record))
+    parts = [caption(record), _other_images(record), table, folded if items else ""]
+    return "\n\n".join(filter(None, parts))
 
 
 def cells(record: StudyRecord) -> tuple[list[str], list[list[str]]]:
     """Return the heading and the rows; results are means and standard deviations over seeds."""
-    heads = [
-        "",
-        "setting",
-        *(["original: linear top-1, %"] if _has_originals(record) else []),
-        "paper: linear top-1, %",
-        f"ours: {record.measure}, %",
-        *(["ours: linear top-1, %"] if record.has_linear else []),
-        "seeds",
-        "std",
-        "rank",
-        "loss",
-        "verdict",
-    ]
     verdicts = judge_all(record)
-    return heads, [_row(record, row, verdicts[row.variant]) for row in record.rows]
+    has_originals = any(row.original is not None for row in record.rows)
+    columns: list[tuple[str, Callable[[RowRecord], str]]] = [
+        ("", lambda row: row.title),
+        ("setting", lambda row: row.setting or "as the recipe"),
+        *([("original: linear top-1, %", lambda row: _figure(row.original))] * has_originals),
+        ("paper: linear top-1, %", lambda row: _figure(row.paper)),
+        (f"ours: {record.measure}, %", lambda row: _mean([x.top1 for x in row.results], 1)),
+        *([("ours: linear top-1, %", lambda row: _mean(row.linear, 1))] * record.has_linear),
+        ("seeds", _seeds),
+        ("std", lambda row: _mean([x.z_std for x in row.results], 2)),
+        ("rank", lambda row: _mean([x.rank for x in row.results], 1)),
+        ("loss", lambda row: _mean([x.loss for x in row.results], 3)),
+        ("verdict", lambda row: "; ".join(
+            f"{_claimed(record, claim)}: {verdict.outcome}"
+            for claim, verdict in verdicts[row.variant]
+        )),
+    ]  # fmt: skip
+    heads = [head for head, _ in columns]
+    return heads, [[cell(row) for _, cell in columns] for row in record.rows]
 
 
 def reasons(record: StudyRecord) -> list[str]:
@@ -90,29 +95,15 @@ def _beside(record: StudyRecord) -> str:
     return said
 
 
-def _row(
-    record: StudyRecord, row: RowRecord, verdicts: Sequence[tuple[Claim, Verdict]]
-) -> list[str]:
-    results = row.results
-    diverged = sum(one.diverged for one in results)
-    seeds = f"{len(results)}" + (f", {diverged} diverged" if diverged else "")
-    return [
-        row.title,
-        row.setting or "as the recipe",
-        *([_figure(row.original)] if _has_originals(record) else []),
-        _figure(row.paper),
-        _mean([one.top1 for one in results], 1),
-        *([_mean(row.linear, 1)] if record.has_linear else []),
-        seeds,
-        _mean([one.z_std for one in results], 2),
-        _mean([one.rank for one in results], 1),
-        _mean([one.loss for one in results], 3),
-        "; ".join(f"{_claimed(record, claim)}: {verdict.outcome}" for claim, verdict in verdicts),
-    ]
+def _other_images(record: StudyRecord) -> str:
+    """Return a warning if the runs did not train on the same images."""
+    others = ", ".join(record.other_images)
+    return f"Not comparable: trained on other images than the first run: {others}" if others else ""
 
 
-def _has_originals(record: StudyRecord) -> bool:
-    return any(row.original is not None for row in record.rows)
+def _seeds(row: RowRecord) -> str:
+    diverged = sum(one.diverged for one in row.results)
+    return f"{len(row.results)}" + (f", {diverged} diverged" if diverged else "")
 
 
 def _figure(value: float | str | None) -> str:

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import pairwise
-from math import atan, cos, inf, pi, sin, sqrt
+from math import inf, sqrt
 from statistics import fmean, stdev
 from typing import Literal
+
+from scipy.special import stdtr, stdtrit
 
 from fastsiam.study.catalogue import Claim
 from fastsiam.study.record import Result, StudyRecord
@@ -67,33 +68,9 @@ def interval(values: Sequence[float]) -> Interval | None:
     if len(values) < 2:
         return None
     mean = fmean(values)
-    half = _quantile(len(values) - 1) * stdev(values) / sqrt(len(values))
+    quantile = float(stdtrit(len(values) - 1, 1 - LEVEL / 2))
+    half = quantile * stdev(values) / sqrt(len(values))
     return Interval(mean, mean - half, mean + half)
-
-
-def within(t: float, freedom: int) -> float:
-    """Return the probability that Student's t is between -t and t.
-
-    For integer degrees of freedom this is a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4).
-    """
-    angle, odd = atan(t / sqrt(freedom)), freedom % 2
-    term, total = cos(angle) ** odd, 0.0
-    for k in range(odd, freedom - 1, 2):
-        if k > 1:
-            term *= (k - 1) / k * cos(angle) ** 2
-        total += term
-    total *= sin(angle)
-    return 2 / pi * (angle + total) if odd else total
-
-
-@cache
-def _quantile(freedom: int) -> float:
-    """Return the t whose interval covers 95%."""
-    low, high = 1.0, 13.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if within(middle, freedom) < 1 - LEVEL else (low, middle)
-    return low
 
 
 def judge_all(record: StudyRecord) -> dict[str, list[tuple[Claim, Verdict]]]:
@@ -241,7 +218,7 @@ def _by_mean(
     distance = min(abs(found.mean - border) for border in (low, high))
     error = stdev(values) / sqrt(len(values))
     t = distance / error if error else inf * distance if distance else 0.0
-    p = 1 - within(t, len(values) - 1)
+    p = 2 * float(stdtr(len(values) - 1, -t))
     outcome: Outcome = "holds" if low < found.mean < high else "contradicted"
     return Verdict(outcome if p < LEVEL else "cannot be told", reason.format(found), p)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fastsiam import distributed
 from fastsiam.bad_image_list import FILE, read_bad_images
 from fastsiam.config import TrainConfig
-from fastsiam.config.flags import changes_text, differences
+from fastsiam.config.train import changes_text, differences
 from fastsiam.console import Console
 from fastsiam.distributed import Place, from_all, minimum_across_ranks
 from fastsiam.environment import environment
@@ -166,12 +166,7 @@ def train_on_ranks(config: TrainConfig, recipe: str, arguments: Sequence[str]) -
         ):  # checked here, because a restarted rank must find its checkpoint
             refuse_existing_run(folder)
             more += ["--resume", "auto"]
-        return launch(
-            [*arguments, *more],
-            config.run,
-            gpus=config.run.gpus,
-            max_restarts=config.run.max_restarts,
-        )
+        return launch([*arguments, *more], config.run, max_restarts=config.run.max_restarts)
 
 
 def train_here(config: TrainConfig, recipe: str) -> Path:

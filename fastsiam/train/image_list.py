@@ -149,7 +149,7 @@ def files_of(store: Store) -> tuple[DataFile, ...]:
     Raises:
         DataError: the size of one cannot be read.
     """
-    paths = [file.path for file in store.mapped()]
+    paths = [file.path for file in store.files]
     if not paths and store.root.is_file():
         paths = [store.root]
     found = []

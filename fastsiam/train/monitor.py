@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from fastsiam.config import MonitorConfig
-from fastsiam.config.flags import to_flags
 from fastsiam.console import Console
 from fastsiam.distributed import gather, mean_across_ranks
 from fastsiam.errors import NOT_FINITE, TrainingError
@@ -74,7 +73,7 @@ def metrics_log(
         end=end,
         evaluates_again=evaluates_again,
         trackers=step.config.run.trackers,
-        settings=to_flags(step.config),
+        settings=step.config.to_flags(),
     )
 
 

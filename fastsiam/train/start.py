@@ -12,7 +12,7 @@ from torch import Tensor
 from fastsiam import distributed
 from fastsiam.config import TrainConfig
 from fastsiam.config.files import run_folder
-from fastsiam.config.flags import BRANCH_SETTINGS, changes_text, differences
+from fastsiam.config.train import BRANCH_SETTINGS, changes_text, differences
 from fastsiam.console import rounded
 from fastsiam.distributed import Place
 from fastsiam.errors import CheckpointError

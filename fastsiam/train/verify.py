@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from fastsiam.bad_image_list import read_bad_images
 from fastsiam.config import ColumnNames, TrainConfig
-from fastsiam.config.run_settings import RunSettings
-from fastsiam.config.verify import VerifyConfig
+from fastsiam.config.files import RunSettings
+from fastsiam.config.run import VerifyConfig
 from fastsiam.console import tally
 from fastsiam.errors import CheckpointError, FastSiamError
 from fastsiam.pipelines import BadImages, Order, Store

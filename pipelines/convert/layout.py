@@ -77,7 +77,7 @@ def page_size(length: int) -> int:
 
 
 def pack_annex(
-    about: dict[str, Any], classes: Sequence[str], crc: NDArray[np.uint32], names: bytes
+    about: dict[str, Any], classes: Sequence[str], crc: NDArray[np.uint32], names: Sequence[str]
 ) -> bytes:
     """Return what a file holds beyond FFCV's format, as an npz archive with checksums of its own.
 
@@ -85,39 +85,37 @@ def pack_annex(
         about: the split's part of the manifest.
         classes: their names.
         crc: (images,) CRC-32 of each record.
-        names: of the images, joined by zeros.
+        names: of the images.
     """
     text = json.dumps({"about": about, "classes": list(classes)}).encode()
+    joined = "\0".join(name.replace("\0", "_") for name in names)
     buffer = io.BytesIO()
     np.savez_compressed(
         buffer,
         text=np.frombuffer(text, np.uint8),
         crc=crc,
-        names=np.frombuffer(names, np.uint8),
+        names=np.frombuffer(joined.encode("utf-8", "surrogateescape"), np.uint8),
     )
     return buffer.getvalue()
 
 
-def head(*, images: int, page_size: int, table: int, annex: bytes, annex_start: int) -> bytes:
+def head(images: int, page_size: int, table: int, annex_start: int, annex: bytes) -> bytes:
     """Return the first bytes of a file that this program wrote: header and field descriptors.
 
     Args:
         images: how many there are.
         page_size: a power of 2 that no record crosses.
         table: where the allocation table begins.
-        annex: the packed annex.
-        annex_start: where it begins.
+        annex_start: where the annex begins.
+        annex: as it is packed.
     """
-    header = np.zeros(1, HEADER)
+    header, fields = np.zeros(1, HEADER), np.zeros(2, FIELD)
     header[0] = (VERSION, 2, page_size, images, table)
+    fields[1] = (INT_FIELD, b"label", bytes(1024))
     mark = [MAGIC, ANNEX_FORMAT, annex_start, len(annex), zlib.crc32(annex)]
 
     def with_check(check: int) -> bytes:
-        fields = np.zeros(2, FIELD)
-        arguments = np.zeros(1024, np.uint8)
-        arguments[: MARK.size] = np.frombuffer(MARK.pack(*mark, check), np.uint8)
-        fields[0] = (IMAGE_FIELD, b"image", arguments.tobytes())
-        fields[1] = (INT_FIELD, b"label", bytes(1024))
+        fields[0] = (IMAGE_FIELD, b"image", MARK.pack(*mark, check).ljust(1024, b"\0"))
         return header.tobytes() + fields.tobytes()
 
     return with_check(zlib.crc32(with_check(0)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import zlib
 from collections import Counter
 from concurrent.futures import CancelledError
@@ -82,6 +83,7 @@ def write(
     plan = plan_of(store, indices, config)
     partial = path.with_name(f"{path.name}.partial")
     journal_path = path.with_name(f"{path.name}.journal")
+    done: list[Block] = []
     try:
         with journal.locked(journal_path) as log:
             if path.exists():
@@ -97,11 +99,27 @@ def write(
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise DataError(
-                f"no space for {path} ({error.strerror}): free some, and run the same command "
-                "again to resume"
+                f"no space for {path} ({error.strerror}): "
+                f"{_space(store.sizes()[indices], done, path.parent)}; free some, and run the same "
+                "command again to resume"
             ) from error
         raise DataError(f"cannot write {path}: {reason(error)}") from error
     return about
+
+
+def _space(sizes: NDArray[np.int64], done: list[Block], folder: Path) -> str:
+    """Say how much space the rest of a file takes, at the rate of its first blocks, and is free.
+
+    Args:
+        sizes: (images,) bytes of each in the source.
+        done: the first blocks.
+        folder: that of the file.
+    """
+    images = sum(len(block.rows) + len(block.bad) for block in done)
+    written = sum(block.end - block.start for block in done)
+    ratio = written / max(1, int(sizes[:images].sum())) if images else 1.0
+    rest, free = ratio * int(sizes[images:].sum()), shutil.disk_usage(folder).free
+    return f"it needs about {rest / 1e6:,.1f} MB more, and {free / 1e6:,.1f} MB are free"
 
 
 def _write_blocks(
@@ -242,18 +260,12 @@ def _finish(store: Store, done: list[Block], partial: Path, plan: dict[str, Any]
     table["sample_id"] = np.arange(len(rows))
     table["ptr"], table["size"] = rows["start"], rows["size"]
     about = describe(store, done, plan, zlib.crc32(table.tobytes(), zlib.crc32(metadata.tobytes())))
-    names = "\0".join(store.name(index).replace("\0", "_") for index in rows["source"].tolist())
-    joined = names.encode("utf-8", "surrogateescape")
-    annex = layout.pack_annex(about, store.classes, rows["crc"].astype(np.uint32), joined)
+    names = list(map(store.name, rows["source"].tolist()))
+    annex = layout.pack_annex(about, store.classes, rows["crc"].astype(np.uint32), names)
     annex_start = layout.aligned(done[-1].end, 8)
     table_start = layout.aligned(annex_start + len(annex), 8)
-    header = layout.head(
-        images=len(rows),
-        page_size=layout.page_size(int(rows["size"].max())),
-        table=table_start,
-        annex=annex,
-        annex_start=annex_start,
-    )
+    page = layout.page_size(int(rows["size"].max()))
+    header = layout.head(len(rows), page, table_start, annex_start, annex)
     with partial.open("r+b") as file:
         file.truncate(table_start)
         for offset, data in (

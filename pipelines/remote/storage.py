@@ -298,7 +298,8 @@ def aws_profile() -> dict[str, Any]:
 
 def _final(url: Url, error: Exception) -> FastSiamError | None:
     """Return the error to raise for a failed request; None if repeating it can help."""
-    name, text, status = type(error).__name__, _text(error), _status(error)
+    name, status, reason = type(error).__name__, _status(error), ""
+    text = f"{error} {error.__cause__ or ''}"
     if isinstance(error, FileNotFoundError):
         return FileLostError(
             f"{url} was deleted while it was read; restore it, then start the same command again "
@@ -312,27 +313,25 @@ def _final(url: Url, error: Exception) -> FastSiamError | None:
             "file to a disk"
         )
     if re.search(r"169\.254\.169\.254|metadata\.google|MissingAccount|TokenRequest", text):
-        return _denied(url, "no credentials found")
-    if name in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403):
-        return _denied(url, "access denied")
-    if status in (301, 307, 308):
-        return _denied(url, "the bucket is in another region: set AWS_REGION")
-    if 400 <= status < 500 and status not in (408, 429):
-        return _denied(url, f"the server answers {status}")
-    return None
+        reason = "no credentials found"
+    elif name in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403):
+        reason = "access denied"
+    elif status in (301, 307, 308):
+        reason = "the bucket is in another region: set AWS_REGION"
+    elif 400 <= status < 500 and status not in (408, 429):
+        reason = f"the server answers {status}"
+    if not reason:
+        return None
+    return DataError(
+        f"cannot read {url}: {reason}; check the address, the permissions and "
+        f"{_CREDENTIALS[url.scheme]}"
+    )
 
 
 def _changed(url: Url) -> FileLostError:
     return FileLostError(
         f"{url} was overwritten while it was read; start the same command again, which reads the "
         "new version"
-    )
-
-
-def _denied(url: Url, reason: str) -> DataError:
-    return DataError(
-        f"cannot read {url}: {reason}; check the address, the permissions and "
-        f"{_CREDENTIALS[url.scheme]}"
     )
 
 
@@ -353,10 +352,6 @@ _CREDENTIALS = {
     "https": "that the file is public: requests to web servers carry no credentials",
     "http": "that the file is public: requests to web servers carry no credentials",
 }
-
-
-def _text(error: Exception) -> str:
-    return f"{error} {error.__cause__ or ''}"
 
 
 def _status(error: Exception) -> int:

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
@@ -28,12 +28,11 @@ from fastsiam.console import tally
 from fastsiam.errors import DataError
 
 from ..processes import forked
-from ..remote import RemoteFile
 from ..remote.path import Place
 from .base import PlacedStore, is_image_name
-from .files import File, FileReader, open_file
+from .files import File, FileReader, Mapped, open_file
 from .index import ROW, Index, are_small, file_facts, open_index, pack_texts, unpack_texts
-from .labels import number_classes
+from .labels import number_classes, parse_labels
 from .probe import Bytes, Flags, probe
 
 _WNID = re.compile(r"n\d{8}")
@@ -63,15 +62,13 @@ class ArchiveStore(PlacedStore):
     """
 
     kind = "tar, read in place"
-    columns = (*PlacedStore.columns, "flags", "width", "height")
+    columns = (*PlacedStore.columns, "flags")
 
     def __init__(self, paths: Sequence[Place]) -> None:
         self.root = paths[0] if len(paths) == 1 else paths[0].parent
         source = str(self.root) if len(paths) == 1 else f"{len(paths)} tars in {self.root}"
         files = [open_file(path) for path in paths]
         index = open_index(files, source, lambda: build_index(files, source))
-        if index["split"]:
-            raise _two_splits(source)
         self.classes, self._packed = tuple(unpack_texts(index["classes"])), index["names"]
         self._rows = rows = index["rows"]
         self.labels = rows["label"].astype(np.int64)
@@ -84,7 +81,7 @@ class ArchiveStore(PlacedStore):
 
     def where(self, index: int) -> str:
         """Return an image's tar, place and name, for messages."""
-        path = self._files[self.file[index]].path
+        path = self.files[self.file[index]].path
         return (
             f"{self.name(index)} (in {path}, {self.size[index]:,} bytes at {self.start[index]:,})"
         )
@@ -93,11 +90,11 @@ class ArchiveStore(PlacedStore):
         """Return height and width of each image: (images, 2); None if some are to be turned."""
         if self.rules.exif == "apply" and (self.flags & Flags.ROTATED).any():
             return None  # the index does not say by how much
-        return np.stack([self.height, self.width], axis=1).astype(np.int64)
+        return super().dimensions()
 
     def stamp(self) -> str:
         """Return a text that changes with the tars, and with what was found in them."""
-        text = json.dumps(file_facts(self._files))
+        text = json.dumps(file_facts([file.path for file in self.files]))
         return hashlib.sha256(text.encode() + self._rows.tobytes()).hexdigest()
 
     @cached_property
@@ -117,15 +114,8 @@ class _Part(NamedTuple):
     """Class that the tar's name gives its images, "" if it gives none."""
 
 
-class _Found(NamedTuple):
-    """The images of a part, in the order of its members."""
-
-    rows: NDArray[np.void]
-    """(images,) of type ROW, without labels."""
-    names: list[str]
-    """Path of each image within its tar."""
-    texts: list[str]
-    """Content of the WebDataset .cls file beside each image, "" without one."""
+_Found = tuple[NDArray[np.void], list[str], list[str]]
+"""The images of a part, in the order of its members: rows, names and texts as for ``_arrange``."""
 
 
 def build_index(files: Sequence[File], source: str) -> Index:
@@ -141,21 +131,17 @@ def build_index(files: Sequence[File], source: str) -> Index:
     Raises:
         DataError: a tar is damaged or compressed, or what they hold is no data set.
     """
-    stopped = threading.Event()
+    stopped, local = threading.Event(), isinstance(files[0], Mapped)
 
     def reader(file: File, end: int, at_once: int) -> Callable[[int, int], Bytes]:
         """Return what reads a file; a remote one is fetched by so many bytes at once."""
-        if not isinstance(file, RemoteFile):
+        if local:
             return file.read
-
-        def fetch(start: int, stop: int) -> Bytes:
-            if stopped.is_set():  # another tar failed
-                raise CancelledError
-            return file.read(start, stop)
-
-        stream = io.BufferedReader(FileReader(fetch, 0, end), at_once)
+        stream = io.BufferedReader(FileReader(file.read, 0, end), at_once)
 
         def read(start: int, stop: int) -> bytes:
+            if stopped.is_set():  # another tar failed
+                raise CancelledError
             stream.seek(start)
             return stream.read(stop - start)
 
@@ -172,17 +158,14 @@ def build_index(files: Sequence[File], source: str) -> Index:
     with ExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor(_REMOTE_TARS))
         stack.callback(stopped.set)
-        run: Callable[..., Iterable[Any]] = map
-        if isinstance(files[0], RemoteFile):
-            run = threads.map
+        run: Callable[..., Iterable[Any]] = map if local else threads.map
         parts = list(chain(*run(find, range(len(files)))))
         done = stack.enter_context(tally(f"indexing {source}, tars", len(parts)))
-        if run is map and not are_small(files):
-            results: Iterable[_Found] = stack.enter_context(forked(-1, scan))(parts)
-        else:
-            results = run(scan, parts)
-        found = []
-        for own in results:
+        scan_all: Callable[[Iterable[_Part]], Iterable[_Found]] = partial(run, scan)
+        if local and not are_small(files):
+            scan_all = stack.enter_context(forked(-1, scan))
+        found: list[_Found] = []
+        for own in scan_all(parts):
             found.append(own)
             done.add()
     rows, names, texts = zip(*found, strict=True)
@@ -198,10 +181,10 @@ def _parts(number: int, file: File, read: Callable[[int, int], Bytes]) -> list[_
         )
     inner = []
     for member, start in _members(read, 0, len(file), file.path):
-        if _is_tar_name(member.name):
-            group = PurePosixPath(member.name).stem
-            inner.append(_Part(number, start, start + member.size, group))
-        elif is_image_name(PurePosixPath(member.name).name):
+        path = PurePosixPath(member.name)
+        if path.suffix == ".tar" and not path.name.startswith("."):
+            inner.append(_Part(number, start, start + member.size, path.stem))
+        elif is_image_name(path.name):
             break  # a tar of images, which ``_scan`` walks
     stem = file.path.stem
     return inner or [_Part(number, 0, len(file), stem if _WNID.fullmatch(stem) else "")]
@@ -231,7 +214,7 @@ def _scan(file: File, part: _Part, read: Callable[[int, int], Bytes]) -> _Found:
             rows.append((start, member.size, -1, part.file, *size))
             names.append(f"{part.group}/{name}" if part.group else path)
             keys.append(key)
-    return _Found(np.array(rows, ROW), names, [texts.get(key, "") for key in keys])
+    return np.array(rows, ROW), names, [texts.get(key, "") for key in keys]
 
 
 def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source: str) -> Index:
@@ -244,8 +227,7 @@ def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source:
         source: the tars, for messages.
 
     Returns:
-        An index of the rows, ``names``, ``classes``, and ``split``: whether folders train/ and val/
-        tell the splits, in which case ``Flags.HELD_OUT`` marks the second.
+        An index of the rows, ``names``, ``classes`` and ``split``, which is always false.
 
     Raises:
         DataError: there are no images, or a number is no class.
@@ -253,16 +235,21 @@ def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source:
     if not names:
         raise DataError(f"{source} holds no images")
     paths = [name.split("/") for name in names]
-    shared = _shared_parents(paths)
+    # folders that all images share are left out of names, the last level of folders excepted
+    folders = {tuple(parts[:-1]) for parts in paths}
+    deepest = max(map(len, folders))
+    same = [one == other for one, other in zip(min(folders), max(folders), strict=False)]
+    shared = max(0, min([*same, False].index(False), deepest - 1))
     tops = {parts[shared] for parts in paths if len(parts) > shared + 1}
     if "train" in tops and len(tops) > 1:
-        raise _two_splits(source)
-    of_webdataset = any(texts)
-    if not of_webdataset:  # the first folder below the shared ones
-        texts = [parts[shared] if len(parts) > shared + 1 else "" for parts in paths]
-    labels: NDArray[np.int64] | list[str | None] = [text or None for text in texts]
-    if of_webdataset and all(text.isascii() and text.isdigit() for text in {*texts} - {""}):
-        labels = np.array([int(text[:18] or -1) for text in texts])  # as ImageNet's shards have
+        raise DataError(
+            f"{source} holds folders train/ and others: unpack it, or make a tar of each split, "
+            "train.tar and val.tar"
+        )
+    if any(texts):  # of WebDataset: numbers in ImageNet's shards
+        labels = parse_labels(texts)
+    else:  # the first folder below the shared ones
+        labels = [parts[shared] if len(parts) > shared + 1 else None for parts in paths]
     rows["label"], classes = number_classes(labels, source)
     names = ["/".join(parts[shared:]) for parts in paths]
     order = sorted(range(len(names)), key=[_files_first(name) for name in names].__getitem__)
@@ -271,27 +258,8 @@ def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source:
         "rows": rows[order],
         "names": pack_texts([names[i] for i in order]),
         "classes": pack_texts(classes),
-        "split": np.array(False),  # version 0.2 read both splits of a tar
+        "split": np.array(False),  # for versions that read both splits of a tar
     }
-
-
-def _two_splits(source: str) -> DataError:
-    return DataError(
-        f"{source} holds folders train/ and others: unpack it, or make a tar of each split, "
-        "train.tar and val.tar"
-    )
-
-
-def _shared_parents(paths: list[list[str]]) -> int:
-    """Count the leading folders that all images share, the last level of folders left out."""
-    first = paths[0][:-1]
-    deepest = 0
-    for parts in paths:
-        folders = parts[:-1]
-        deepest = max(deepest, len(folders))
-        while folders[: len(first)] != first:
-            first.pop()
-    return max(0, min(len(first), deepest - 1))
 
 
 def _files_first(name: str) -> str:
@@ -346,11 +314,6 @@ def _members(
         raise DataError(
             f"{path} is no whole tar file ({error}); fetch it again, or check it with tar -tf"
         ) from error
-
-
-def _is_tar_name(name: str) -> bool:
-    """Tell whether a member's name is that of a tar within the tar, and is not hidden."""
-    return name.endswith(".tar") and not PurePosixPath(name).name.startswith(".")
 
 
 def _safe_name(name: str) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fastsiam.errors import DataError, ImageError
+from fastsiam.errors import DataError, ImageError, NoSplitError
 from fastsiam.files import quoted
 from fastsiam.trace import span
 
@@ -72,6 +73,8 @@ class Store(ABC):
     """(images,) number of the data set that each image is of; None if this is no mixture."""
     positions: NDArray[np.int64] | None = None
     """(images,) position of each image in the whole data set; None if this is all of it."""
+    files: Sequence[File] = ()
+    """Files that images are read from by ranges: mapped, or on another machine."""
     rules: ImageRules = ImageRules()
     """How files become RGB where their format leaves a choice."""
     _whole: Store | None = None
@@ -190,10 +193,6 @@ class Store(ABC):
         """Whether images lie on another machine."""
         return isinstance(self.root, RemotePath)
 
-    def mapped(self) -> Sequence[File]:
-        """Return the files that images are read from by ranges: mappings, as a rule."""
-        return ()
-
     def check(self) -> None:
         """Raise if a mapped file has another size now: what was read of it may be wrong.
 
@@ -202,8 +201,8 @@ class Store(ABC):
         Raises:
             FileLostError: names the file.
         """
-        if len(files := self.mapped()) <= _FEW_FILES:
-            for file in files:
+        if len(self.files) <= _FEW_FILES:
+            for file in self.files:
                 file.check()
 
     def is_intact(self, index: int, data: Bytes) -> bool:
@@ -230,7 +229,7 @@ class Store(ABC):
         Raises:
             FileLostError: the file that it lies in lost bytes: the image is not what is bad.
         """
-        for file in self.mapped():
+        for file in self.files:
             file.check()
         return ImageError(
             f"cannot decode {self.where(index)}: {reason}; {self.ways_out()}",
@@ -250,9 +249,14 @@ class Store(ABC):
 class PlacedStore(Store):
     """Images that lie in files: each is a range of bytes, see ``_set_places``."""
 
-    columns: ClassVar[tuple[str, ...]] = (*Store.columns, "file", "start", "size")
+    columns: ClassVar[tuple[str, ...]] = (
+        *Store.columns, "file", "start", "size", "width", "height"
+    )  # fmt: skip
     remedy: ClassVar[str] = "fetch it again"
     """What can be done about a damaged file."""
+    width: NDArray[Any] | None = None
+    height: NDArray[Any] | None = None
+    """(images,) sizes in pixels, where the files or their index have them."""
 
     def _set_places(
         self,
@@ -272,7 +276,7 @@ class PlacedStore(Store):
         Raises:
             DataError: a range lies outside of its file.
         """
-        self._files, self.file, self.start, self.size = files, file, start, size
+        self.files, self.file, self.start, self.size = files, file, start, size
         if not files:
             return
         ends = np.array([len(one) for one in files])[file]
@@ -285,32 +289,34 @@ class PlacedStore(Store):
     def read(self, index: int) -> Bytes:
         """Return an image's bytes: a view into a mapped file, or fetched ones."""
         start = int(self.start[index])
-        file: File = self._files[self.file[index]]
+        file: File = self.files[self.file[index]]
         return file.read(start, start + int(self.size[index]))
 
     def locate(
         self, indices: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
         """Return addresses and lengths of images in mapped files; None if ``read`` is needed."""
-        addresses = [file.address for file in self._files if isinstance(file, Mapped)]
-        if len(addresses) < max(1, len(self._files)) or not self.size[indices].all():
+        addresses = [file.address for file in self.files if isinstance(file, Mapped)]
+        if len(addresses) < max(1, len(self.files)) or not self.size[indices].all():
             return None
         base = np.array(addresses, np.int64)[self.file[indices]]
         return base + self.start[indices].astype(np.int64), self.size[indices].astype(np.int64)
+
+    def dimensions(self) -> NDArray[np.int64] | None:
+        """Return height and width of each image, if they are known: (images, 2)."""
+        if self.width is None or self.height is None:
+            return None
+        return np.stack([self.height, self.width], axis=1).astype(np.int64)
 
     def ahead(self, indices: Sequence[int]) -> None:
         """Start to fetch images that will be read soon."""
         own = np.asarray(indices, np.int64)
         file, start = self.file[own], self.start[own].astype(np.int64)
         stop = start + self.size[own].astype(np.int64)
-        for number in np.unique(file).tolist() if self._files else ():
+        for number in np.unique(file).tolist() if self.files else ():
             of_file = file == number
             ranges = zip(start[of_file].tolist(), stop[of_file].tolist(), strict=True)
-            self._files[number].ahead(list(ranges))
-
-    def mapped(self) -> Sequence[File]:
-        """Return the files."""
-        return self._files
+            self.files[number].ahead(list(ranges))
 
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each image as stored: (images,)."""
@@ -335,6 +341,48 @@ def picked(store: Store, positions: NDArray[np.int64]) -> Store:
             setattr(own, name, column[positions])
     own._whole, own.positions = store._whole or store, store.in_whole(positions)
     return own
+
+
+def choose_split(split: Split, files: Sequence[Place], folder: Place) -> list[Place]:
+    """Choose a split's files: by a word of their names, or by the folder below ``folder``.
+
+    Where no name tells a split, all are training images.
+
+    Raises:
+        NoSplitError: no file is of the split.
+    """
+
+    def words(path: Place) -> set[str]:
+        found = re.split(r"[^a-z]+", path.stem.lower())
+        return {"train" if word == "training" else word for word in found}
+
+    for word in SPLIT_NAMES[split]:
+        named = [path for path in files if word in words(path)]
+        below = [p for p in files if p.parent != folder and p.parent.name.lower() == word]
+        if named or below:
+            return named or below
+    known = {word for names in SPLIT_NAMES.values() for word in names}
+    if split == "train" and not any(known & words(path) for path in files):
+        return list(files)
+    raise NoSplitError(f"{folder} has no file of this kind with {split!r} in its name")
+
+
+def find_split(path: Place, split: Split) -> list[Place]:
+    """Return a file of training images; of another split, the files beside it.
+
+    Raises:
+        NoSplitError: there are none, or the file is of another split itself.
+    """
+    if split == "train":
+        return [path]
+    if "train" not in path.stem.lower():
+        raise NoSplitError(f"{path} has no {split} split beside it")
+    return choose_split(split, list_visible(path.parent, path.suffix), path.parent)
+
+
+def list_visible(folder: Place, ending: str) -> list[Place]:
+    """Return the files of a folder whose names end so and are not hidden, sorted."""
+    return sorted(path for path in folder.glob(f"*{ending}") if not path.name.startswith("."))
 
 
 def is_image_name(name: str) -> bool:

@@ -9,6 +9,7 @@ field does not use; so FFCV reads the same files.
 from __future__ import annotations
 
 import io
+import json
 import logging
 import struct
 import zlib
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fastsiam.errors import DataError
-from fastsiam.files import explained, parsed_json
+from fastsiam.files import explained
 
 from ..remote.path import Place
 from .base import PlacedStore, blocks
@@ -82,7 +83,9 @@ class BetonStore(PlacedStore):
 
     kind = "converted file"
     remedy = "convert it again"
-    columns = (*PlacedStore.columns, "modes", "width", "height", "crc")
+    columns = (*PlacedStore.columns, "modes", "crc")
+    width: NDArray[Any]
+    height: NDArray[Any]
 
     def __init__(self, *paths: Place) -> None:
         parts = [_Part(path) for path in paths]
@@ -161,10 +164,6 @@ class BetonStore(PlacedStore):
         """Tell whether bytes have the checksum of an image; true where the file holds none."""
         return self.crc is None or zlib.crc32(data) == int(self.crc[index])
 
-    def dimensions(self) -> NDArray[np.int64]:
-        """Return height and width of each image: (images, 2)."""
-        return np.stack([self.height, self.width], axis=1).astype(np.int64)
-
     def blocks(self) -> NDArray[np.int64]:
         """Return the numbers of the blocks that images lie in, by where their records begin."""
         return blocks(self.file, self.start)
@@ -209,31 +208,40 @@ class _Part:
         self._fields = np.frombuffer(head, FIELD, count, HEADER.itemsize)
         self.page_size = int(self._header["page_size"])
         self.fields = tuple(field["name"].decode("ascii", "replace") for field in self._fields)
-        self.image_field = self.fields[self._number_of(IMAGE_FIELD, b"image") or 0]
+        kinds = zip(self.fields, self._fields["type_id"].tolist(), strict=True)
+        if unknown := [name for name, kind in kinds if kind >= len(_FORMATS)]:
+            raise DataError(
+                f"{path} has a field of a type of its own, which cannot be read: {unknown}; "
+                "convert the original images"
+            )
+        image = self._number_of(IMAGE_FIELD, b"image")
+        if image is None:
+            raise DataError(f"{path} has no image field (only {', '.join(self.fields)})")
+        self._image, self.image_field = image, self.fields[image]
         self.classes: tuple[str, ...] = ()
         self.about: dict[str, Any] = {}
         self.annex = self._find_annex()
         """Where the annex lies; None in a file of FFCV's own making."""
         if self.annex is not None:
-            try:
-                text = parsed_json(self._annex_array("text").tobytes())
-                self.about, self.classes = dict(text["about"]), tuple(text["classes"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise self._damaged("its annex cannot be read") from error
+            text = json.loads(self._annex_array("text").tobytes())
+            self.about, self.classes = text["about"], tuple(text["classes"])
 
     def read_tables(self) -> dict[str, NDArray[Any]]:
         """Read what the file says of each image, and check it; see ``BetonStore``."""
-        rows, image_column, label_column = self._read_metadata()
-        image = rows[image_column]
-        labels = rows[label_column] if label_column else np.full(len(rows), -1)
+        kinds = self._fields["type_id"].tolist()
+        row = np.dtype([(f"f{i}", _FORMATS[kind]) for i, kind in enumerate(kinds)], align=True)
+        count = int(self._header["num_samples"])
+        if not count:
+            raise DataError(f"{self.path} holds no images")
+        end = self._tables + count * row.itemsize
+        if end > len(self.file):
+            raise self._damaged(f"it ends before its metadata of {count:,} images")
+        rows = np.frombuffer(self.file.read(self._tables, end), row, count)
+        image, label = rows[f"f{self._image}"], self._number_of(INT_FIELD, b"label")
+        labels = np.full(count, -1) if label is None else rows[f"f{label}"]
         modes, width, height = image["mode"].copy(), image["width"], image["height"]
         size = self._read_sizes(image["data_ptr"], zlib.crc32(rows.data))
         labels, self.classes = number_classes(labels, self.path, self.classes)
-        crc = np.zeros(0, np.uint32)
-        if self.annex is not None:
-            crc = self._annex_array("crc")
-            if len(crc) != len(labels):
-                raise self._damaged("its annex is of another file")
         raw = modes == RAW
         pixels = 3 * width[raw].astype(np.int64) * height[raw]
         if (pixels != size[raw]).any() or (modes > RAW).any():
@@ -245,7 +253,7 @@ class _Part:
             "height": height.astype(np.int32),
             "start": image["data_ptr"].astype(np.int64),
             "size": size,
-            "crc": crc,
+            "crc": np.zeros(0, np.uint32) if self.annex is None else self._annex_array("crc"),
         }
 
     @cached_property
@@ -256,64 +264,31 @@ class _Part:
 
     def _annex_array(self, name: str) -> NDArray[Any]:
         assert self.annex is not None
-        try:
-            with np.load(io.BytesIO(self.file.read(*self.annex))) as annex:
-                array: NDArray[Any] = annex[name]
-                return array
-        except Exception as error:  # a damaged archive makes numpy raise anything
-            raise self._damaged(f"its annex cannot be read ({error})") from error
+        with np.load(io.BytesIO(self.file.read(*self.annex))) as annex:
+            array: NDArray[Any] = annex[name]
+            return array
 
     def _find_annex(self) -> tuple[int, int] | None:
         """Find the annex by the mark in the image field's arguments, and check it."""
-        for number, field in enumerate(self._fields):
-            arguments = field["arguments"].tobytes()
-            if field["type_id"] != IMAGE_FIELD or not any(arguments):
-                continue
-            if not arguments.startswith(MAGIC):
-                # FFCV's own image field leaves zeros there.
-                raise self._damaged("the arguments of its image field are not ours")
-            _, version, start, size, crc, check = MARK.unpack_from(arguments)
-            if version != ANNEX_FORMAT:
-                raise DataError(
-                    f"{self.path} was written by a newer fastsiam (annex {version}); update "
-                    "fastsiam"
-                )
-            own = bytearray(self.file.read(0, self._tables))
-            place = HEADER.itemsize + number * FIELD.itemsize + 17 + MARK.size - 4
-            own[place : place + 4] = bytes(4)
-            if zlib.crc32(own) != check:
-                raise self._damaged("its header does not have the checksum that was noted")
-            annex = start, start + size
-            if annex[1] > len(self.file) or zlib.crc32(self.file.read(*annex)) != crc:
-                raise self._damaged("its annex is not where it should be")
-            return annex
-        return None
-
-    def _read_metadata(self) -> tuple[NDArray[np.void], str, str]:
-        """Return the metadata, and the names of their columns of images and, if any, of labels."""
-        kinds = [int(kind) for kind in self._fields["type_id"]]
-        unknown = [
-            name for name, kind in zip(self.fields, kinds, strict=True) if kind >= len(_FORMATS)
-        ]
-        if unknown:
+        arguments = self._fields[self._image]["arguments"].tobytes()
+        if not any(arguments):  # as FFCV's own image field leaves them
+            return None
+        if not arguments.startswith(MAGIC):
+            raise self._damaged("the arguments of its image field are not ours")
+        _, version, start, size, crc, check = MARK.unpack_from(arguments)
+        if version != ANNEX_FORMAT:
             raise DataError(
-                f"{self.path} has a field of a type of its own, which cannot be read: {unknown}; "
-                "convert the original images"
+                f"{self.path} was written by a newer fastsiam (annex {version}); update fastsiam"
             )
-        image = self._number_of(IMAGE_FIELD, b"image")
-        if image is None:
-            names = self._fields["name"].tolist()
-            raise DataError(f"{self.path} has no image field (only {names})")
-        row = np.dtype([(f"f{i}", _FORMATS[kind]) for i, kind in enumerate(kinds)], align=True)
-        count = int(self._header["num_samples"])
-        if not count:
-            raise DataError(f"{self.path} holds no images")
-        end = self._tables + count * row.itemsize
-        if end > len(self.file):
-            raise self._damaged(f"it ends before its metadata of {count:,} images")
-        label = self._number_of(INT_FIELD, b"label")
-        rows = np.frombuffer(self.file.read(self._tables, end), row, count)
-        return rows, f"f{image}", "" if label is None else f"f{label}"
+        own = bytearray(self.file.read(0, self._tables))
+        place = HEADER.itemsize + self._image * FIELD.itemsize + 17 + MARK.size - 4
+        own[place : place + 4] = bytes(4)
+        if zlib.crc32(own) != check:
+            raise self._damaged("its header does not have the checksum that was noted")
+        annex = start, start + size
+        if annex[1] > len(self.file) or zlib.crc32(self.file.read(*annex)) != crc:
+            raise self._damaged("its annex is not where it should be")
+        return annex
 
     def _number_of(self, kind: int, name: bytes) -> int | None:
         """Return the number of the field of a kind that has a name, or of the first of the kind."""

@@ -6,8 +6,8 @@ pyarrow is an extra, so it is imported only when a table is read.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,18 +30,13 @@ class Columns(NamedTuple):
     """The columns of a table that count."""
 
     image: str
-    bare: bool
-    """The image column holds the bytes themselves, not a struct of bytes and path."""
+    bytes: str
+    """What holds the bytes: the image column itself, or a part of it such as ``image.bytes``."""
     label: str | None
     classes: tuple[str, ...]
     """Names of the label's numbers; empty if the schema tells none."""
     named: str
     """The image column, if it was named and would not have been found; else empty."""
-
-    @property
-    def bytes(self) -> str:
-        """Name of the column of bytes, as parquet's leaves are named."""
-        return self.image if self.bare else f"{self.image}.bytes"
 
 
 def require_pyarrow(path: object) -> None:
@@ -68,36 +63,39 @@ def columns_of(path: object, schema: Any, names: ColumnNames = AUTOMATIC) -> Col
         DataError: no column can hold images, or several can; or a named column is not there or is
             of another type.
     """
+    able = {
+        "image": [field.name for field in schema if _can_hold_images(field.type)],
+        "label": [field.name for field in schema if _can_hold_labels(field.type)],
+    }
+    for what, name in names._asdict().items():
+        if name and name not in able[what]:
+            there = name in schema.names
+            problem = f"holds {schema.field(name).type}, not {what}s" if there else "is not there"
+            raise DataError(
+                f"{path}: --{what}-column {name} {problem}; the columns are "
+                f"{', '.join(schema.names)}"
+            )
     features = _features(schema)
-    able = [field.name for field in schema if _can_hold_images(field.type)]
-    images = [name for name in able if features.get(name) == "Image"] or able
+    images = [name for name in able["image"] if features.get(name) == "Image"] or able["image"]
     found = images if len(images) == 1 else [name for name in _IMAGES if name in images][:1]
-    if names.image:
-        _check_named(path, schema, names.image, "image", _can_hold_images)
-    elif images and not found:
+    if images and not (names.image or found):
         raise DataError(
             f"{path} has {len(images)} columns that can hold images ({', '.join(images)}): name "
             f"one with --image-column, such as --image-column {images[0]}"
         )
-    elif not images:
+    if not images:
         raise DataError(
             f"{path} has no column that can hold images (a struct of bytes and path, or bytes), "
             f"only {', '.join(schema.names)}; a list of image files is a .csv"
         )
     image = names.image or found[0]
-    bare = schema.field(image).type.num_fields == 0
-    label: str | None = names.label or None
-    if label:
-        _check_named(path, schema, label, "label", _can_hold_labels)
-    else:
-        able = [field.name for field in schema if _can_hold_labels(field.type)]
-        declared = [name for name in able if isinstance(features.get(name), list)]
-        known = [name for name in LABELS if name in able]
-        label = next(iter(known or (declared if len(declared) == 1 else [])), None)
+    declared = [name for name in able["label"] if isinstance(features.get(name), list)]
+    known = [name for name in LABELS if name in able["label"]]
+    label = names.label or next(iter(known or (declared if len(declared) == 1 else [])), None)
     classes = features.get(label) if label else None
     return Columns(
         image,
-        bare,
+        f"{image}.bytes" if schema.field(image).type.num_fields else image,
         label,
         tuple(map(str, classes)) if isinstance(classes, list) else (),
         "" if [image] == found else image,
@@ -126,13 +124,6 @@ def read_labels(parts: Sequence[Any], source: object) -> NDArray[np.int64] | lis
         return np.concatenate([part.cast("int64").fill_null(-1).to_numpy() for part in parts])
 
 
-def errors() -> tuple[type[Exception], ...]:
-    """Return what pyarrow raises on files that it cannot read."""
-    import pyarrow
-
-    return (OSError, ValueError, LookupError, TypeError, StopIteration, pyarrow.ArrowException)
-
-
 @contextlib.contextmanager
 def reading(problem: str, advice: str = "") -> Iterator[None]:
     """Turn what pyarrow raises in the block into an error of the user's world.
@@ -144,28 +135,13 @@ def reading(problem: str, advice: str = "") -> Iterator[None]:
     Raises:
         DataError: the problem, pyarrow's reason and the advice.
     """
+    from pyarrow import ArrowException
+
     try:
         yield
-    except errors() as error:
+    except (OSError, ValueError, LookupError, TypeError, StopIteration, ArrowException) as error:
         why = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise DataError(f"{problem}: {why}{advice}") from error
-
-
-def _check_named(
-    path: object,
-    schema: Any,
-    name: str,
-    what: Literal["image", "label"],
-    fits: Callable[[Any], bool],
-) -> None:
-    """Raise a ``DataError`` if the column that an option names is not there or does not fit."""
-    at = schema.get_field_index(name)
-    if at >= 0 and fits(schema.field(at).type):
-        return
-    problem = f"holds {schema.field(at).type}, not {what}s" if at >= 0 else "is not there"
-    raise DataError(
-        f"{path}: --{what}-column {name} {problem}; the columns are {', '.join(schema.names)}"
-    )
 
 
 def _can_hold_images(kind: Any) -> bool:

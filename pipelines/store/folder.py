@@ -6,7 +6,6 @@ import contextlib
 import csv
 import hashlib
 import os
-import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +21,7 @@ from fastsiam.kernels import library
 
 from .base import IMAGE_ENDINGS, SPLIT_NAMES, NewChunk, Split, Store, is_image_name
 from .columns import LABELS
-from .labels import number_classes
+from .labels import number_classes, parse_labels
 from .probe import Bytes
 
 _STAT_THREADS, _STAT_CHUNK = 16, 512
@@ -252,10 +251,7 @@ class ListedStore(FileStore):
                 raise DataError(f"{path} has no path in row {row + 1:,}: remove the row")
         label = names.label or next((name for name in LABELS if name in columns), "")
         texts = columns.get(label) or [""] * len(paths)
-        if all(re.fullmatch(r"(-?[0-9]{1,18})?", text) for text in set(texts)):
-            labels, classes = number_classes(np.array([int(x or -1) for x in texts]), path)
-        else:
-            labels, classes = number_classes([text or None for text in texts], path)
+        labels, classes = number_classes(parse_labels(texts), path)
         super().__init__(path, path.parent, files, labels[taken], classes)
         self._check_files()
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from fastsiam.errors import DataError
 from fastsiam.files import explained, written_whole
 
+from ..remote.path import Place
 from .files import File
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,8 @@ def open_index(
         raise DataError(
             f"{len(files):,} files are more than the {_MOST_FILES:,} that can be indexed"
         )
-    facts, places = file_facts(files), homes(files)
+    paths = [file.path for file in files]
+    facts, places = file_facts(paths), homes(paths)
     if column:
         facts.append([column])
     if (index := load(places, facts)) is not None:
@@ -97,28 +99,27 @@ def are_small(files: Sequence[File]) -> bool:
     return sum(map(len, files)) < _SMALL_BYTES
 
 
-def file_facts(files: Sequence[File]) -> Facts:
+def file_facts(paths: Sequence[Place]) -> Facts:
     """Return the facts of each file.
 
     Raises:
         DataError: a file is not there any more.
     """
     facts: Facts = []
-    for file in files:
-        with explained(DataError, f"cannot read {file.path}"):
-            found = file.path.stat()
-        facts.append([file.path.name, found.st_size, found.st_mtime_ns])
+    for path in paths:
+        with explained(DataError, f"cannot read {path}"):
+            found = path.stat()
+        facts.append([path.name, found.st_size, found.st_mtime_ns])
     return facts
 
 
-def homes(files: Sequence[File]) -> list[Path]:
+def homes(paths: Sequence[Place]) -> list[Path]:
     """Return where the index of these files may be kept: beside them, or in the user's cache.
 
     Beside those of another machine nothing is written.
     """
-    first = files[0].path
-    names = [file.path.name for file in files]
-    stem = first.stem if len(files) == 1 else f"{first.stem}-and-{len(files) - 1}-more"
+    first, names = paths[0], [path.name for path in paths]
+    stem = first.stem if len(paths) == 1 else f"{first.stem}-and-{len(paths) - 1}-more"
     found = []
     if isinstance(first, Path):
         found.append(first.parent / f".{stem}.fastsiam-index")

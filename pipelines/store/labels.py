@@ -23,6 +23,16 @@ _DEVKIT = "ILSVRC2012_devkit_t12"
 _KAGGLE_LIST = "LOC_val_solution.csv"
 
 
+def parse_labels(texts: Sequence[str]) -> NDArray[np.int64] | list[str | None]:
+    """Return labels that are written as text: numbers if all are integers, else names of classes.
+
+    An empty text is no label.
+    """
+    if all(re.fullmatch(r"(-?[0-9]{1,18})?", text) for text in set(texts)):
+        return np.array([int(text or -1) for text in texts], np.int64)
+    return [text or None for text in texts]
+
+
 def number_classes(
     labels: NDArray[np.int64] | Sequence[str | None], source: object, classes: tuple[str, ...] = ()
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
@@ -75,12 +85,7 @@ def label_validation(store: Store, train_classes: Callable[[], tuple[str, ...]])
     above = (
         store.root.resolve().parents[:4] if isinstance(store.root, Path) else [store.root.parent]
     )
-    known = _find_labels([store.root, *above])
-    if known is None:
-        raise NoLabelsError(
-            f"{store.root} has ImageNet's validation images without their labels: put "
-            f"{_DEVKIT}.tar.gz or {_KAGGLE_LIST} beside them"
-        )
+    known = _known_labels(store.root, above)
     try:
         labels = [known[int(match[1])] for match in named if match]
     except KeyError as error:
@@ -88,31 +93,25 @@ def label_validation(store: Store, train_classes: Callable[[], tuple[str, ...]])
     store.labels, store.classes = number_classes(labels, store.root, train_classes())
 
 
-def _find_labels(folders: Sequence[Place]) -> dict[int, str] | None:
-    """Find the labels of the validation images.
+def _known_labels(root: Place, above: Sequence[Place]) -> dict[int, str]:
+    """Return the WordNet id of each validation image, by its number from 1 to 50,000.
 
-    Args:
-        folders: where to look for the devkit or Kaggle's list, the nearest first.
-
-    Returns:
-        From an image's number (1 to 50,000) to its WordNet id; None if no list lies there.
+    The devkit or Kaggle's list lies beside the images, or in a folder above.
     """
-    for folder in folders:
+    for folder in (root, *above):
         for name, read in ((f"{_DEVKIT}.tar.gz", _from_devkit), (_KAGGLE_LIST, _from_kaggle)):
             if (folder / name).is_file():
                 return read(folder / name)
-    return None
+    raise NoLabelsError(
+        f"{root} has ImageNet's validation images without their labels: put {_DEVKIT}.tar.gz or "
+        f"{_KAGGLE_LIST} beside them"
+    )
 
 
 def _from_devkit(path: Place) -> dict[int, str]:
     """Combine the devkit's list of class numbers with its table of classes."""
-    try:
-        from scipy.io import loadmat
-    except ModuleNotFoundError as error:
-        raise DataError(
-            f"reading {path} takes scipy: pip install 'fastsiam[convert]'; or put {_KAGGLE_LIST} "
-            "beside the images"
-        ) from error
+    from scipy.io import loadmat
+
     try:
         with tarfile.open(fileobj=io.BytesIO(path.read_bytes()), mode="r:gz") as tar:
 

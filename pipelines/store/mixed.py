@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from .base import NewChunk, Store
 from .decode import ImageRules
-from .files import File
 from .probe import Bytes
 
 
@@ -24,22 +23,22 @@ class MixedStore(Store):
         stores: the data sets, two or more.
     """
 
-    columns: ClassVar[tuple[str, ...]] = (*Store.columns, "sets", "within")
+    columns: ClassVar[tuple[str, ...]] = (*Store.columns, "sets")
     sets: NDArray[np.int64]
-    within: NDArray[np.int64]
-    """(images,) position of each image in its data set."""
 
     def __init__(self, stores: Sequence[Store]) -> None:
         self._stores = stores
         self.kind = f"{len(stores)} data sets: {', '.join(str(store.root) for store in stores[1:])}"
         self.root, self.rules = stores[0].root, stores[0].rules
+        self.files = [file for store in stores for file in store.files]
         lengths = [len(store) for store in stores]
+        self._first = np.cumsum([0, *lengths])
         self.sets = np.repeat(np.arange(len(stores)), lengths)
-        self.within = np.concatenate([np.arange(length) for length in lengths])
         self.classes = tuple(dict.fromkeys(name for store in stores for name in store.classes))
         number = {name: label for label, name in enumerate(self.classes)}
         self.labels = np.concatenate([_labels(store, number) for store in stores])
-        self.groups = _groups(stores)
+        if any(store.groups is not None for store in stores):
+            self.groups = _join_numbers([_pieces(store) for store in stores])
 
     def __str__(self) -> str:
         """Say where the images come from."""
@@ -75,13 +74,8 @@ class MixedStore(Store):
 
     def dimensions(self) -> NDArray[np.int64] | None:
         """Return height and width of each decoded image: (images, 2); None if some are unknown."""
-        found = np.zeros((len(self), 2), np.int64)
-        for number, store in enumerate(self._stores):
-            dimensions, own = store.dimensions(), self.sets == number
-            if dimensions is None:
-                return None
-            found[own] = dimensions[self.within[own]]
-        return found
+        known = [own for store in self._stores if (own := store.dimensions()) is not None]
+        return self._of_whole(known) if len(known) == len(self._stores) else None
 
     def set_rules(self, rules: ImageRules) -> None:
         """Decode by these rules from now on."""
@@ -91,7 +85,7 @@ class MixedStore(Store):
 
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each image: (images,)."""
-        return self._of_each([store.sizes() for store in self._stores])
+        return self._of_whole([store.sizes() for store in self._stores])
 
     def stamp(self) -> str:
         """Return a text that changes when the files do."""
@@ -119,15 +113,6 @@ class MixedStore(Store):
         """Whether images lie on another machine."""
         return any(store.is_remote for store in self._stores)
 
-    def mapped(self) -> Sequence[File]:
-        """Return the files of all data sets that images are read from by ranges."""
-        return [file for store in self._stores for file in store.mapped()]
-
-    def check(self) -> None:
-        """Raise if a mapped file lost bytes."""
-        for store in self._stores:
-            store.check()
-
     def is_intact(self, index: int, data: Bytes) -> bool:
         """Tell whether bytes have the checksum of an image; true where none is held."""
         store, own = self._place(index)
@@ -138,31 +123,25 @@ class MixedStore(Store):
         return "repair the image, or train with another one in its place by --bad-images replace"
 
     def _blocks(self) -> NDArray[np.int64]:
-        blocks, first = [], 0
-        for store in self._stores:
-            blocks.append(store.blocks() + first)
-            first = int(blocks[-1].max(initial=first - 1)) + 1
-        return self._of_each(blocks)
+        return _join_numbers([store.blocks() for store in self._stores])
 
-    def _of_each(self, columns: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-        """Return a column of all images, from those of the data sets."""
-        found = np.empty(len(self), np.int64)
-        for number, column in enumerate(columns):
-            own = self.sets == number
-            found[own] = column[self.within[own]]
-        return found
+    def _of_whole(self, columns: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+        """Return a column of the images, from those of the data sets."""
+        return np.concatenate(columns)[self.in_whole(np.arange(len(self)))]
 
     def _place(self, index: int) -> tuple[Store, int]:
         """Return the data set of an image, and its position there."""
-        return self._stores[self.sets[index]], int(self.within[index])
+        number = self.sets[index]
+        return self._stores[number], self.position(index) - int(self._first[number])
 
     def _parts(
         self, indices: NDArray[np.int64]
     ) -> list[tuple[Store, NDArray[np.int64], NDArray[np.int64]]]:
         """Return each data set that images are of, with their rows and their positions there."""
         sets = self.sets[indices]
+        within = self.in_whole(indices) - self._first[sets]
         return [
-            (self._stores[number], rows, self.within[indices[rows]])
+            (self._stores[number], rows, within[rows])
             for number in np.unique(sets).tolist()
             for rows in [np.flatnonzero(sets == number)]
         ]
@@ -174,13 +153,15 @@ def _labels(store: Store, number: dict[str, int]) -> NDArray[np.int64]:
     return own[np.where(store.labels < len(store.classes), store.labels, -1)]
 
 
-def _groups(stores: Sequence[Store]) -> NDArray[np.int64] | None:
-    """Return the pieces that all images are read in; an image that is read alone is one itself."""
-    if all(store.groups is None for store in stores):
-        return None
-    groups, first = [], 0
-    for store in stores:
-        own = np.arange(len(store)) if store.groups is None else store.groups
-        groups.append(own + first)
-        first += int(own.max(initial=-1)) + 1
-    return np.concatenate(groups)
+def _join_numbers(columns: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Join columns of numbers, each raised above those of the ones before."""
+    raised, first = [], 0
+    for column in columns:
+        raised.append(column + first)
+        first += int(column.max(initial=-1)) + 1
+    return np.concatenate(raised)
+
+
+def _pieces(store: Store) -> NDArray[np.int64]:
+    """Return the pieces that images are read in; an image that is read alone is one itself."""
+    return np.arange(len(store)) if store.groups is None else store.groups

@@ -14,21 +14,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.console import tally
-from fastsiam.errors import DataError, NoSplitError
+from fastsiam.errors import DataError
 from fastsiam.files import quoted
 from fastsiam.kernels.cores import cores
 
 from ..remote import RemoteFile, RemotePath
 from ..remote.path import Place
-from .base import SPLIT_NAMES, Split, Store
-from .columns import Columns, reading, require_pyarrow
+from .base import Split, Store, choose_split, find_split
+from .columns import reading, require_pyarrow
 from .files import FileReader, Mapped
 from .index import ROW, Index, open_index
 from .probe import Bytes
@@ -69,49 +69,68 @@ class ParquetStore(TableStore):
         self._metadata: list[Any] = [table.metadata for table in tables]
         schemas = [table.schema_arrow for table in tables]
         super().__init__(root, files, schemas, [own.num_rows for own in self._metadata], names)
-        groups = [
-            _RowGroup(file, path, own, columns, number)
-            for file, (path, own, columns) in enumerate(
-                zip(files, self._metadata, self._columns, strict=True)
-            )
+        self._row_groups = [
+            (file, number)
+            for file, own in enumerate(self._metadata)
             for number in range(own.num_row_groups)
         ]
-        self._reader: _GroupReader | None = None
+        """File, and number in the file, of each row group."""
         if in_order:  # of an image's size only its group's mean is known
-            facts = [own.metadata.row_group(own.number) for own in groups]
+            facts = [self._metadata[file].row_group(number) for file, number in self._row_groups]
             counts = [own.num_rows for own in facts]
             means = [own.total_byte_size // max(1, own.num_rows) for own in facts]
-            self.groups = np.repeat(np.arange(len(groups)), counts)
-            self._reader = _GroupReader(groups, np.cumsum([0, *counts]))
+            self.groups = np.repeat(np.arange(len(facts)), counts)
+            self._first_images = np.cumsum([0, *counts])
+            self._group, self._next = -1, 0
+            self._images: Iterator[bytes] = iter(())
             nowhere = np.zeros(len(self), np.int64)
-            self._set_places((), nowhere, nowhere, np.repeat(means, counts))
+            self._set_places((), self.file, nowhere, np.repeat(means, counts))
         else:
-            self._index(groups)
+            self._index()
             self._metadata = [None] * len(files)  # megabytes, and only names are read from now on
 
-    def _index(self, groups: Sequence[_RowGroup]) -> None:
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is copied: a copy begins its row group again."""
+        return self.__dict__ | {"_group": -1, "_images": None}
+
+    def _read(self, index: int) -> Bytes:
+        """Return an image's bytes; in order, read on from the one before it in its row group."""
+        if self.groups is None:
+            return super()._read(index)
+        group, position = int(self.groups[index]), self.position(index)
+        if group != self._group or position < self._next:
+            self._group, self._next = group, int(self._first_images[group])
+            self._images = self._read_images(*self._row_groups[group])
+        for data in self._images:
+            self._next += 1
+            if self._next > position:
+                return data
+        file, number = self._row_groups[group]
+        raise DataError(f"{self._paths[file]} is damaged in row group {number}: it ends early")
+
+    def _index(self) -> None:
         """Look up where the images lie."""
         here = [path for path in self._paths if isinstance(path, Path)]
         if len(here) < len(self._paths):
             raise self._unplaced("are on another machine")
         files = [Mapped(path) for path in here]
         source = str(here[0]) if len(here) == 1 else f"{len(here)} parquet files in {self.root}"
-        index = open_index(
-            files, source, lambda: self._build(files, groups, source), column=self._named
-        )
+        index = open_index(files, source, lambda: self._build(files, source), column=self._named)
         rows = index["rows"]
         if len(rows) != len(self):
             raise DataError(f"{self.root} is damaged: its columns are of several lengths")
         self._set_places(files, rows["file"], rows["offset"], rows["size"])
         self._refuse_paths_alone()
 
-    def _build(self, files: Sequence[Mapped], groups: Sequence[_RowGroup], source: str) -> Index:
+    def _build(self, files: Sequence[Mapped], source: str) -> Index:
         """Find the bytes of the images in the files."""
         rows = [np.zeros(0, ROW)]
         pool = ThreadPoolExecutor(cores())
         try:
-            with tally(f"indexing {source}, row groups", len(groups)) as done:
-                for own in pool.map(lambda group: group.find_images(files[group.file]), groups):
+            with tally(f"indexing {source}, row groups", len(self._row_groups)) as done:
+                for own in pool.map(
+                    lambda group: self._find_images(files, *group), self._row_groups
+                ):
                     if own is None:
                         raise self._unplaced("are compressed")
                     rows.append(own)
@@ -129,50 +148,58 @@ class ParquetStore(TableStore):
             "--data DIR"
         )
 
-    def _read(self, index: int) -> Bytes:
-        if self._reader is None:
-            return super()._read(index)
-        return self._reader.read(self.position(index))
+    def _find_images(
+        self, files: Sequence[Mapped], file: int, number: int
+    ) -> NDArray[np.void] | None:
+        """Find the images of a row group in its mapped file; None if they are not there as such.
 
-    def _read_column(self, file: int, column: str, part: str = "") -> Any:
-        leaf = f"{column}.{part}" if part else column
-        with _open_table(self._paths[file], self._metadata[file]) as table:
-            return table.read([leaf]).column(column)
+        They lie one after the other, except for several that are alike, of which one may be stored.
 
+        Raises:
+            DataError: the file is damaged.
+        """
+        path, name = self._paths[file], self._columns[file].bytes
+        with reading(f"{path} is damaged"), _open_table(path, self._metadata[file]) as table:
+            schema = table.metadata.schema
+            names = [schema.column(i).path for i in range(len(schema))]
+            # pyarrow ends the process at damaged metadata of a column, unless it reads them first
+            next(table.iter_batches(1, [number], [name], use_threads=False), None)
+            column = table.metadata.row_group(number).column(names.index(name))
+            if column.path_in_schema != name:
+                raise ValueError(f"row group {number} has no column {name!r}")
+            start = min(filter(None, (column.dictionary_page_offset, column.data_page_offset)))
+            end = start + column.total_compressed_size
+            if column.compression != "UNCOMPRESSED":
+                return None
+        rows, behind = [], start
+        for data in self._read_images(file, number):
+            at = files[file].find(data, behind, end)
+            if at < 0 and (at := files[file].find(data, start, end)) < 0:
+                return None
+            rows.append((at, len(data), -1, file, 0, 0, 0))
+            behind = max(behind, at + len(data))
+        return np.array(rows, ROW)
 
-class _GroupReader:
-    """Reads the images of row groups in order.
-
-    Args:
-        groups: all of them.
-        first: (groups + 1,) position of each group's first image.
-    """
-
-    def __init__(self, groups: Sequence[_RowGroup], first: NDArray[np.int64]) -> None:
-        self._groups, self._first = groups, first
-        self._group, self._next = -1, 0
-        self._images: Iterator[bytes] = iter(())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to make it again: at its beginning."""
-        return _GroupReader, (self._groups, self._first)
-
-    def read(self, position: int) -> bytes:
-        """Return an image's bytes, none if its row has none; begin its group again to go back.
+    def _read_images(self, file: int, number: int) -> Iterator[bytes]:
+        """Read the images of a row group: their bytes, empty where a row has none.
 
         Raises:
             DataError: the group is damaged.
         """
-        group = int(np.searchsorted(self._first, position, side="right")) - 1
-        if group != self._group or position < self._next:
-            self._group, self._next = group, int(self._first[group])
-            self._images = self._groups[group].images()
-        for data in self._images:
-            self._next += 1
-            if self._next > position:
-                return data
-        own = self._groups[group]
-        raise DataError(f"{own.path} is damaged in row group {own.number}: it ends early")
+        from pyarrow import Table
+
+        path, leaf = self._paths[file], self._columns[file].bytes
+        with (
+            reading(f"{path} is damaged in row group {number}"),
+            _open_table(path, self._metadata[file]) as table,
+        ):
+            for batch in table.iter_batches(_BATCH, [number], [leaf], use_threads=False):
+                for data in Table.from_batches([batch]).flatten().column(leaf):
+                    yield data.as_py() or b""
+
+    def _read_leaf(self, file: int, leaf: str) -> Any:
+        with _open_table(self._paths[file], self._metadata[file]) as table:
+            return table.read([leaf]).flatten().column(leaf)
 
 
 def open_parquet(
@@ -185,41 +212,23 @@ def open_parquet(
         DataError: there are no parquet files, or they lie in several folders, or as
             ``ParquetStore``.
     """
-    if root.is_file() and split == "train":
-        return ParquetStore(root, [root], names, in_order=in_order)
-    if root.is_file() and not root.name.lower().startswith("train"):
-        raise NoSplitError(f"{root} has no {split} split beside it")
-    folder = root.parent if root.is_file() else root
-    files = _of_split(folder, split)
-    if len(homes := sorted({path.parent for path in files})) > 1:
-        some = ", ".join(str(_below(home, folder)) for home in homes[:3])
-        raise DataError(
-            f"{folder} has {split} images in several folders of parquet files ({some}): name one "
-            f"of them, such as {homes[0]}"
-        )
-    return ParquetStore(folder, files, names, in_order=in_order)
-
-
-def _of_split(root: Place, split: Split) -> list[Place]:
-    """Return a split's files in a folder and below it, chosen by their names."""
-    files: list[Place] = sorted(
+    if root.is_file():
+        return ParquetStore(root, find_split(root, split), names, in_order=in_order)
+    found: list[Place] = sorted(
         path
         for path in root.rglob(f"*{PARQUET}")
         if not any(part.startswith(".") for part in _below(path, root).parts)
     )
-    if not files:
-        raise DataError(f"{root} holds no .parquet files")
-    for word in SPLIT_NAMES[split]:
-        named = [path for path in files if path.stem.lower().startswith(word)]
-        named = named or [path for path in files if path.parent.name.lower() == word]
-        if named:
-            return named
-    words = [word for names in SPLIT_NAMES.values() for word in names]
-    if split == "train" and not any(path.stem.lower().startswith(tuple(words)) for path in files):
-        return files
-    raise NoSplitError(
-        f"{root} has no parquet files of the {split} split (named {SPLIT_NAMES[split][0]}-...)"
-    )
+    if not found:
+        raise DataError(f"{root} holds no {PARQUET} files")
+    files = choose_split(split, found, root)
+    if len(homes := sorted({path.parent for path in files})) > 1:
+        some = ", ".join(str(_below(home, root)) for home in homes[:3])
+        raise DataError(
+            f"{root} has {split} images in several folders of parquet files ({some}): name one "
+            f"of them, such as {homes[0]}"
+        )
+    return ParquetStore(root, files, names, in_order=in_order)
 
 
 def _below(path: Place, folder: Place) -> PurePath:
@@ -246,65 +255,3 @@ def _open_table(path: Place, metadata: Any = None) -> Any:
             return parquet.ParquetFile(reader, metadata=metadata, pre_buffer=True)
         # mapped: else pyarrow reads all images of a row group into memory
         return parquet.ParquetFile(path, metadata=metadata, memory_map=True)
-
-
-class _RowGroup(NamedTuple):
-    """The images of one row group."""
-
-    file: int
-    """Number of the file among those of the data set."""
-    path: Place
-    metadata: Any
-    """Of the file, as pyarrow has it."""
-    columns: Columns
-    number: int
-    """Of the group in the file."""
-
-    def images(self) -> Iterator[bytes]:
-        """Read the images: their bytes, empty where a row has none.
-
-        Raises:
-            DataError: the group is damaged.
-        """
-        with reading(f"{self.path} is damaged in row group {self.number}"), self._open() as table:
-            for images in self._batches(table, _BATCH):
-                for data in images if self.columns.bare else images.field("bytes"):
-                    yield data.as_py() or b""
-
-    def find_images(self, file: Mapped) -> NDArray[np.void] | None:
-        """Find the images in the mapped file; None if they are not there as they are.
-
-        They lie one after the other, except for several that are alike, of which one may be stored.
-
-        Raises:
-            DataError: the file is damaged.
-        """
-        name = self.columns.bytes
-        with reading(f"{self.path} is damaged"), self._open() as table:
-            schema = table.metadata.schema
-            names = [schema.column(i).path for i in range(len(schema))]
-            # pyarrow ends the process at damaged metadata of a column, unless it reads them first
-            next(self._batches(table, 1), None)
-            column = table.metadata.row_group(self.number).column(names.index(name))
-            if column.path_in_schema != name:
-                raise ValueError(f"row group {self.number} has no column {name!r}")
-            start = min(filter(None, (column.dictionary_page_offset, column.data_page_offset)))
-            end = start + column.total_compressed_size
-            if column.compression != "UNCOMPRESSED":
-                return None
-        rows, behind = [], start
-        for data in self.images():
-            at = file.find(data, behind, end)
-            if at < 0 and (at := file.find(data, start, end)) < 0:
-                return None
-            rows.append((at, len(data), -1, self.file, 0, 0, 0))
-            behind = max(behind, at + len(data))
-        return np.array(rows, ROW)
-
-    def _open(self) -> Any:
-        return _open_table(self.path, self.metadata)
-
-    def _batches(self, table: Any, rows: int) -> Iterator[Any]:
-        column = self.columns.bytes
-        batches = table.iter_batches(rows, [self.number], [column], use_threads=False)
-        return (batch.column(0) for batch in batches)

@@ -95,8 +95,6 @@ def probe(data: Bytes) -> Probe:
     """
     if data[:2] == _SOI:
         return _jpeg(data)
-    if not len(data):
-        raise ValueError("it is empty")
     image = opened_by_pillow(data)
     flags = int(Flags.NOT_JPEG)
     if has_alpha(image):

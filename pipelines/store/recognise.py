@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from fastsiam.files import explained
 
 from ..remote.path import Place, RemotePath, opened
 from .archive import ArchiveStore
-from .base import SPLIT_NAMES, Split, Store, is_image_name
+from .base import SPLIT_NAMES, Split, Store, choose_split, find_split, is_image_name, list_visible
 from .beton import BetonStore
 from .cifar import ARCHIVES as CIFAR_ARCHIVES
 from .cifar import CifarStore
@@ -28,7 +27,7 @@ from .parquet import PARQUET, ParquetStore, open_parquet
 from .table import ArrowStore, TableStore, is_saved_dataset
 
 _KAGGLE = "ILSVRC/Data/CLS-LOC"
-_PART = re.compile(r"(\w+)-(\d{5})-of-(\d{5})\.beton")
+_PART = re.compile(r"\w+-(\d{5})-of-(\d{5})\.beton")
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
 
 
@@ -99,38 +98,36 @@ def beton_files(folder: Place, split: Split) -> Sequence[Place]:
         whole = folder / f"{split}.beton"
         if whole.is_file():
             return [whole]
-        found = sorted(p for p in folder.glob(f"{split}-*.beton") if _PART.fullmatch(p.name))
-    if not found:
+        parts = {
+            (int(match[2]), int(match[1])): path
+            for path in folder.glob(f"{split}-*.beton")
+            if (match := _PART.fullmatch(path.name))
+        }
+    if not parts:
         return []
-    matches = [match for path in found if (match := _PART.fullmatch(path.name))]
-    counts, numbers = {int(match[3]) for match in matches}, {int(match[2]) for match in matches}
-    if len(counts) > 1:
-        raise DataError(f"{folder} holds parts of several conversions ({found[0].name}, ...)")
-    count = counts.pop()
-    if missing := sorted({*range(1, count + 1)} - numbers):
+    count, _ = max(parts)
+    if any(own != count for own, _ in parts):
+        raise DataError(f"{folder} holds parts of several conversions, of {split} images")
+    if missing := [str(n) for n in range(1, count + 1) if (count, n) not in parts]:
         raise DataError(
-            f"{folder} lacks of the {count} parts of its {split} images: "
-            f"{', '.join(map(str, missing))}; convert them too, with --part"
+            f"{folder} lacks of the {count} parts of its {split} images: {', '.join(missing)}; "
+            "convert them too, with --part"
         )
-    return found
+    return [parts[key] for key in sorted(parts)]
 
 
 def _open_file(path: Place, split: Split, columns: ColumnNames, in_order: bool) -> Store:
     if path.suffix == ".beton":
         if split == "train":
             return BetonStore(path)
-        beside = path.with_name("val.beton")
-        if path.name == "train.beton" and beside.is_file():
-            return BetonStore(beside)
-        raise NoSplitError(f"{path} has no val.beton beside it")
+        beside = path.with_name(path.name.replace("train", "val"))
+        if beside == path or not beside.is_file():
+            raise NoSplitError(f"{path} has no {split} split beside it")
+        return BetonStore(beside)
     if path.name in CIFAR_ARCHIVES:
         return CifarStore(on_disk(path), split)
     if path.suffix == ".tar":
-        if split == "train":
-            return ArchiveStore([path])
-        if "train" in _words(path):
-            return _open_tars(path.parent, split)
-        raise NoSplitError(f"{path} holds no val images: they lie in a tar of their own")
+        return ArchiveStore(find_split(path, split))
     if path.suffix == PARQUET:
         return open_parquet(path, split, columns, in_order=in_order)
     if path.suffix.lower() == CSV:
@@ -161,12 +158,12 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
     for name in SPLIT_NAMES[split]:
         if name in folders:
             return _open_images(folders[name], split, columns, in_order)
-    if _tars(root):
-        return _open_tars(root, split)
+    if tars := list_visible(root, ".tar"):
+        return ArchiveStore(choose_split(split, tars, root))
     for name in CIFAR_ARCHIVES:
         if (root / name).is_file():
             return CifarStore(on_disk(root / name), split)
-    if any(_has_file(folder, f"*{PARQUET}") for folder in (root, *folders.values())):
+    if any(map(_has_parquet, (root, *folders.values()))):
         return open_parquet(root, split, columns, in_order=in_order)
     if split == "val":
         raise NoSplitError(f"{root} has no val/ or test/ folder and no val.beton")
@@ -178,45 +175,23 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
 
 def _open_images(folder: Place, split: Split, columns: ColumnNames, in_order: bool) -> Store:
     """Open the images of one split: all that a folder holds, in whatever form."""
-    if tars := _tars(folder):
+    if tars := list_visible(folder, ".tar"):
         return ArchiveStore(tars)
     if isinstance(folder, Path) and is_saved_dataset(folder):
         return ArrowStore(folder, columns)
-    if _has_file(folder, f"*{PARQUET}"):
-        files = sorted(path for path in folder.glob(f"*{PARQUET}") if path.name[0] != ".")
-        return ParquetStore(folder, files, columns, in_order=in_order)
+    if _has_parquet(folder):
+        return ParquetStore(folder, list_visible(folder, PARQUET), columns, in_order=in_order)
     return FolderStore(on_disk(folder))
 
 
-def _has_file(folder: Place, pattern: str) -> bool:
-    """Tell whether a file of such a name is in a folder; one of images is not listed to its end."""
+def _has_parquet(folder: Place) -> bool:
+    """Tell whether a folder has parquet files; one of images is not listed to its end."""
     with explained(DataError, f"cannot list {folder}"):
         entries = os.scandir(folder) if isinstance(folder, Path) else folder.iterdir()
         with contextlib.closing(entries):
             for entry in entries:
-                if fnmatchcase(entry.name, pattern) and not entry.name.startswith("."):
+                if entry.name.endswith(PARQUET) and not entry.name.startswith("."):
                     return True
                 if is_image_name(entry.name):
                     return False
     return False
-
-
-def _tars(folder: Place) -> Sequence[Place]:
-    """Return a folder's tars."""
-    return sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
-
-
-def _open_tars(folder: Place, split: Split) -> Store:
-    """Open the tars whose names hold the split's; all for training, if no name tells a split."""
-    tars = _tars(folder)
-    for word in SPLIT_NAMES[split]:
-        if chosen := [path for path in tars if word in _words(path)]:
-            return ArchiveStore(chosen)
-    known = {word for names in SPLIT_NAMES.values() for word in names}
-    if split == "val" or any(_words(path) & known for path in tars):
-        raise NoSplitError(f"{folder} has no tar with '{split}' in its name")
-    return ArchiveStore(tars)
-
-
-def _words(path: Place) -> set[str]:
-    return set(re.split(r"[^a-z]+", path.stem.lower()))

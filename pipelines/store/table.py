@@ -12,6 +12,7 @@ import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ from numpy.typing import NDArray
 
 from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.errors import DataError
-from fastsiam.files import explained, parsed_json
+from fastsiam.files import parsed_json
 
 from ..remote.path import Place
 from .base import PlacedStore, blocks
-from .columns import Columns, columns_of, errors, read_labels, reading, require_pyarrow
+from .columns import Columns, columns_of, read_labels, reading, require_pyarrow
 from .files import Mapped
+from .index import file_facts
 from .labels import number_classes
 from .probe import Bytes
 
@@ -63,8 +65,8 @@ class TableStore(PlacedStore):
         self._named = next((own.named for own in self._columns if own.named), "")
         """The image column, if it would not have been found."""
         self._first_rows = np.cumsum([0, *rows])
-        self._names: list[str | None] | None = None
-        images = int(self._first_rows[-1])
+        self.file = np.repeat(np.arange(len(paths)), rows)
+        images = len(self.file)
         if not images:
             raise DataError(f"{root} holds tables without rows")
         self.labels, self.classes = np.full(images, -1), ()
@@ -72,41 +74,33 @@ class TableStore(PlacedStore):
             labels = []
             for file, (path, own) in enumerate(zip(paths, self._columns, strict=True)):
                 with reading(f"{path} is damaged in column {own.label!r}"):
-                    labels.append(self._read_column(file, str(own.label)))
+                    labels.append(self._read_leaf(file, str(own.label)))
             known = self._columns[0].classes
             self.labels, self.classes = number_classes(read_labels(labels, root), root, known)
 
-    def _read(self, index: int) -> Bytes:
-        return super().read(index)
-
     @abstractmethod
-    def _read_column(self, file: int, column: str, part: str = "") -> Any:
-        """Read a column of a file, as Arrow has it; of a struct, a part suffices."""
+    def _read_leaf(self, file: int, leaf: str) -> Any:
+        """Read a column of a file, or a part of one such as ``image.path``, as Arrow has it."""
 
     def name(self, index: int) -> str:
         """Return the path that the row names, else its number; the class before it."""
-        own = self._own_name(index) or f"row {self.position(index)}"
-        label = int(self.labels[index])
+        position, label = self.position(index), int(self.labels[index])
+        own = self._named_paths[position] or f"row {position}"
         return f"{self.classes[label]}/{own}" if label >= 0 else own
 
     def where(self, index: int) -> str:
         """Return file, row and name of an image, for messages."""
-        row = self.position(index)
-        number = int(np.searchsorted(self._first_rows, row, side="right")) - 1
-        row -= int(self._first_rows[number])
+        number = int(self.file[index])
+        row = self.position(index) - int(self._first_rows[number])
         return f"row {row} of {self._paths[number]} ({self.name(index)})"
 
     def _blocks(self) -> NDArray[np.int64]:
-        rows = np.arange(len(self))
-        return blocks(np.searchsorted(self._first_rows, rows, side="right"), rows)
+        return blocks(self.file, np.arange(len(self)))
 
     def stamp(self) -> str:
         """Return a text that changes with the files' names, sizes and times, and the column."""
-        with explained(DataError, f"cannot read the files of {self.root}"):
-            stats = [(path.name, path.stat()) for path in self._paths]
-        found: list[object] = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-        found += [columns.named for columns in self._columns if columns.named]
-        return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+        named = [columns.named for columns in self._columns if columns.named]
+        return hashlib.sha256(json.dumps([*file_facts(self._paths), *named]).encode()).hexdigest()
 
     def read(self, index: int) -> Bytes:
         """Return an image's bytes.
@@ -116,33 +110,29 @@ class TableStore(PlacedStore):
         """
         if len(data := self._read(index)):
             return data
-        named = self._own_name(index)
+        named = self._named_paths[self.position(index)]
         raise self.cannot_decode(
             index, "the row has no bytes" + (f", but the path {named} alone" if named else "")
         )
 
-    def _own_name(self, index: int) -> str | None:
-        if self._names is None:
-            self._names = self._named_paths()
-        return self._names[self.position(index)]
+    def _read(self, index: int) -> Bytes:
+        return super().read(index)
 
+    @cached_property
     def _named_paths(self) -> list[str | None]:
-        """Read the path that each row names, if any: (images,)."""
-        from pyarrow import compute
-
+        """The path that each row names, if any: (images,)."""
         paths: list[str | None] = []
         rows = np.diff(self._first_rows).tolist()
         for file, (columns, count) in enumerate(zip(self._columns, rows, strict=True)):
             own: list[str | None] = []
-            with contextlib.suppress(*errors()):  # an image column without paths
-                images = self._read_column(file, columns.image, "path")
-                own = compute.struct_field(images, "path").to_pylist()
+            with contextlib.suppress(DataError), reading("no paths beside the images"):
+                own = self._read_leaf(file, f"{columns.image}.path").to_pylist()
             paths += own if len(own) == count else [None] * count
         return paths
 
     def _refuse_paths_alone(self) -> None:
         """Raise a ``DataError`` if no row has bytes, and some have paths of files."""
-        if not self.size.any() and (path := next(filter(None, self._named_paths()), None)):
+        if not self.size.any() and (path := next(filter(None, self._named_paths), None)):
             raise DataError(
                 f"{self.root} holds paths of images (such as {path}), not their bytes: point "
                 "--data at the folder of those files, or write the data set with save_to_disk of "
@@ -170,17 +160,18 @@ class ArrowStore(TableStore):
     def __init__(self, root: Path, names: ColumnNames = AUTOMATIC) -> None:
         require_pyarrow(root)
         paths = _data_files(root)
-        self._mapped = files = [Mapped(path) for path in paths]
+        files = [Mapped(path) for path in paths]
+        self._mapped = files
         tables = [_read(file) for file in files]
         schemas, rows = [table.schema for table in tables], list(map(len, tables))
         super().__init__(root, paths, schemas, rows, names)
         columns = zip(files, self._columns, tables, strict=True)
         start, size = np.hstack([_places(*own) for own in columns])
-        self._set_places(files, np.repeat(np.arange(len(files)), rows), start, size)
+        self._set_places(files, self.file, start, size)
         self._refuse_paths_alone()
 
-    def _read_column(self, file: int, column: str, part: str = "") -> Any:
-        return _read(self._mapped[file]).column(column)
+    def _read_leaf(self, file: int, leaf: str) -> Any:
+        return _read(self._mapped[file]).flatten().column(leaf)
 
 
 def is_saved_dataset(folder: Path) -> bool:
@@ -208,28 +199,20 @@ def _read(file: Mapped) -> Any:
 
 def _places(file: Mapped, columns: Columns, table: Any) -> NDArray[np.int64]:
     """Return where the images of a table begin in the file, and their sizes: (2, images)."""
-    images = table.column(columns.image)
-    places = [np.zeros((2, 0), np.int64)]
-    for chunk in images.chunks:
-        data = chunk if columns.bare else chunk.field("bytes")
-        there = np.asarray(data.is_valid()) & np.asarray(chunk.is_valid())
-        start, size = _places_of_chunk(file, data)
-        places.append(np.stack([start, size * there]))
-    return np.hstack(places)
+    chunks = table.flatten().column(columns.bytes).chunks
+    return np.hstack([np.zeros((2, 0), np.int64), *(_places_of(file, data) for data in chunks)])
 
 
-def _places_of_chunk(file: Mapped, data: Any) -> NDArray[np.int64]:
+def _places_of(file: Mapped, data: Any) -> NDArray[np.int64]:
     """Return where the values of an Arrow array of bytes begin in the file, and their sizes."""
-    import pyarrow
-
-    wide = pyarrow.types.is_large_binary(data.type)
     _, offsets, content = data.buffers()
     if not len(data) or content is None or not content.size:
         return np.zeros((2, len(data)), np.int64)
     end = data.offset + len(data) + 1  # the buffer may be longer, by any number of bytes
+    wide = str(data.type).startswith("large")
     edges = np.frombuffer(offsets, np.int64 if wide else np.int32, end)[data.offset :]
     edges = edges.astype(np.int64)
     begin = content.address - file.address
     if not 0 <= begin <= len(file) - content.size:
         raise DataError(f"{file.path} is compressed: save the data set again without compression")
-    return np.stack([begin + edges[:-1], np.diff(edges)])
+    return np.stack([begin + edges[:-1], np.diff(edges) * np.asarray(data.is_valid())])

@@ -7,6 +7,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import pytest
 from hypothesis import given, settings
@@ -16,8 +17,9 @@ from typer.testing import CliRunner
 from fastsiam import cli
 from fastsiam.cli.options import Commands
 from fastsiam.config import BYOLConfig, SimSiamConfig, TrainConfig
-from fastsiam.config.flags import train_settings
+from fastsiam.config.files import merge, read_settings, to_toml
 from fastsiam.config.recipes import RECIPES
+from fastsiam.config.train import train_settings
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.command import train_here
 from tests.config.strategies import configs
@@ -73,6 +75,18 @@ def test_the_help_of_train_has_every_option_in_its_section_with_its_default() ->
     assert "--crop" in said and "[default:32]" in said and "--hue" not in said
 
 
+def test_the_help_describes_a_shared_option_for_each_method() -> None:
+    """As the chosen method's, or once for each method if that one has none of the name."""
+    said = "".join(help_of("train", "--help-all").split())
+    assert "--cropINTEGER[,...]Sideofaview" in said and "--viewsINTEGERNumber" in said
+    for text in ("tokeepasnegatives.[default:65536]", "whichbalancesmallones;0:none.[default:0]"):
+        assert text in said
+    assert said.count("--symmetric/--no-symmetric") == 1
+    said = "".join(help_of("train", "--method", "mocov2", "--help-all").split())
+    assert said.count("--queueINTEGER") == 1 and "tokeepasnegatives.[default:65536]" in said
+    assert "Usebothviewsasqueries" in said and "Predicteachviewfromtheother" not in said
+
+
 @pytest.mark.parametrize("group", [(), ("convert",), ("eval",), ("bench",)])
 def test_no_summary_of_a_command_is_cut(group: tuple[str, ...]) -> None:
     _, _, commands = help_of(*group).partition("Commands:\n")
@@ -82,8 +96,14 @@ def test_no_summary_of_a_command_is_cut(group: tuple[str, ...]) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(configs())
-def test_settings_survive_the_command_line(config: TrainConfig) -> None:
+def test_settings_survive_the_command_line_and_files(config: TrainConfig) -> None:
     assert parse(*flags(config)) == ("imagenet", config)
+    assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    with NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
+        file.write(to_toml(config, recipe="imagenet"))
+        file.flush()
+        read = merge(read_settings(Path(file.name)))
+    assert (read.recipe, TrainConfig.from_flags(read.flags)) == ("imagenet", config)
 
 
 def test_a_method_brings_its_own_options_and_defaults(tmp_path: Path) -> None:
@@ -166,10 +186,10 @@ def test_the_settings_of_a_run_that_continues(
         assert Path(parse("--resume", "last.pt")[1].run.out).resolve() == run
     file.write_text('[run]\nout = ""\nlog_every = 9\nresume = "auto"\n')
     config = parse("--config", str(file), "--resume", str(run))[1]
-    own = {"max_steps": 6, "resume": str(run), "out": str(run)}
-    assert config == with_settings(begun, **own, log_every=9)
+    resumed = with_settings(begun, max_steps=6, resume=str(run), out=str(run))
+    assert config == with_settings(resumed, log_every=9)
     file.write_text(f'[run]\nresume = "{run}"\n')
-    assert parse("--config", str(file))[1] == with_settings(begun, **own)
+    assert parse("--config", str(file))[1] == resumed
 
     for path in (run, run / "config.json"):  # a new run with the same settings is elsewhere
         recipe, config = parse("--config", str(path), "--lr", "0.125")
@@ -177,8 +197,16 @@ def test_the_settings_of_a_run_that_continues(
     old = parse("--config", str(ROOT / "tests" / "data" / "run-0.1"))[1]
     assert (old.augment.crop, old.model.width, old.run.out) == (16, 4, "")
 
+    branch = tmp_path / "branch"  # keeps its own rate and length, whatever the run has
+    own = {"lr": 0.125, "extend": 9, "resume": str(run), "out": str(branch)}
+    record = {"recipe": "demo", "config": with_settings(begun, **own).to_dict()}
+    branch.mkdir()
+    (branch / "config.json").write_text(json.dumps(record))
+    config = parse("--resume", str(run), "--out", str(branch))[1]
+    assert config == with_settings(begun, max_steps=6, **own)
+
     (run / "config.json").unlink()  # the checkpoint has the settings, too
-    assert parse("--resume", str(run))[1] == with_settings(begun, **own)
+    assert parse("--resume", str(run))[1] == resumed
     alone = Path(shutil.copy(last, tmp_path / "alone.pt"))
     config = parse("--resume", str(alone))[1]
     assert config == with_settings(begun, max_steps=6, resume=str(alone), out="")
@@ -203,17 +231,6 @@ def test_a_run_continues_by_its_folder_alone(begun: TrainConfig, tmp_path: Path)
     assert "lr: 0.25 -> 9.0" in said
     said = fastsiam("train", "--resume", run, "--epochs", "7", code=1).stderr
     assert "epochs: 5 -> 7" in said and "train longer (--extend EPOCHS)" in said
-
-
-def test_a_branch_of_a_longer_run_keeps_its_own_length(begun: TrainConfig, tmp_path: Path) -> None:
-    """The run's --extend is not that of the branch, which was given another."""
-    run, branch = str(tmp_path / "run"), str(tmp_path / "branch")
-    fastsiam("train", "--resume", run, "--extend", "5", "--max-steps", "7")
-    fastsiam("train", "--resume", run, "--out", branch, "--extend", "6", "--max-steps", "8")
-    said = fastsiam("train", "--resume", run, "--out", branch).stderr
-    assert "is at step 8 of 18; --max-steps 0 continues" in said
-    said = fastsiam("train", "--resume", run, "--out", branch, "--lr", "9", code=1).stderr
-    assert "lr: 0.25 -> 9.0" in said
 
 
 def test_what_is_no_run_is_one_line(tmp_path: Path) -> None:

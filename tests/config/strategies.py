@@ -8,10 +8,10 @@ from hypothesis import reject
 from hypothesis import strategies as st
 
 from fastsiam.config import METHOD_CONFIGS, TrainConfig, ViewConfig
-from fastsiam.config.files import merge
-from fastsiam.config.flags import from_flags, train_settings
+from fastsiam.config.files import Settings, merge
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.setting import Setting, settings_of
+from fastsiam.config.train import train_settings
 
 TEXTS = {
     "data": ["", 's3://a/b"', 'a "b"\\c\té'],
@@ -32,17 +32,17 @@ def configs(draw: st.DrawFn) -> TrainConfig:
     views = len(RECIPES[recipe]().augment.views)
     methods = [*METHOD_CONFIGS] if views == 2 else ["fastsiam", "swav"]
     method = draw(st.sampled_from(methods))
-    flags = dict(merge(recipe=recipe, method=method).flags)
+    flags = dict(merge(Settings(recipe=recipe, flags={"method": method})).flags)
     known = train_settings() | settings_of(METHOD_CONFIGS[method])
     names = sorted(flags.keys() - {"views", "method", "nodes", "weights"})
     for name in draw(st.lists(st.sampled_from(names), max_size=4, unique=True)):
         one = value(known[name])
-        if known[name].owner is ViewConfig:
+        if name in settings_of(ViewConfig):
             several = st.lists(one, min_size=views, max_size=views)
             one = one | several.map(lambda each: ",".join(map(str, each)))
         flags[name] = draw(one)
     try:
-        return from_flags(flags)
+        return TrainConfig.from_flags(flags)
     except ValueError:  # settings that contradict each other
         reject()
 

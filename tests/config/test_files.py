@@ -10,8 +10,8 @@ import pytest
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.files import Settings, merge, read_settings, to_toml
-from fastsiam.config.flags import from_flags, to_flags, train_settings
 from fastsiam.config.recipes import RECIPES
+from fastsiam.config.train import train_settings
 from fastsiam.errors import FastSiamError
 from tests.configs import with_settings
 from tests.conftest import ROOT
@@ -29,7 +29,7 @@ def test_every_setting_is_written_with_a_comment() -> None:
     lines = to_toml(config, recipe="cifar10").splitlines()
     assert max(map(len, lines)) <= 100
     text = " ".join(line.removeprefix("# ") for line in lines)
-    for name in to_flags(config):
+    for name in config.to_flags():
         one = train_settings()[name]
         assert f" {name} = " in text and " ".join(one.help.split()) in text, name
         assert one.section in text
@@ -60,7 +60,7 @@ step:
 
 @pytest.mark.parametrize(("name", "text"), [("a.toml", TOML), ("a.yaml", YAML)])
 def test_the_same_settings_in_every_format(name: str, text: str, tmp_path: Path) -> None:
-    settings = merge(files=[read_settings(write(tmp_path, text, name))])
+    settings = merge(read_settings(write(tmp_path, text, name)))
     expected = with_settings(
         RECIPES["cifar10"](),
         lr=1.0,
@@ -69,22 +69,19 @@ def test_the_same_settings_in_every_format(name: str, text: str, tmp_path: Path)
         mean=(0.0, 0.5, 1.0),
         compile="off",
     )
-    assert (settings.recipe, from_flags(settings.flags)) == ("cifar10", expected)
-    empty = merge(files=[read_settings(write(tmp_path, "", name))])
-    assert from_flags(empty.flags) == RECIPES["imagenet"]()
+    assert (settings.recipe, TrainConfig.from_flags(settings.flags)) == ("cifar10", expected)
+    empty = merge(read_settings(write(tmp_path, "", name)))
+    assert TrainConfig.from_flags(empty.flags) == RECIPES["imagenet"]()
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("a.toml", "[optim]\nlrr = 1", r"unknown setting 'lrr'; did you mean lr\?"),
-        ("a.toml", "recipe = 'imagnet'", r"unknown recipe 'imagnet'; did you mean imagenet\?"),
         ("a.toml", "[model]\nmethod = 'none'", r"unknown method 'none'; there are .*simsiam"),
         ("a.toml", "lr = = 1", "line 1"),
         ("a.yaml", "a: [1", "line 1"),
-        ("a.json", "{", "line 1"),
         ("a.yaml", "- 1", "it must be a table of settings"),
-        ("a.yaml", '"o\\np": 1', r"unknown setting 'o\\np'"),
         ("a.json", '{"config": 3}', "settings must be a table of sections"),
         ("a.json", '{"config": {"optim": {"lr": "fast"}}}', r"optim\.lr must be a number"),
         ("a.txt", "", r"settings are in files \.toml, \.yaml, \.yml, \.json, or in a run's folder"),
@@ -118,18 +115,20 @@ def test_a_run_of_0_1_is_read_without_its_place() -> None:
     assert settings.recipe == "imagenet" and settings.flags["predictor_dim"] == 4
     record: dict[str, Any] = json.loads((old / "config.json").read_text())["config"]
     config = TrainConfig.from_dict(record)
-    assert from_flags(merge(files=[settings]).flags) == with_settings(config, out="", resume="auto")
+    assert TrainConfig.from_flags(merge(settings).flags) == with_settings(
+        config, out="", resume="auto"
+    )
 
 
 def test_files_add_up_and_a_chosen_method_drops_the_others_settings() -> None:
     weak = Settings(recipe="cifar10", flags={"lr": 1.0, "batch": 64, "predictor_dim": 7})
     strong = Settings(flags={"lr": 2.0})
-    both = merge(files=[weak, strong])
+    both = merge(weak, strong)
     assert (both.recipe, both.flags["lr"], both.flags["batch"]) == ("cifar10", 2.0, 64)
-    assert merge(recipe="demo", files=[weak]).recipe == "demo"
+    assert merge(weak, Settings(recipe="demo")).recipe == "demo"
     with everything.registered():
-        other = merge(method="everything", files=[weak, Settings(flags={"queue": 5})]).flags
+        other = merge(weak, Settings(flags={"queue": 5, "method": "everything"})).flags
         assert "predictor_dim" not in other and other["queue"] == 5 and other["lr"] == 1.0
-        from_flags({**other, "views": 3})
+        TrainConfig.from_flags({**other, "views": 3})
         with pytest.raises(ValueError, match="queue is no setting of simsiam"):
-            from_flags(merge(files=[Settings(flags={"queue": 5})]).flags)
+            TrainConfig.from_flags(merge(Settings(flags={"queue": 5})).flags)

@@ -18,10 +18,9 @@ from fastsiam.config.evaluate import (
     LinearConfig,
     NeighboursConfig,
 )
+from fastsiam.config.run import SlurmConfig, VerifyConfig
 from fastsiam.config.setting import Config, setting, settings_of
-from fastsiam.config.slurm import SlurmConfig
 from fastsiam.config.study import StudyRunConfig, StudyTableConfig
-from fastsiam.config.verify import VerifyConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from fastsiam.config import TrainConfig
-from fastsiam.config.nodes import NodesConfig
+from fastsiam.config.run import NodesConfig
 from fastsiam.distributed.launch import address_towards, interface_of, is_own
 from fastsiam.errors import RANK_LOST
 from tests.configs import flags, with_settings
@@ -264,7 +264,7 @@ def test_where_machines_meet(text: str, where: tuple[str, int]) -> None:
     assert NodesConfig(rendezvous=text).meeting == where
 
 
-@pytest.mark.parametrize("text", ["node1:", ":1", "node1:x", "node1:70000"])
+@pytest.mark.parametrize("text", [":1", "node1:x", "node1:70000", "fe80::1"])
 def test_where_they_cannot_meet(text: str) -> None:
     with pytest.raises(ValueError, match="rendezvous is HOST:PORT"):
         _ = NodesConfig(rendezvous=text).meeting

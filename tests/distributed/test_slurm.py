@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fastsiam.config import TrainConfig
-from fastsiam.config.slurm import SlurmConfig
+from fastsiam.config.run import SlurmConfig
 from fastsiam.distributed import slurm
 from fastsiam.distributed.slurm import slurm_script
 from fastsiam.errors import FastSiamError

@@ -40,8 +40,11 @@ MOCO = ModelConfig(backbone="resnet18", method=MoCoV2Config(**HEAD, projector_di
 SWAV = ModelConfig(method=SwAVConfig(**HEAD, projector_dim=24, prototypes=12))
 R50 = model_of(dim=64, predictor_dim=16)
 
+NARROW = changed_model(TINY, stem="cifar-pad2", width=6)
+FASTSIAM = replace(R18, method=FastSiamConfig(dim=512, predictor_dim=32))
+NO_RELU = small(backbone="resnet10", stem="cifar-no-relu")
 EXPORTS = {
-    "plain, narrow": ("plain", ".safetensors", TINY, "fastsiam"),
+    "plain, narrow": ("plain", ".safetensors", NARROW, "fastsiam"),
     "plain of timm": ("plain", ".safetensors", small(backbone="timm/test_vit"), "timm"),
     "plain, small stem": ("plain", ".pth.tar", small(stem="cifar"), "torchvision"),
     "torchvision": ("torchvision", ".pth", changed_model(R18, projector_layers=2), "torchvision"),
@@ -51,30 +54,9 @@ EXPORTS = {
     "simsiam": ("simsiam", ".pth.tar", R18, "torchvision"),
     "moco": ("moco", ".pth", MOCO, "torchvision"),
     "swav": ("swav", ".pth", SWAV, "torchvision"),
-    "fastsiam's heads": (
-        "simsiam",
-        ".pth",
-        replace(R18, method=FastSiamConfig(dim=512, predictor_dim=32)),
-        "torchvision",
-    ),
-    "plain, other stem": (
-        "plain",
-        ".pth",
-        changed_model(TINY, stem="cifar-pad2", width=6),
-        "fastsiam",
-    ),
-    "no ReLU": (
-        "torchvision",
-        ".bin",
-        small(backbone="resnet10", stem="cifar-no-relu"),
-        "torchvision",
-    ),
-    "timm's as torchvision's": (
-        "torchvision",
-        ".pth",
-        small(backbone="timm/resnet18"),
-        "torchvision",
-    ),
+    "fastsiam's heads": ("simsiam", ".pth", FASTSIAM, "torchvision"),
+    "no ReLU": ("torchvision", ".bin", NO_RELU, "torchvision"),
+    "timm's": ("torchvision", ".pth", small(backbone="timm/resnet18"), "torchvision"),
 }
 """Format, ending and network of a file, and the library that its snippet builds it by."""
 
@@ -201,42 +183,28 @@ def test_shared_resnets_have_the_same_names() -> None:
 
 
 _LAYERS = "a projector with other layers or BN than the authors'"
+_WIDE = "a projector 64 wide: the authors' is as wide as the features"
+_MOCOS = MoCoV2Config(**HEAD, projector_dim=512)
 _R50 = ModelConfig(method=SwAVConfig(projector_layers=2))
-_OF_MOCO = MoCoV2Config(**HEAD, projector_dim=512)
+_PREDICTOR = SwAVConfig(projector_layers=2, predictor="trained")
+_NOT_R50 = "its authors have ResNet-50 alone, 1, 2, 4 or 5 times as wide"
 REFUSED: tuple[tuple[ModelConfig, str, str], ...] = (
     (TINY, "torchvision", "width 4: torchvision's ResNets are 64 wide"),
     (TINY, "detectron2", "no resnet10 there"),
     (small(stem="cifar"), "timm", "cifar stem"),
-    (small(stem="cifar"), "detectron2", "cifar stem"),
     (small(backbone="shufflenet_v2_x0_5"), "timm", "no shufflenet_v2_x0_5 there"),
     (changed_model(R18, projector_layers=2), "simsiam", _LAYERS),
     (changed_model(R18, output_affine=True), "simsiam", _LAYERS),
-    (
-        changed_model(R18, dim=64),
-        "simsiam",
-        "a projector 64 wide: the authors' is as wide as the features",
-    ),
+    (changed_model(R18, dim=64), "simsiam", _WIDE),
     (changed_model(R18, predictor="none"), "simsiam", "no predictor"),
     (MOCO, "simsiam", "the heads of MoCo v2"),
     (replace(MOCO, width=4), "moco", "width 4: its ResNets are 64 wide"),
-    (replace(MOCO, method=replace(_OF_MOCO, projector_layers=3)), "moco", _LAYERS),
-    (
-        replace(MOCO, method=replace(_OF_MOCO, projector_dim=9)),
-        "moco",
-        "a projector 9 wide: the authors' is as wide as the features",
-    ),
+    (replace(MOCO, method=replace(_MOCOS, projector_layers=3)), "moco", _LAYERS),
+    (replace(MOCO, method=replace(_MOCOS, projector_dim=64)), "moco", _WIDE),
     (replace(MOCO, method=BYOLConfig()), "moco", "the heads of BYOL"),
-    (
-        replace(_R50, backbone="resnet18"),
-        "swav",
-        "its authors have ResNet-50 alone, 1, 2, 4 or 5 times as wide",
-    ),
+    (replace(_R50, backbone="resnet18"), "swav", _NOT_R50),
     (replace(_R50, stem="cifar"), "swav", "cifar stem"),
-    (
-        replace(_R50, method=SwAVConfig(projector_layers=2, predictor="trained")),
-        "swav",
-        "a predictor: the authors have none",
-    ),
+    (replace(_R50, method=_PREDICTOR), "swav", "a predictor: the authors have none"),
     (replace(_R50, method=SwAVConfig()), "swav", _LAYERS),
     (replace(_R50, width=128), "swav", ""),
 )
@@ -274,28 +242,26 @@ def test_exports_that_cannot_be_are_refused(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("force", [False, True])
-def test_the_users_files_are_not_destroyed(force: bool, tmp_path: Path) -> None:
+def test_the_users_files_are_not_destroyed(tmp_path: Path) -> None:
     """The source and a run's checkpoints never, other files only if that is asked for."""
     saved_run(tmp_path / "run", changed_model(R18, backbone="resnet10", dim=16))
     read = load_pretrained(tmp_path / "run")
     (source,) = export_weights(read, format="torchvision", out=tmp_path / "a.pth")[:1]
     (tmp_path / "link.pth").symlink_to(source)
+    card = tmp_path / "b.pth.md"
+    card.write_text("mine")
+    from_source = load_pretrained(source)
+    of_a_run = tmp_path / "run" / "checkpoints" / "b.pth"
     cases = [
-        (load_pretrained(source), source, "is the file that the weights come from"),
-        (load_pretrained(source), tmp_path / "link.pth", "is the file that the weights come from"),
-        (read, tmp_path / "run" / "checkpoints" / "b.pth", "holds a run's checkpoints"),
+        (from_source, source, True, "is the file that the weights come from"),
+        (from_source, tmp_path / "link.pth", True, "is the file that the weights come from"),
+        (read, of_a_run, True, "holds a run's checkpoints"),
+        (read, tmp_path / "b.pth", False, r"b\.pth\.md is there already"),
     ]
-    for pretrained, out, message in cases:
-        before = sorted(tmp_path.rglob("*")), source.read_bytes()
+    before = sorted(tmp_path.rglob("*")), source.read_bytes()
+    for pretrained, out, force, message in cases:
         with pytest.raises(CheckpointError, match=message):
             export_weights(pretrained, format="torchvision", out=out, force=force)
         assert (sorted(tmp_path.rglob("*")), source.read_bytes()) == before
-    (tmp_path / "b.pth.md").write_text("mine")
-    if force:
-        export_weights(read, format="torchvision", out=tmp_path / "b.pth", force=True)
-    else:
-        with pytest.raises(CheckpointError, match=r"b\.pth\.md is there already"):
-            export_weights(read, format="torchvision", out=tmp_path / "b.pth")
-    assert (tmp_path / "b.pth").exists() == force
-    assert ((tmp_path / "b.pth.md").read_text() == "mine") != force
+    export_weights(read, format="torchvision", out=tmp_path / "b.pth", force=True)
+    assert (tmp_path / "b.pth").exists() and card.read_text() != "mine"

@@ -39,8 +39,8 @@ class File:
     parts: dict[str, tuple[str, nn.Module]]
     """What stands before the names of fastsiam's parts, and the program's modules."""
     model: BackboneConfig = SMALL
-    copies: dict[str, str] = field(default_factory=dict)
-    """Parts that are there once more: what stands before the copy's names, by part."""
+    copies: tuple[str, ...] = ()
+    """What stands before the names of copies of the backbone and the projector, in turn."""
     prototypes: dict[str, Tensor] = field(default_factory=dict)
     """By their names in the file."""
     beside: dict[str, Tensor] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class File:
     """Of the images."""
 
 
-def head(*widths: int, hidden: bool = True, output: bool = False, bias: bool = False) -> nn.Module:
+def head(*widths: int, hidden: bool = True, output: bool = False, bias: bool = False) -> Any:
     """Build a head as other programs do: a BN that is not there has no number."""
     layers: list[nn.Module] = []
     for i, (before, after) in enumerate(itertools.pairwise(widths)):
@@ -65,29 +65,26 @@ def head(*widths: int, hidden: bool = True, output: bool = False, bias: bool = F
     return nn.Sequential(*layers)
 
 
-class NonLinearNeck(nn.Module):
-    """Written from mmselfsup's of that name: layers fc0, bn0, fc1, bn1, ..."""
+class NonLinearNeck(nn.Sequential):
+    """A head with the names of mmselfsup's: fc0, bn0, fc1, bn1, ..."""
 
-    def __init__(self, *widths: int, last_bn: bool) -> None:
-        super().__init__()
-        self.layers = len(widths) - 1
-        for i, (before, after) in enumerate(itertools.pairwise(widths)):
-            last = i == self.layers - 1
-            self.add_module(f"fc{i}", nn.Linear(before, after, bias=last and not last_bn))
-            if not last or last_bn:
-                self.add_module(f"bn{i}", nn.BatchNorm1d(after, affine=not last))
+    def state_dict(self, *args: Any, **settings: Any) -> Any:
+        def named(number: re.Match[str]) -> str:
+            layer, kind = divmod(int(number[0]), 3)
+            return f"{('fc', 'bn')[kind]}{layer}"
 
-    def forward(self, x: Tensor) -> Tensor:
-        for i in range(self.layers):
-            x = self.get_submodule(f"fc{i}")(x)
-            if hasattr(self, f"bn{i}"):
-                x = self.get_submodule(f"bn{i}")(x)
-            x = x if i == self.layers - 1 else x.relu()
-        return x
+        own = super().state_dict(*args, **settings)
+        return {re.sub(r"^\d+", named, key): value for key, value in own.items()}
 
 
 LIGHTLY = "backbone.", "projection_head.layers.", "prediction_head.layers."
 SOLO = "backbone.", "projector.", "predictor."
+LIGHTLYS_COPIES = tuple(
+    f"{start}{part}"
+    for start, end in (("key_", ""), ("teacher_", ""), ("", "_momentum"))
+    for part in (f"backbone{end}.", f"projection_head{end}.layers.")
+)
+SOLOS_COPIES = "momentum_backbone.", "momentum_projector."
 QUEUE = {"queue": torch.zeros(16, 32), "queue_ptr": torch.zeros(1, dtype=torch.int64)}
 LIGHTNING = {"epoch": 4, "pytorch-lightning_version": "2.6.6"}
 FRAMEWORKS = LIGHTNING | {
@@ -146,7 +143,7 @@ def resnet18(stem: Stem = "imagenet") -> nn.Module:
 def solo_learns(name: str, stem: Stem) -> File:
     """With the classifier that watches its training, and a 3x3 stem that is padded by 2 pixels."""
     projector = head(512, 96, 96, 64, output=True)
-    projector[-1] = nn.BatchNorm1d(64, affine=False)  # type: ignore[operator]
+    projector[-1] = nn.BatchNorm1d(64, affine=False)
     parts = {
         "backbone": (f"{name}.", resnet18(stem)),
         "projector": ("projector.", projector),
@@ -193,16 +190,18 @@ def lightlys_resnet(sequential: bool, width: float) -> File:
 
 def mmselfsups(old: bool) -> File:
     """Names of NonLinearNeck and LatentPredictHead, and mmengine's metadata beside them."""
+    *layers, _ = head(512, 512, 512, 64, output=True)
+    projector = NonLinearNeck(*layers, nn.BatchNorm1d(64, affine=False))
     parts: dict[str, tuple[str, nn.Module]] = {
         "backbone": ("backbone.", resnet18()),
-        "projector": ("neck.", NonLinearNeck(512, 512, 512, 64, last_bn=True)),
-        "predictor": ("head.predictor.", NonLinearNeck(64, 16, 64, last_bn=False)),
+        "projector": ("neck.", projector),
+        "predictor": ("head.predictor.", NonLinearNeck(*head(64, 16, 64))),
     }
     return File(
         "mmselfsup",
         parts,
         BackboneConfig(backbone="resnet18"),
-        copies={"backbone": "encoder.0.", "projector": "encoder.1."} if old else {},
+        copies=("encoder.0.", "encoder.1.") if old else (),
         beside={"data_preprocessor.mean": torch.zeros(3, 1, 1)},
         content={"meta": {"epoch": 200, "iter": 1}, "message_hub": {}},
         epoch=200,
@@ -219,32 +218,26 @@ def torchvisions(prefix: str) -> File:
 
 AUTHORS_MOCO = "module.encoder_q.", "module.encoder_q.fc."
 AUTHORS_SWAV = "module.", "module.projection_head."
+EPOCH_7: dict[str, Any] = {"content": {"epoch": 7}, "epoch": 7}
 FILES: dict[str, Callable[[], File]] = {
     "simsiam": simsiams_authors,
     "moco": lambda: moco(
         "moco",
         AUTHORS_MOCO,
-        copies={"backbone": "module.encoder_k.", "projector": "module.encoder_k.fc."},
+        copies=("module.encoder_k.", "module.encoder_k.fc."),
         beside=prefixed(QUEUE, "module."),
-        content={"epoch": 7},
-        epoch=7,
+        **EPOCH_7,
     ),
-    "swav": lambda: swav(
-        "swav", AUTHORS_SWAV, "module.prototypes.weight", content={"epoch": 7}, epoch=7
-    ),
+    "swav": lambda: swav("swav", AUTHORS_SWAV, "module.prototypes.weight", **EPOCH_7),
     "solo-learn, small": lambda: solo_learns("backbone", "cifar-pad2"),
     "lightly's own ResNet": lambda: lightlys_resnet(False, 0.25),
     "lightly's own ResNet, numbered": lambda: lightlys_resnet(True, 0.25),
     "mmselfsup, old": lambda: mmselfsups(True),
-    "lightly byol": lambda: byol(
-        "lightly",
-        LIGHTLY,
-        copies={"backbone": "backbone_momentum.", "projector": "projection_head_momentum.layers."},
-    ),
+    "lightly byol": lambda: byol("lightly", LIGHTLY, copies=LIGHTLYS_COPIES),
     "solo-learn mocov2plus": lambda: moco(
         "solo-learn",
         SOLO,
-        copies={"backbone": "momentum_backbone.", "projector": "momentum_projector."},
+        copies=SOLOS_COPIES,
         beside={**QUEUE, "momentum_classifier.bias": torch.zeros(10)},
     ),
     "mmselfsup swav": lambda: swav(
@@ -259,19 +252,9 @@ FILES: dict[str, Callable[[], File]] = {
         head(FEATURES, 24, 16, bias=True),
         beside={f"module.prototypes.prototypes{i}.weight": torch.zeros(3, 16) for i in range(2)},
     ),
-    "solo-learn": lambda: solo_learns("backbone", "imagenet"),
-    "solo-learn of 2021, small": lambda: solo_learns("encoder", "cifar-pad2"),
+    "solo-learn of 2021": lambda: solo_learns("encoder", "imagenet"),
     "lightly's example": lightlys_example,
-    "lightly moco": lambda: moco(
-        "lightly",
-        LIGHTLY,
-        copies={"backbone": "key_backbone.", "projector": "key_projection_head.layers."},
-    ),
-    "lightly byol benchmark": lambda: byol(
-        "lightly",
-        LIGHTLY,
-        copies={"backbone": "teacher_backbone.", "projector": "teacher_projection_head.layers."},
-    ),
+    "lightly moco": lambda: moco("lightly", LIGHTLY),
     "lightly swav": lambda: swav(
         "lightly",
         LIGHTLY,
@@ -285,16 +268,11 @@ FILES: dict[str, Callable[[], File]] = {
         "prototypes.weight_v",
         beside={"prototypes.weight_g": torch.ones(12, 1), "queue": torch.zeros(2, 8, 16)},
     ),
-    "solo-learn byol": lambda: byol(
-        "solo-learn",
-        SOLO,
-        bias=True,
-        copies={"backbone": "momentum_backbone.", "projector": "momentum_projector."},
-    ),
+    "solo-learn byol": lambda: byol("solo-learn", SOLO, bias=True, copies=SOLOS_COPIES),
     "mmselfsup mocov2": lambda: moco(
         "mmselfsup",
         ("backbone.", "neck.mlp."),
-        copies={"backbone": "encoder_k.module.0.", "projector": "encoder_k.module.1.mlp."},
+        copies=("encoder_k.module.0.", "encoder_k.module.1.mlp."),
         beside=QUEUE,
     ),
 }
@@ -307,10 +285,12 @@ def test_files_of_other_programs_are_read(name: str, tmp_path: Path) -> None:
     file = FILES[name]()
     trained(nn.Sequential(*(module for _, module in file.parts.values())))
     state, unused = dict(file.prototypes), dict(file.beside)
-    for part, (prefix, module) in file.parts.items():
+    for prefix, module in file.parts.values():
         state |= prefixed(module.state_dict(), prefix)
-        if part in file.copies:
-            unused |= prefixed(module.state_dict(), file.copies[part])
+    modules = itertools.cycle([file.parts["backbone"], file.parts.get("projector")])
+    for prefix, copied in zip(file.copies, modules, strict=False):
+        assert copied
+        unused |= prefixed(copied[1].state_dict(), prefix)
     path = tmp_path / "w.pth"
     content = {"state_dict": state | unused, **file.content}
     torch.save(content, path, _use_new_zipfile_serialization=file.zipped)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fastsiam.config import AugmentConfig, ModelConfig, TrainConfig, ViewConfig
-from fastsiam.config.flags import differences, from_flags, to_flags
+from fastsiam.config.train import differences
 from fastsiam.errors import CheckpointError
 from fastsiam.interchange import load_pretrained
 from fastsiam.methods import Moment, SimSiam, build_method, image_rows, method_skeleton
@@ -110,12 +110,12 @@ def test_import_and_init_ask_for_its_parts(
 
 
 def test_settings_of_a_method_are_its_own_and_build_its_class(config: TrainConfig) -> None:
-    assert from_flags(to_flags(config)) == config
+    assert TrainConfig.from_flags(config.to_flags()) == config
     assert TrainConfig.from_dict(config.to_dict()) == config
     assert config.to_dict()["model"]["method"]["name"] == "everything"
     assert differences(config, with_settings(config, queue=30)) == {"queue": (20, 30)}
     with pytest.raises(ValueError, match="predictor-dim is no setting of everything"):
-        from_flags(to_flags(config) | {"predictor_dim": 4})
+        TrainConfig.from_flags(config.to_flags() | {"predictor_dim": 4})
     with pytest.raises(ValueError, match="three views, not 2"):
         replace(config, augment=AugmentConfig.alike(crop=16))
     with pytest.raises(ValueError, match="unknown method 'nothing'"):

@@ -12,7 +12,7 @@ import torch
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import KnnConfig, LinearConfig
-from fastsiam.config.run_settings import RunSettings
+from fastsiam.config.files import RunSettings
 from fastsiam.distributed import Place
 from fastsiam.errors import DataError
 from fastsiam.evaluate.command import evaluate_knn, evaluate_linear

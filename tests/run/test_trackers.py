@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from fastsiam.config import TrainConfig
-from fastsiam.config.flags import to_flags
-from fastsiam.config.train import TRACKERS as NAMES
+from fastsiam.config.run import TRACKERS as NAMES
 from fastsiam.console import Console
 from fastsiam.errors import BackendError
 from fastsiam.run import checkpoint as checkpoints
@@ -84,7 +83,7 @@ def test_wandb_offline(small: TrainConfig, tmp_path: Path) -> None:
         assert (began.display_name, began.project) == ("run", "own")
         settings = {item.key: item.value_json for item in began.config.update}
         assert settings["knn_every"] == "2" and settings["method"] == '"simsiam"'
-        assert settings["folder"] == f'"{run}"' and set(to_flags(config)) <= set(settings)
+        assert settings["folder"] == f'"{run}"' and set(config.to_flags()) <= set(settings)
         for record in records:
             if record.WhichOneof("record_type") == "history":
                 items = {i.key or i.nested_key[0]: i.value_json for i in record.history.item}
@@ -118,7 +117,7 @@ def test_mlflow_files(small: TrainConfig, tmp_path: Path, monkeypatch: pytest.Mo
     assert found.info.run_id == (run / "trackers" / "mlflow.txt").read_text().strip()
     assert (found.info.run_name, found.info.status) == ("run", "FINISHED")
     assert found.data.tags["folder"] == str(run)
-    assert found.data.params == {name: str(x) for name, x in to_flags(config).items()} | {
+    assert found.data.params == {name: str(x) for name, x in config.to_flags().items()} | {
         "max_steps": "4"
     }
     wanted = expected(run)

@@ -51,7 +51,7 @@ def row(*top1: float) -> tuple[Result, ...]:
 
 def record(name: str = "predictor", rows: Sequence[Sequence[Result]] = ()) -> StudyRecord:
     """Return a study's record at demo scale; rows beyond the given ones have three seeds."""
-    names = [one.variant.name for one in STUDIES[name].rows]
+    names = [one.variant for one in STUDIES[name].rows]
     of_rows = [*rows, *[row(38, 32, 43)] * (len(names) - len(rows))]
     found = study_record(STUDIES[name], scale("demo"), dict(zip(names, of_rows, strict=True)))
     return replace(

@@ -9,11 +9,11 @@ from typing import Any, get_args
 
 import pytest
 
-from fastsiam.config import SwAVConfig
+from fastsiam.config import SwAVConfig, TrainConfig
 from fastsiam.config.files import merge, read_settings
-from fastsiam.config.flags import differences, from_flags
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.study import ScaleName
+from fastsiam.config.train import differences
 from fastsiam.study.catalogue import STUDIES, ClaimKind
 from fastsiam.study.runs import runs_of
 from fastsiam.study.scales import SCALES, scale
@@ -26,11 +26,13 @@ def test_every_variant_is_a_run(name: ScaleName, tmp_path: Path) -> None:
     """Its settings are valid and survive the file that the run is begun with."""
     assert tuple(SCALES) == get_args(ScaleName)
     size = scale(name).on("images", gpus=2, device="cpu")
-    for run in runs_of(STUDIES.values(), size, tmp_path, seeds=[1]):
+    runs = runs_of(STUDIES.values(), size, tmp_path, seeds=[1])
+    assert sum(run.variant == "baseline" for run in runs) == 1
+    for run in runs:
         assert run.config.numerics.seed == 1 and not run.config.run.trackers
         assert (run.config.data.data, run.config.run.gpus) == ("images", 2)
         run.prepare()
-        read = from_flags(merge(files=[read_settings(run.settings_file)]).flags)
+        read = TrainConfig.from_flags(merge(read_settings(run.settings_file)).flags)
         assert read == run.config, run.name
         steps = run.config.optim.epochs * (size.images // run.config.optim.batch)
         assert 15 <= steps // run.config.run.log_every <= 50, run.name
@@ -42,32 +44,18 @@ def test_every_variant_is_a_run(name: ScaleName, tmp_path: Path) -> None:
 
 def test_claims_are_of_rows_that_are_there() -> None:
     for study, row in ROWS:
-        names = [other.variant.name for other in study.rows]
+        names = [other.variant for other in study.rows]
         assert len(names) == len(set(names)) and study.reference in names
         for claim in row.claims:
-            assert claim.kind in get_args(ClaimKind) and claim.than != row.variant.name
+            assert claim.kind in get_args(ClaimKind) and claim.than != row.variant
             compares = claim.kind in ("better", "worse", "alike")
             assert (claim.than in names) == compares, (row, claim)
-
-
-def test_a_name_is_one_run(tmp_path: Path) -> None:
-    """Rows of different studies that share a name are the same run, once."""
-    size = scale("demo")
-    runs = runs_of(STUDIES.values(), size, tmp_path, seeds=[0, 1])
-    assert len({run.folder for run in runs}) == len(runs)
-    assert [run.seed for run in runs] == sorted(run.seed for run in runs)
-    settings: dict[str, Any] = {}
-    for _, row in ROWS:
-        config = size.recipe_of(row.variant)
-        assert settings.setdefault(row.variant.name, config) == config
-    baseline = [study.name for study, row in ROWS if row.variant.name == "baseline"]
-    assert len(baseline) > 5 and sum(run.variant.name == "baseline" for run in runs) == 2
 
 
 def paper(study: str) -> dict[str, Any]:
     """Return the settings of a study's rows at the paper's scale."""
     size = scale("paper")
-    return {row.variant.name: size.recipe_of(row.variant) for row in STUDIES[study].rows}
+    return {row.variant: size.recipe_of(row.variant) for row in STUDIES[study].rows}
 
 
 def test_the_papers_numbers() -> None:
@@ -114,5 +102,5 @@ def test_at_a_small_scale_methods_differ_in_heads_loss_and_rate_alone(name: Scal
         optim = replace(own.optim, lr=base.optim.lr)
         assert (own.augment, optim, own.monitor) == (base.augment, base.optim, base.monitor)
         assert replace(own.model, method=base.model.method) == base.model
-    swav = size.recipe_of(STUDIES["swav"].rows[0].variant).model.method
+    swav = size.recipe_of("swav").model.method
     assert isinstance(swav, SwAVConfig) and swav.frozen_epochs == 0.4  # a tenth

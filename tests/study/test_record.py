@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fastsiam.errors import DataError
-from fastsiam.study.catalogue import STUDIES
-from fastsiam.study.record import StudyRecord, read_record, setting, write_record
+from fastsiam.study.catalogue import STUDIES, VARIANTS
+from fastsiam.study.record import Result, StudyRecord, read_record, setting, write_record
 from fastsiam.study.scales import scale
 from fastsiam.study.table import as_markdown, as_text, caption, cells, reasons
 from tests.conftest import ROOT
@@ -37,7 +39,7 @@ def test_records_of_version_0_2_are_read_and_judged_by_todays_claims() -> None:
     assert len(files) == 15 and '"diverges"' in files[-2].read_text()
     for file in files:
         found = read_record(file)
-        claims = [row.claims for row in STUDIES[found.study].rows]
+        claims = [row.claims for row in STUDIES[found.name].rows]
         assert [row.claims for row in found.rows] == claims and found.seeds == [0, 1, 2]
 
 
@@ -54,11 +56,7 @@ def test_other_files_are_refused_in_one_line(text: str, tmp_path: Path) -> None:
 
 def test_settings_are_in_the_scales_own_numbers() -> None:
     demo = scale("demo")
-    said = {
-        one.variant.name: setting(demo, one.variant)
-        for study in STUDIES.values()
-        for one in study.rows
-    }
+    said = {variant: setting(demo, variant) for variant in VARIANTS}
     assert said["baseline"] == ""
     assert said["eighth-batch"] == "batch 16"
     assert said["batch-8x"] == "batch 1024, warmup-epochs 1.2"
@@ -96,3 +94,17 @@ def test_a_table_for_a_terminal_and_for_a_page(table_1: StudyRecord) -> None:
     assert page.startswith(caption(table_1)) and page.count("<li>") == len(reasons(table_1))
     widths = {len(line) for line in page.splitlines() if line.startswith("|")}
     assert len(widths) == 1
+
+
+def test_runs_on_other_images_are_named(table_1: StudyRecord) -> None:
+    def on(digest: str, results: Sequence[Result]) -> tuple[Result, ...]:
+        return tuple(replace(one, images_digest=digest) for one in results)
+
+    rows = [replace(row, results=on("a", row.results)) for row in table_1.rows]
+    assert "Not comparable" not in as_text(replace(table_1, rows=tuple(rows)))
+    rows[2] = replace(rows[2], results=on("b", rows[2].results))
+    other = replace(table_1, rows=tuple(rows))
+    said = (
+        "Not comparable: trained on other images than the first run: fixed random predictor, seed 0"
+    )
+    assert said in as_text(other).splitlines() and said in as_markdown(other).splitlines()

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from fastsiam.config.study import StudyConfig, StudyRunConfig
-from fastsiam.errors import FastSiamError
+from fastsiam.errors import DataError, FastSiamError
 from fastsiam.run import checkpoint
 from fastsiam.run.log import read_metrics
 from fastsiam.study.catalogue import STUDIES
 from fastsiam.study.record import collect, read_record, read_result, write_record
-from fastsiam.study.runner import do_runs, slots
+from fastsiam.study.runner import check, do_runs, slots
 from fastsiam.study.runs import Run, seeds_in
 from fastsiam.study.table import caption, cells
 from tests.conftest import write_images
@@ -75,6 +75,28 @@ def test_what_comes_of_it(data: Path, done: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in done.rglob("*")} == before
 
 
+def test_what_a_study_in_the_same_folder_may_not_be(
+    data: Path, copy: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Another number of images is a warning; other classes or images are not."""
+    runs = tiny_runs(data, copy, SCALE)
+    check(runs)
+    assert "warning" not in capfd.readouterr().err
+    check([replace(run, scale=replace(SCALE, images=10_000)) for run in runs])
+    said = capfd.readouterr().err
+    assert "24 training images of 3 classes; --scale cifar is for 10,000 of 3" in said
+    with pytest.raises(DataError, match="of 3 classes; --scale cifar is for 24 of 100"):
+        check([replace(run, scale=replace(SCALE, classes=100)) for run in runs])
+    other = tmp_path / "other"
+    write_images(other / "train", each=7)
+    write_images(other / "val", each=4, seed=1)
+    with pytest.raises(
+        DataError, match="-seed-0 was trained on other images than those of"
+    ) as error:
+        check(tiny_runs(other, copy, SCALE, study="similarity"))
+    assert "\n" not in str(error.value)
+
+
 def test_a_run_with_other_settings_is_refused(data: Path, copy: Path) -> None:
     with pytest.raises(FastSiamError, match=r"-seed-0 holds .*lr: 0\.5 -> 0\.25") as error:
         do_runs(tiny_runs(data, copy, tiny(epochs=EPOCHS, lr=0.25)), CPU)
@@ -100,6 +122,7 @@ def test_linear_evaluation_beside_knn(data: Path, copy: Path, tmp_path: Path) ->
     assert run.linear_top1 is not None and replace(run, scale=SCALE).linear_top1 is None
     study = replace(STUDIES["stop-gradient"], rows=STUDIES["stop-gradient"].rows[:1])
     record = collect(study, run.scale, [run], StudyConfig())
+    assert record.rows[0].results[0].images_digest
     write_record(tmp_path / "record.json", record)
     assert read_record(tmp_path / "record.json") == record
     heads, [row] = cells(record)

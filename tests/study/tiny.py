@@ -5,45 +5,27 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from fastsiam.config import (
-    AugmentConfig,
-    DataConfig,
-    MonitorConfig,
-    NumericsConfig,
-    OptimConfig,
-    StepConfig,
-    TrainConfig,
-)
 from fastsiam.config.study import StudyRunConfig
 from fastsiam.errors import FastSiamError, Interrupted
 from fastsiam.study import runner
 from fastsiam.study.catalogue import STUDIES
 from fastsiam.study.runs import Run, runs_of
 from fastsiam.study.scales import Scale
-from tests.configs import model_of
+from tests.configs import with_settings
+from tests.conftest import small_config
 from tests.processes import Forked, fork_programs
 
 
-def tiny(*, epochs: int = 2, **optim: float) -> Scale:
+def tiny(*, epochs: int = 2, lr: float = 0.5) -> Scale:
     """Return a scale on 24 images of 3 classes."""
-    base = TrainConfig(
-        augment=AugmentConfig.alike(crop=16),
-        model=model_of(
-            backbone="resnet10", stem="cifar", width=4, projector_layers=2, dim=16, predictor_dim=4
-        ),
-        optim=replace(OptimConfig(epochs=epochs, batch=8, lr=0.5), **optim),  # type: ignore[arg-type]
-        numerics=NumericsConfig(precision="fp32"),
-        step=StepConfig(compile="off"),
-        monitor=MonitorConfig(knn_every=epochs, knn_k=5, eval_resize=16),
-    )
+    base = small_config(Path("images"), Path("run"))
     return Scale(
         name="cifar",
         title="a ResNet-10 on stripes",
         recipe="demo",
-        base=base,
+        base=with_settings(base, out="", epochs=epochs, knn_every=epochs, lr=lr),
         images=24,
         classes=3,
         measure="kNN top-1",
@@ -54,13 +36,8 @@ def tiny_runs(
     data: Path, out: Path, scale: Scale, *, study: str = "stop-gradient", seeds: int = 1
 ) -> list[Run]:
     """Return a study's runs at such a scale."""
-
-    base = replace(
-        scale.base,
-        data=DataConfig(data=str(data), pipeline="memory", workers=0),
-        run=replace(scale.base.run, device="cpu"),
-    )
-    return runs_of([STUDIES[study]], replace(scale, base=base), out, seeds=range(seeds))
+    own = scale.on(str(data), gpus=1, device="cpu")
+    return runs_of([STUDIES[study]], own, out, seeds=range(seeds))
 
 
 def do_in_process(

@@ -10,7 +10,7 @@ import torch
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import KnnConfig
-from fastsiam.config.verify import VerifyConfig
+from fastsiam.config.run import VerifyConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import CheckpointError, DataError
 from fastsiam.evaluate.command import evaluate_knn

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fastsiam.config import ConvertConfig, TrainConfig
-from fastsiam.config.verify import VerifyConfig
+from fastsiam.config.run import VerifyConfig
 from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.pipelines.store import base
 from fastsiam.run.log import read_metrics

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastsiam.config import TrainConfig
-from fastsiam.config.verify import VerifyConfig
+from fastsiam.config.run import VerifyConfig
 from fastsiam.errors import CheckpointError, FastSiamError
 from fastsiam.pipelines import Order, build_loader
 from fastsiam.run import checkpoint as checkpoints

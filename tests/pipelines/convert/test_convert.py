@@ -97,7 +97,7 @@ def test_parts_are_one_data_set(images: Path, tmp_path: Path) -> None:
     run("folder", images, out, part="3/3")
     assert sorted(path.name for path in out.glob("*.beton"))[0] == "train-00001-of-00003.beton"
     store = open_store(out, "train")
-    assert isinstance(store, BetonStore) and len(store.mapped()) == 3
+    assert isinstance(store, BetonStore) and len(store.files) == 3
     same_images(store, open_store(images, "train"))
     same_images(open_store(out, "val"), open_store(images, "val"))
     assert store.where(len(store) - 1).startswith("image ")

@@ -100,7 +100,7 @@ def test_patience_ends(
         shares = {"errors": 0.0, "cuts": 0.0, "stalls": 0.0} | {what: 1.0}
         with broken_proxy(address, tmp_path / "log", **shares) as broken:  # type: ignore[arg-type]
             reconnect()
-            there = store.mapped()[0]
+            there = store.files[0]
             url = place(f"{broken}/photos.tar")
             with pytest.raises(DataError, match=r"for 0\.5 s \(\$FASTSIAM_CLOUD") as caught:
                 storage.fetch(url, there.facts, [(0, 3000)])  # type: ignore[arg-type, union-attr]

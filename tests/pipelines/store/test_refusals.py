@@ -26,7 +26,6 @@ from fastsiam.pipelines.store import (
     folder,
     open_store,
 )
-from fastsiam.pipelines.store.files import Mapped
 from fastsiam.pipelines.store.index import ROW, file_facts, keep, pack_texts
 from tests.conftest import write_images
 from tests.conversions import failing, run, same_images
@@ -67,8 +66,7 @@ def index_outside(root: Path) -> Path:
     rows = np.zeros(2, ROW)
     rows["offset"], rows["size"] = 512, [1, 2**31]
     texts = {"names": pack_texts(["a", "b"]), "classes": pack_texts(["a"])}
-    index = {"rows": rows, **texts, "split": np.array(False)}
-    keep(index, [root / ".t.fastsiam-index"], file_facts([Mapped(path)]))
+    keep({"rows": rows, **texts}, [root / ".t.fastsiam-index"], file_facts([path]))
     return path
 
 

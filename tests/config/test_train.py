@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 
 from fastsiam.config import (
     METHOD_CONFIGS,
@@ -21,35 +18,21 @@ from fastsiam.config import (
     SimSiamConfig,
     TrainConfig,
 )
-from fastsiam.config.files import merge, read_settings, to_toml
-from fastsiam.config.flags import changes_text, differences, from_flags, to_flags, train_settings
-from tests.config.strategies import configs
+from fastsiam.config.train import changes_text, differences, train_settings
 
 PAPER = TrainConfig()
 
 
-@settings(max_examples=40, deadline=None)
-@given(configs())
-def test_settings_survive_flags_json_and_toml(config: TrainConfig) -> None:
-    assert from_flags(to_flags(config)) == config
-    assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
-    with NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
-        file.write(to_toml(config, recipe="imagenet"))
-        file.flush()
-        read = merge(files=[read_settings(Path(file.name))])
-    assert (read.recipe, from_flags(read.flags)) == ("imagenet", config)
-
-
 def test_every_flag_is_a_field_and_the_other_way_round() -> None:
     methods = [replace(PAPER, model=ModelConfig(method=own())) for own in METHOD_CONFIGS.values()]
-    assert train_settings().keys() == {name for config in methods for name in to_flags(config)}
+    assert train_settings().keys() == {name for config in methods for name in config.to_flags()}
 
 
 def test_a_value_for_all_views_or_one_for_each() -> None:
-    flags = to_flags(PAPER) | {"crop": "96", "blur_p": "1.0,0.1", "solarise_p": [0, 0.2]}
-    views = from_flags(flags).augment.views
+    flags = PAPER.to_flags() | {"crop": "96", "blur_p": "1.0,0.1", "solarise_p": [0, 0.2]}
+    views = TrainConfig.from_flags(flags).augment.views
     assert [(v.crop, v.blur_p, v.solarise_p) for v in views] == [(96, 1.0, 0.0), (96, 0.1, 0.2)]
-    again = to_flags(from_flags(flags))
+    again = TrainConfig.from_flags(flags).to_flags()
     assert (again["crop"], again["blur_p"], again["hue"]) == (96, "1.0,0.1", 0.1)
 
 
@@ -57,7 +40,7 @@ def test_a_value_for_all_views_or_one_for_each() -> None:
     ("crop", "given", "side"), [(224, 0, 256), (65, 0, 74), (64, 0, 64), (32, 256, 256)]
 )
 def test_evaluation_follows_the_crop_unless_told(crop: int, given: int, side: int) -> None:
-    config = from_flags(to_flags(PAPER) | {"crop": str(crop), "eval_resize": given})
+    config = TrainConfig.from_flags(PAPER.to_flags() | {"crop": str(crop), "eval_resize": given})
     assert config.eval_resize == side
     assert TrainConfig.from_dict(config.to_dict()).monitor.eval_resize == given
 
@@ -77,12 +60,12 @@ def test_evaluation_follows_the_crop_unless_told(crop: int, given: int, side: in
 )
 def test_what_makes_no_sense_is_refused_by_its_name(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        from_flags(to_flags(PAPER) | change)
+        TrainConfig.from_flags(PAPER.to_flags() | change)
 
 
 def test_differences_are_named_as_flags() -> None:
-    other = from_flags(
-        to_flags(PAPER) | {"crop": "224,96", "dim": 64, "lr": 0.1, "log_every": 7, "workers": 3}
+    other = TrainConfig.from_flags(
+        PAPER.to_flags() | {"crop": "224,96", "dim": 64, "lr": 0.1, "log_every": 7, "workers": 3}
     )
     found = differences(PAPER, other)
     assert found == {"crop": (224, "224,96"), "dim": (2048, 64), "lr": (0.05, 0.1)}

@@ -1,0 +1,197 @@
+"""Settings of where and how a run runs: machines, its folder, a job for SLURM."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit
+
+from .setting import Config, check_name, require, setting
+
+DEFAULT_PORT = 29500
+"""Port of ``--rendezvous`` if it names none."""
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesConfig(Config):
+    """Machines: where it runs, and where several of them meet."""
+
+    nodes: int | str = setting(
+        1,
+        "Number of machines, or MIN:MAX to continue with fewer when some are lost and with more "
+        "when some join. The same command runs on each.",
+    )
+    rendezvous: str = setting(
+        "", "Several machines: HOST:PORT where they meet, one of them and a free port there."
+    )
+    rendezvous_timeout: float = setting(
+        600.0, "Several machines: seconds to wait for the others at a start or restart.", above=0
+    )
+    gpus: int = setting(
+        1, "GPUs of this machine, one process each; with --device cpu: CPU processes.", at_least=1
+    )
+    device: Literal["auto", "cuda", "cpu"] = setting(
+        "auto", "auto: the GPU if there is one, else the CPU."
+    )
+
+    def check(self) -> None:
+        """Check number and address of the machines."""
+        require(
+            bool(re.fullmatch(r"\d+(:\d+)?", str(self.nodes)))
+            and 1 <= self.min_nodes <= self.max_nodes,
+            f"nodes must be a number of machines, or MIN:MAX, not {self.nodes!r}",
+        )
+        require(
+            self.max_nodes == 1 or bool(self.rendezvous),
+            f"nodes {self.nodes} needs rendezvous: HOST:PORT of one of the machines",
+        )
+        if self.rendezvous:
+            _ = self.meeting
+
+    @property
+    def min_nodes(self) -> int:
+        """The fewest machines that the ranks start on."""
+        return int(str(self.nodes).partition(":")[0])
+
+    @property
+    def max_nodes(self) -> int:
+        """The most machines that the ranks start on."""
+        return int(str(self.nodes).rpartition(":")[2])
+
+    @property
+    def meeting(self) -> tuple[str, int]:
+        """Host and port of ``--rendezvous``.
+
+        Raises:
+            ValueError: it is not HOST or HOST:PORT.
+        """
+        try:
+            parts = urlsplit(f"//{self.rendezvous}")
+            host, port = parts.hostname or "", parts.port or DEFAULT_PORT
+        except ValueError:  # no number, or an address of version 6 without brackets
+            host, port = "", 0
+        text = f"rendezvous is HOST:PORT, such as node1:29500, not {self.rendezvous!r}"
+        require(bool(host), text)
+        return host, port
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig(NodesConfig):
+    """Run: how it continues, what it writes and when."""
+
+    rank_timeout: float = setting(
+        120.0,
+        "Several ranks: seconds that one waits for the others, slow reading and compiling "
+        "included, before the run ends with an error.",
+        above=0,
+    )
+    max_restarts: int = setting(
+        0,
+        "Several ranks: how often each machine restarts them from the last checkpoint after a "
+        "rank failed, was killed or hung, or a machine was lost.",
+        at_least=0,
+    )
+    numa_binding: bool = setting(
+        True, "Several GPUs: bind each process to the cores (NUMA node) of its GPU.", option=False
+    )
+    out: str = setting("", "Run folder. Default: runs/<time>-<recipe>.")
+    init: str = setting(
+        "",
+        "Initial weights: a run, a checkpoint or another program's file. Heads that it lacks or "
+        "that differ in size are initialised at random.",
+    )
+    resume: str = setting(
+        "auto",
+        "auto: from the run folder's last checkpoint; never: start a new run; or the path of a "
+        "run or checkpoint, whose settings are used. With another --out it branches off there, "
+        "with other optimizer settings if given.",
+    )
+    extend: int = setting(
+        0,
+        "Continue a run to this many epochs in all, more than it was started with, as one cosine. "
+        "0: off.",
+        at_least=0,
+    )
+    data_changed: Literal["refuse", "accept"] = setting(
+        "refuse",
+        "If a resumed run's data lost or gained files: refuse, or accept this one change. The "
+        "remaining images keep order and augmentations, some also replace lost ones, and new ones "
+        "are not used.",
+    )
+    tracker: str = setting(
+        "tensorboard",
+        "Where metrics go besides metrics.jsonl: tensorboard, wandb, mlflow, several as a,b, or "
+        "none. Their own variables set project and server (WANDB_PROJECT, MLFLOW_TRACKING_URI, "
+        "...).",
+    )
+    log_every: int = setting(50, "Steps between two log lines of metrics.", at_least=1)
+    save_every: int = setting(
+        1000, "Steps between two checkpoints; a killed run repeats at most this many.", at_least=1
+    )
+    max_steps: int = setting(
+        0, "Stop after this many steps of the full schedule; 0: no limit.", at_least=0
+    )
+
+    def check(self) -> None:
+        """Check the machines and the trackers."""
+        NodesConfig.check(self)
+        for name in self.trackers:
+            check_name("tracker", name, TRACKERS)
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """Names of the trackers, each once."""
+        return () if self.tracker == "none" else tuple(dict.fromkeys(self.tracker.split(",")))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmConfig(Config):
+    """Job: what SLURM is asked for beside --nodes and --gpus."""
+
+    time: str = setting(
+        "24:00:00",
+        "Time limit of a job, as for sbatch: 24:00:00 or 2-12 (days-hours); the next job "
+        "continues.",
+    )
+    partition: str = setting("", "Partition to submit to. Default: the cluster's.")
+    account: str = setting("", "Account that the job is charged to. Default: yours.")
+    name: str = setting("fastsiam", "Name of the job.")
+    cpus: int = setting(12, "CPU cores of each rank, which load its images.", at_least=1)
+    mem: str = setting(
+        "", "Memory of each machine, such as 200G, or 0 for all of it. Default: the cluster's."
+    )
+    warning: int = setting(
+        120, "Seconds before the time limit at which the run saves and is requeued.", at_least=1
+    )
+    requeues: int = setting(
+        100, "Largest number of times that the job is requeued; 0: never.", at_least=0
+    )
+    seeds: str = setting(
+        "", "Array of runs with these seeds, such as 0-4 or 0,2, each in its own folder."
+    )
+    sbatch: str = setting("", 'Other options of sbatch, such as "--constraint=h100 --exclusive".')
+
+    def check(self) -> None:
+        """Check what the script depends on; sbatch checks its own options."""
+        require(
+            not self.seeds or bool(re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", self.seeds)),
+            f"seeds are numbers and ranges, such as 0-4 or 0,2, not {self.seeds!r}",
+        )
+        for option in ("time", "name", "partition", "account", "mem"):
+            value = getattr(self, option)
+            require(not re.search(r"\s", value), f"{option} has no spaces: {value!r}")
+        require("\n" not in self.sbatch, f"sbatch is one line, not {self.sbatch!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyConfig(Config):
+    """Verify: what of a run is computed again."""
+
+    step: int = setting(
+        0, "Verify only the log line of this step, from 1, and list its images; 0: all.", at_least=0
+    )
+    data: str = setting("", "Data, as for train, if they have moved. Default: the run's.")
+    image_column: str = setting("", "Column with the images. Default: the run's, for its own data.")
+    label_column: str = setting("", "Column with the labels. Default: the run's, for its own data.")
