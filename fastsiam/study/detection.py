@@ -17,8 +17,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fastsiam.config.detect import DetectConfig
-from fastsiam.config.flags import as_text
-from fastsiam.config.setting import settings_of
+from fastsiam.config.setting import as_text, settings_of
 from fastsiam.config.study import StudyDetectConfig
 from fastsiam.console import Console, counted
 from fastsiam.environment import environment
@@ -28,7 +27,6 @@ from fastsiam.files import explained, parsed_json, write_json
 from fastsiam.report.markdown import markdown
 from fastsiam.run.records import Record
 from fastsiam.signals import ending_with
-from fastsiam.study.catalogue import VARIANTS
 from fastsiam.study.runs import Run
 from fastsiam.study.scales import Scale
 
@@ -82,13 +80,13 @@ def detection_rows(scale: Scale, folder: Path, config: StudyDetectConfig) -> lis
         if title == _SUPERVISED:
             rows.append(DetectionRow(title, config.supervised, "name weights with --supervised"))
             continue
-        variant = VARIANTS[_VARIANTS[title]]
+        variant = _VARIANTS[title]
         settings = scale.settings(variant, seed=0)
-        run = Run(folder / f"{variant.name}-seed-0", variant, 0, scale, settings)
+        run = Run(folder / f"{variant}-seed-0", variant, 0, scale, settings)
         if run.is_trained:
             rows.append(DetectionRow(title, str(run.folder)))
         else:
-            study = "transfer" if variant.name in ("epochs-2x", "transfer") else "related-2x"
+            study = "transfer" if variant in ("epochs-2x", "transfer") else "related-2x"
             command = f"fastsiam study run {study} --scale {scale.name}"
             rows.append(DetectionRow(title, "", f"{run.folder} is not trained: {command}"))
     return rows
