@@ -9,12 +9,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fastsiam.cli.options import Commands, usage_errors
-from fastsiam.config.setting import check_name
-from fastsiam.config.study import StudyConfig, StudyRunConfig, StudyTableConfig
+from fastsiam.config.detect import DetectConfig
+from fastsiam.config.setting import check_name, settings_of
+from fastsiam.config.study import (
+    StudyConfig,
+    StudyDetectConfig,
+    StudyRunConfig,
+    StudyTableConfig,
+)
 
 if TYPE_CHECKING:
     from fastsiam.study.catalogue import Study
     from fastsiam.study.record import StudyRecord
+
+_OF_DETECTION = {
+    *settings_of(StudyDetectConfig), "task", "detector", "trials", "steps", "batch_size",
+    "weight_decay", "warmup", "short_side", "long_side", "rois", "precise_bn", "precision", "seed",
+    "data", "workers", "gpus", "device", "json",
+}  # fmt: skip
+"""Settings of ``fastsiam study detect``; the others are those of the networks' runs."""
 
 app = Commands(
     no_args_is_help=True,
@@ -82,6 +95,27 @@ def table(names: Names, config: StudyTableConfig) -> None:
 
             write_picture(Path(config.picture), record)
         print(show(record), end="\n\n" if study is not chosen[-1] else "\n")
+
+
+@app.command(options=_OF_DETECTION)
+def detect(rows: StudyDetectConfig, config: DetectConfig) -> None:
+    """Train detectors on the networks of Table 5, each at the best of several learning rates.
+
+    Networks are those of the studies related-2x and transfer; run them first. Evaluations that are
+    done are skipped.
+    """
+    from fastsiam.study.detection import detection_rows, do_detection, table, write_detection
+    from fastsiam.study.runs import folder_of
+    from fastsiam.study.scales import scale
+
+    if not config.data:
+        raise typer.BadParameter(f"--data is missing: the folder of {config.task}'s folders")
+    folder = folder_of(rows)
+    chosen = detection_rows(scale(rows.scale, epochs=rows.epochs), folder, rows)
+    found = do_detection(chosen, rows, config, folder / "detection")
+    if config.json:
+        write_detection(Path(config.json), found, rows, config)
+    print(table(found, config))
 
 
 def _collected(study: Study, config: StudyConfig) -> StudyRecord:

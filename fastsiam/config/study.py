@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .setting import Config, setting
+from .setting import Config, require, setting
 
 ScaleName = Literal["paper", "cifar", "cifar-small", "demo"]
 
@@ -65,3 +65,24 @@ class StudyTableConfig(StudyConfig):
         "", "Also draw a .png: curves over epochs, accuracies with confidence intervals."
     )
     markdown: bool = setting(False, "Print the table as Markdown.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyDetectConfig(StudyConfig):
+    """Rows: whose networks are compared, and the search of the learning rate."""
+
+    lrs: tuple[float, ...] = setting(
+        (0.01, 0.02, 0.04),
+        "Learning rates to try on each network with one trial; the one with the highest AP is "
+        "used for all trials.",
+        above=0,
+    )
+    supervised: str = setting(
+        "",
+        "Weights trained with labels, for the row of that name: torchvision's resnet50, for "
+        "instance.",
+    )
+
+    def check(self) -> None:
+        """Check that there is a rate, and each once."""
+        require(0 < len(self.lrs) == len(set(self.lrs)), "lrs must be rates, each once")

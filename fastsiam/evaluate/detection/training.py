@@ -15,7 +15,7 @@ from torchvision.ops._utils import split_normalization_params
 from fastsiam.config import NumericsConfig
 from fastsiam.config.detect import DetectConfig
 from fastsiam.distributed import Place, bn_group, mean_across_ranks
-from fastsiam.errors import FastSiamError
+from fastsiam.errors import NOT_FINITE, FastSiamError
 from fastsiam.evaluate.supervised import Training
 from fastsiam.methods.optim import with_momenta
 
@@ -153,6 +153,6 @@ def loss_text(step: int, loss: Tensor) -> str:
     value = float(loss)
     if not np.isfinite(value):
         raise FastSiamError(
-            f"the loss is {value} after step {step:,}: try a lower --lr or a longer --warmup"
+            f"{NOT_FINITE} after step {step:,}: try a lower --lr or a longer --warmup"
         )
     return f"loss {value:.3f}, "

@@ -1,0 +1,273 @@
+"""Table 5 of the paper: detectors on the networks of a study's runs.
+
+For each network, one detector is trained at every learning rate. All trials then use the rate with
+the highest AP on the test set. The paper searches the rate too, and does not say on which images.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from fastsiam.config.detect import DetectConfig
+from fastsiam.config.setting import as_text, settings_of
+from fastsiam.config.study import StudyDetectConfig
+from fastsiam.console import Console, counted
+from fastsiam.environment import environment
+from fastsiam.errors import NOT_FINITE, FastSiamError
+from fastsiam.evaluate.detection.protocol import FIGURES, PAPER, protocol_of
+from fastsiam.files import explained, parsed_json, write_json
+from fastsiam.report.markdown import markdown
+from fastsiam.run.records import Record
+from fastsiam.signals import ending_with
+from fastsiam.study.runs import Run
+from fastsiam.study.scales import Scale
+
+_SCRATCH, _SUPERVISED = "scratch", "ImageNet supervised"
+_VARIANTS = {
+    _SCRATCH: "epochs-2x",
+    "SimCLR": "simclr-2x",
+    "MoCo v2": "mocov2-2x",
+    "BYOL": "byol-2x",
+    "SwAV": "swav-2x",
+    "SimSiam, base": "epochs-2x",
+    "SimSiam, optimal": "transfer",
+}
+"""Variant of each row of Table 5 that has one: 2 x the epochs, 200 on ImageNet."""
+
+
+@dataclass(frozen=True, slots=True)
+class DetectionRow:
+    """A row of Table 5: a network, and the figures of the detectors trained on it."""
+
+    title: str
+    network: str
+    """Run folder or weights file; "" if it is missing."""
+    missing: str = ""
+    """What is missing, and how to make it."""
+    searched: dict[float, float] = field(default_factory=dict)
+    """AP at each learning rate with one trial; a rate at which the loss diverged is left out."""
+    lr: float = 0.0
+    """The learning rate with the highest AP."""
+    trials: tuple[dict[str, Any], ...] = ()
+    """Figures of each trial at that rate, in percent."""
+    differences: tuple[str, ...] = ()
+    """Settings that are not the protocol's."""
+
+    @property
+    def untrained(self) -> bool:
+        """Whether the detectors start from random weights of the network."""
+        return self.title == _SCRATCH
+
+
+def detection_rows(scale: Scale, folder: Path, config: StudyDetectConfig) -> list[DetectionRow]:
+    """Return the rows of Table 5 with their networks: seed 0 of each variant's runs.
+
+    Args:
+        scale: of the runs.
+        folder: parent of the runs' folders.
+        config: names the file of the supervised weights.
+    """
+    rows = []
+    for title in PAPER["voc07"]:
+        if title == _SUPERVISED:
+            rows.append(DetectionRow(title, config.supervised, "name weights with --supervised"))
+            continue
+        variant = _VARIANTS[title]
+        settings = scale.settings(variant, seed=0)
+        run = Run(folder / f"{variant}-seed-0", variant, 0, scale, settings)
+        if run.is_trained:
+            rows.append(DetectionRow(title, str(run.folder)))
+        else:
+            study = "transfer" if variant in ("epochs-2x", "transfer") else "related-2x"
+            command = f"fastsiam study run {study} --scale {scale.name}"
+            rows.append(DetectionRow(title, "", f"{run.folder} is not trained: {command}"))
+    return rows
+
+
+def do_detection(
+    rows: Sequence[DetectionRow], config: StudyDetectConfig, detector: DetectConfig, folder: Path
+) -> list[DetectionRow]:
+    """Train the detectors that are missing; return the rows with all figures.
+
+    Args:
+        rows: those without a network stay as they are.
+        config: the learning rates.
+        detector: settings of all detectors, with the number of trials.
+        folder: for the records, one file for each network, rate and first seed.
+
+    Raises:
+        FastSiamError: an evaluation failed, or the folder has one with other settings.
+    """
+    console, found = Console(), []
+    for row in rows:
+        if not row.network:
+            console.say(f"no row {row.title!r}: {row.missing}")
+        found.append(_with_figures(row, config, detector, folder) if row.network else row)
+    return found
+
+
+def _with_figures(
+    row: DetectionRow, config: StudyDetectConfig, detector: DetectConfig, folder: Path
+) -> DetectionRow:
+    """Search the learning rate with the first trial, then train the other trials."""
+    detector = replace(detector, untrained=row.untrained, json="")
+    first: dict[float, Record] = {}
+    for lr in config.lrs:
+        if record := _evaluated(row, replace(detector, lr=lr, trials=1), folder):
+            first[lr] = record
+    if not first:
+        raise FastSiamError(f"{row.title}: the loss diverged at every rate; pass lower ones, --lrs")
+    best = max(first, key=lambda lr: first[lr].results[0]["AP"])
+    records = [first[best]]
+    if detector.trials > 1:
+        others = replace(detector, lr=best, seed=detector.seed + 1, trials=detector.trials - 1)
+        if record := _evaluated(row, others, folder):
+            records.append(record)
+    return replace(
+        row,
+        searched={lr: record.results[0]["AP"] for lr, record in first.items()},
+        lr=best,
+        trials=tuple(
+            {key: value for key, value in line.items() if key not in ("trial", "seconds")}
+            for record in records
+            for line in record.results
+        ),
+        differences=tuple(
+            x for x in first[best].protocol["differences"] if not x.startswith(("trials", "lr"))
+        ),
+    )
+
+
+def _evaluated(row: DetectionRow, detector: DetectConfig, folder: Path) -> Record | None:
+    """Return the record of one evaluation, which is made if it is missing; None if it diverged.
+
+    Raises:
+        FastSiamError: it failed, or the file holds one with other settings.
+    """
+    name = row.title.lower().replace(",", "").replace(" ", "-")
+    path = folder / detector.task / f"{name}-lr-{detector.lr:g}-seed-{detector.seed}.json"
+    diverged = path.with_suffix(".diverged")
+    if not path.exists() and not diverged.exists():
+        _evaluate(row, detector, path, diverged)
+    if diverged.exists():
+        return None
+    record = _read(path)
+    wanted = protocol_of(detector)
+    own = {key: record.protocol.get(key) for key in wanted}
+    if changed := [
+        f"{key} {own[key]}, not {wanted[key]}" for key in wanted if own[key] != wanted[key]
+    ]:
+        raise FastSiamError(
+            f"{path} has other settings ({'; '.join(changed)}); move it away, or choose another "
+            "--out"
+        )
+    return record
+
+
+def _read(path: Path) -> Record:
+    with explained(FastSiamError, f"cannot read {path}"):
+        content = path.read_text()
+    try:
+        return Record.from_dict(parsed_json(content))
+    except (ValueError, KeyError, TypeError) as error:
+        raise FastSiamError(f"{path} is no record of an evaluation; delete it") from error
+
+
+def _evaluate(row: DetectionRow, detector: DetectConfig, path: Path, diverged: Path) -> None:
+    """Run ``fastsiam eval detect`` in its own process, with its output in a log."""
+    log = path.with_suffix(".log")
+    trials = counted(detector.trials, "trial")
+    Console().say(f"{row.title}, rate {detector.lr:g}, {trials}: the output is in {log}")
+    words = [sys.executable, "-m", "fastsiam", "eval", "detect", row.network, "--json", str(path)]
+    with explained(FastSiamError, f"cannot write {log}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as out:
+            ended = subprocess.run(
+                [*words, *_options(detector)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                preexec_fn=ending_with(os.getpid()),
+            )
+    if not ended.returncode:
+        return
+    *_, last = ["no output", *log.read_text(errors="replace").splitlines()]
+    if NOT_FINITE not in last:
+        raise FastSiamError(f"{row.title} failed ({last.removeprefix('error: ')}); see {log}")
+    Console().say(f"{row.title}, rate {detector.lr:g}: diverged")
+    diverged.touch()
+
+
+def _options(detector: DetectConfig) -> list[str]:
+    """Return the settings that have not their default, as words of a command line."""
+    words = []
+    for one in settings_of(DetectConfig).values():
+        value = getattr(detector, one.name)
+        if isinstance(value, bool):
+            words += [f"--{one.flag}"] if value else []
+        elif value != one.default and one.option:
+            words += [f"--{one.flag}", as_text(value)]
+    return words
+
+
+def table(rows: Sequence[DetectionRow], detector: DetectConfig) -> str:
+    """Return the paper's figures and ours as Markdown, for masks in a table of their own."""
+    tables = [_table(rows, detector.task, "")]
+    if detector.task == "coco":
+        tables.append(_table(rows, "coco masks", "mask "))
+    apart = dict.fromkeys(text for row in rows for text in row.differences)
+    said = [f"Not the protocol's: {'; '.join(apart)}."] if apart else []
+    return "\n\n".join([*tables, *said])
+
+
+def write_detection(
+    path: Path, rows: Sequence[DetectionRow], config: StudyDetectConfig, detector: DetectConfig
+) -> None:
+    """Write a record of the rows as JSON: figures of every trial, rates, settings and machine.
+
+    Raises:
+        FastSiamError: the file cannot be written.
+    """
+    write_json(
+        path,
+        {
+            "study": "detection",
+            "source": "Table 5",
+            "scale": config.scale,
+            "protocol": protocol_of(replace(detector, json="")) | {"lr": list(config.lrs)},
+            "rows": [asdict(row) | {"searched": sorted(row.searched.items())} for row in rows],
+            "environment": environment(),
+            "date": time.strftime("%Y-%m-%d"),
+        },
+    )
+
+
+def _table(rows: Sequence[DetectionRow], task: str, prefix: str) -> str:
+    heads = [task, *(f"paper: {x}" for x in FIGURES), *(f"ours: {x}" for x in FIGURES)]
+    lines = []
+    for row in rows:
+        columns = [[trial[f"{prefix}{figure}"] for trial in row.trials] for figure in FIGURES]
+        lines.append(
+            [
+                row.title,
+                *(f"{figure:.1f}" for figure in PAPER[task][row.title]),
+                *map(_mean, columns),
+                f"{row.lr:g}" if row.trials else "-",
+                str(len(row.trials)),
+            ]
+        )
+    return markdown([*heads, "rate", "trials"], lines)
+
+
+def _mean(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    return f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
