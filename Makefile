@@ -38,12 +38,12 @@ CHECKED_RUN   := LD_PRELOAD=libc_malloc_debug.so.0 GLIBC_TUNABLES=glibc.malloc.c
 NATIVE_TESTS  := tests/kernels tests/views/test_photometric.py tests/views/test_photometric_cpu.py \
                  tests/pipelines/test_parity.py tests/pipelines/test_ffcv.py \
                  tests/pipelines/test_engine.py
-TWO_RANKS     := tests/train/test_launched.py::test_plain_torchrun_works
+TWO_RANKS     := tests/train/test_signals.py::test_plain_torchrun_works
 CASES         ?= 500
 
 MEASURED := COVERAGE_FILE=$(COVERAGE)/data $(TEST) --cov --cov-context=test --cov-report=
 
-.PHONY: demo test test-all test-oldest memory-check arm-check coverage docs gpu dist lint lock soak
+.PHONY: demo test test-all test-oldest memory-check arm-check coverage docs gpu dist lint lock mutants soak
 
 demo: $(VENV)/installed        ## the whole job, small: images, training, kNN, report
 	rm -rf runs/demo
@@ -81,6 +81,12 @@ coverage: $(VENV)/installed    ## which lines and branches all tests reach, othe
 	$(MEASURED) -m alone --cov-append --junitxml=$(COVERAGE)/alone.xml
 	$(PY) -m coverage html --quiet --data-file=$(COVERAGE)/data --directory=$(COVERAGE)/html
 	$(PY) -m coverage report --data-file=$(COVERAGE)/data --skip-covered
+
+# The fork server imports the tests once; the processes that they fork find the mutants by PYTHONPATH.
+mutants: $(VENV)/installed     ## changes of the program that no test notices; again: continue
+	$(PYTHON) -m pip --python $(PY) install --quiet "mutmut>=3.8"
+	PYTHONPATH=$(CURDIR)/mutants OMP_NUM_THREADS=1 $(PY) -m mutmut run --max-children $(JOBS) $(MUTANTS)
+	$(PY) -m mutmut results
 
 docs: $(VENV)/installed        ## the site, into site/: a dead link or a page without a place fails
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet

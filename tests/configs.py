@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from fastsiam.config import ModelConfig, SimSiamConfig, TrainConfig
@@ -29,7 +30,8 @@ def with_settings(config: TrainConfig, **settings: object) -> TrainConfig:
     """Change single settings of a config by their flags' names, whatever their section."""
     known = config.to_flags()
     assert set(settings) <= set(known), set(settings) - set(known)
-    return TrainConfig.from_flags(known | settings)
+    given = {name: str(x) if isinstance(x, Path) else x for name, x in settings.items()}
+    return TrainConfig.from_flags(known | given)
 
 
 def flags(config: TrainConfig, recipe: str = "imagenet") -> list[str]:

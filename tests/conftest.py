@@ -70,6 +70,13 @@ def write_images(
     return folder
 
 
+def write_data(folder: Path) -> Path:
+    """Write train/ (24 images of 3 classes) and val/ (12)."""
+    write_images(folder / "train")
+    write_images(folder / "val", each=4, seed=1)
+    return folder
+
+
 @pytest.fixture(autouse=True)
 def _no_handler_of_torch() -> Iterator[None]:
     """End each test without what a DataLoader of other programs sets: it raises in later tests."""
@@ -80,9 +87,7 @@ def _no_handler_of_torch() -> Iterator[None]:
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
     """A data set with train/ (24 images of 3 classes) and val/ (12)."""
-    write_images(tmp_path / "data" / "train")
-    write_images(tmp_path / "data" / "val", each=4, seed=1)
-    return tmp_path / "data"
+    return write_data(tmp_path / "data")
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 A new interpreter takes four seconds of a processor, almost all of them for imports that the
 launcher, a study or a worker of dask's has done already. What is forked is a direct child with its
 own session, environment, signals and exit code. Only the start of the interpreter itself is left
-out: ``tests/train/test_launched.py`` has it, by torchrun.
+out: ``tests/train/test_signals.py`` has it, by torchrun.
 """
 
 from __future__ import annotations

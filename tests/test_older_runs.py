@@ -17,12 +17,9 @@ from fastsiam.errors import CheckpointError
 from fastsiam.interchange import load_pretrained
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
-from fastsiam.train.command import train_here
 from tests.configs import with_settings
-from tests.conftest import ROOT
 from tests.processes import fastsiam
-
-OLD = ROOT / "tests" / "data" / "run-0.1"
+from tests.train.runs import OLD, trained
 
 
 @pytest.fixture
@@ -45,8 +42,8 @@ def test_its_settings_are_read(small: TrainConfig, run: Path) -> None:
 
 def test_it_goes_on_as_it_would_have(small: TrainConfig, run: Path) -> None:
     with pytest.raises(CheckpointError, match=r"crop: 16 -> 20"):
-        train_here(with_settings(small, out=str(run), crop=20, eval_resize=20), "imagenet")
-    train_here(with_settings(small, out=str(run)), "imagenet")
+        trained(small, out=run, crop=20, eval_resize=20)
+    trained(small, out=run)
     assert checkpoints.load(run).step == 12
     expected = [json.loads(x) for x in (OLD / "metrics-whole.jsonl").read_text().splitlines()]
     found = read_metrics(run)
@@ -62,10 +59,9 @@ def test_it_goes_on_as_it_would_have(small: TrainConfig, run: Path) -> None:
 def test_another_run_goes_on_from_it_or_starts_from_its_weights(
     small: TrainConfig, run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    branch = with_settings(small, out=str(tmp_path / "branch"), resume=str(run), max_steps=7)
-    assert checkpoints.load(train_here(branch, "imagenet")).step == 7
-    fresh = with_settings(small, out=str(tmp_path / "fresh"), init=str(run), max_steps=1)
-    train_here(fresh, "imagenet")
+    branch = trained(small, out=tmp_path / "branch", resume=run, max_steps=7)
+    assert checkpoints.load(branch).step == 7
+    trained(small, out=tmp_path / "fresh", init=run, max_steps=1)
     said = capfd.readouterr().err
     assert "starts from ResNet-10" in said and "fresh:" not in said
 

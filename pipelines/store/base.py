@@ -371,7 +371,7 @@ def find_split(path: Place, split: Split) -> list[Place]:
     """Return a file of training images; of another split, the files beside it.
 
     Raises:
-        NoSplitError: there are none, or the file is of another split itself.
+        NoSplitError: no such file exists, or the file is of another split itself.
     """
     if split == "train":
         return [path]

@@ -251,36 +251,21 @@ def test_addresses_of_this_machine() -> None:
     assert not is_own("192.0.2.1") and not is_own("nowhere.invalid")  # RFC 5737, RFC 2606
 
 
-@pytest.mark.parametrize(
-    ("text", "where"),
-    [
+def test_where_how_many_machines_meet() -> None:
+    for text, where in (
         ("node1:1234", ("node1", 1234)),
         ("node1", ("node1", 29500)),
         ("[fe80::1]:1234", ("fe80::1", 1234)),
         ("[fe80::1]", ("fe80::1", 29500)),
-    ],
-)
-def test_where_machines_meet(text: str, where: tuple[str, int]) -> None:
-    assert NodesConfig(rendezvous=text).meeting == where
-
-
-@pytest.mark.parametrize("text", [":1", "node1:x", "node1:70000", "fe80::1"])
-def test_where_they_cannot_meet(text: str) -> None:
-    with pytest.raises(ValueError, match="rendezvous is HOST:PORT"):
-        _ = NodesConfig(rendezvous=text).meeting
-
-
-@pytest.mark.parametrize(
-    ("nodes", "message"),
-    [
-        (2, "nodes 2 needs rendezvous"),
-        ("2:1", "nodes must be a number of machines"),
-        ("0:4", "nodes must be a number of machines"),
-        ("two", "nodes must be a number of machines"),
-    ],
-)
-def test_numbers_of_machines(nodes: int | str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        NodesConfig(nodes=nodes)
+    ):
+        assert NodesConfig(rendezvous=text).meeting == where
+    for text in (":1", "node1:x", "node1:70000", "fe80::1"):
+        with pytest.raises(ValueError, match="rendezvous is HOST:PORT"):
+            _ = NodesConfig(rendezvous=text).meeting
+    with pytest.raises(ValueError, match="nodes 2 needs rendezvous"):
+        NodesConfig(nodes=2)
+    for nodes in ("2:1", "0:4", "two"):
+        with pytest.raises(ValueError, match="nodes must be a number of machines"):
+            NodesConfig(nodes=nodes)
     config = NodesConfig(nodes="1:4", rendezvous="node1")
     assert (config.min_nodes, config.max_nodes) == (1, 4)

@@ -16,7 +16,7 @@ from fastsiam.run import checkpoint as checkpoints
 from tests.configs import with_settings
 from tests.methods.barlow_twins import BarlowTwinsConfig
 from tests.methods.linear import batch_of, build
-from tests.train.runs import history, run_once, run_until, same_state
+from tests.train.runs import assert_same_runs, killed, trained
 
 
 def test_the_loss_is_the_papers() -> None:
@@ -39,12 +39,10 @@ def test_it_is_killed_resumed_and_exported(
     model = ModelConfig(backbone="resnet10", stem="cifar", width=4, method=own)
     config = replace(with_settings(small, knn_every=0, save_every=1), model=model)
     assert TrainConfig.from_dict(config.to_dict()) == config
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    expected = checkpoints.load(run_once(config, whole))
-    run_until(config, killed, 5)
-    state = checkpoints.load(run_once(config, killed, start=checkpoints.load(killed)))
-    assert same_state(state.model, expected.model) and history(killed)[-1] == history(whole)[-1]
+    whole = trained(config, out=tmp_path / "whole")
+    assert_same_runs(trained(config, out=killed(config, 5)), whole)
     file = tmp_path / "plain.pt"
     cli.app(["export", str(whole), "--format", "plain", "--out", str(file)], standalone_mode=False)
     read = load_pretrained(file).part("backbone")
-    assert read and all(torch.equal(value, expected.model[key]) for key, value in read.items())
+    expected = checkpoints.load(whole).model
+    assert read and all(torch.equal(value, expected[key]) for key, value in read.items())

@@ -1,22 +1,21 @@
-"""Every variant of SimSiam and FastSiam against the paper's formulas in float64 numpy."""
+"""Every variant of every method against its paper's formulas in float64 numpy, step by step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fastsiam.config import SimSiamConfig
-from fastsiam.methods import Output
-from fastsiam.methods.simsiam_variants import SimSiamVariant
+from fastsiam.config import BYOLConfig, MoCoV2Config, SimCLRConfig, SimSiamConfig, SwAVConfig
 from fastsiam.views.batch import Batch
-from tests.methods import formulas
-from tests.methods.formulas import Array, Pairs, Weights
+from tests.methods import formulas, related_formulas
+from tests.methods.formulas import Array, Weights
 from tests.methods.linear import (
     BATCH,
+    EPOCHS,
     IMAGES,
     STEPS,
     arrays,
@@ -25,80 +24,236 @@ from tests.methods.linear import (
     step_of,
     views_of,
 )
-from tests.methods.variants import VARIANTS, Variant
+from tests.methods.related_formulas import Groups, projected
+from tests.methods.variants import EVERY, RELATED, VARIANTS, Case
 
-EVERY = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
-KEEPS = {
-    name: v
-    for name, v in VARIANTS.items()
-    if v.config().alternate_every != 1 or v.config().target_average
+CASES = pytest.mark.parametrize("case", EVERY.values(), ids=EVERY.keys())
+SMALL = {"projector_layers": 2, "dim": 6, "projector_dim": 7, "predictor_dim": 3}
+
+
+def of(case: Case, **how: Any) -> Any:
+    """Build a case with small heads."""
+    return build(case.config(**SMALL), **how)
+
+
+def images_of(case: Case, step: int = 0) -> Batch:
+    """Return a batch of a case's views, the largest of four pixels."""
+    return batch_of(case.views, step, sides=[4 // by for by in case.smaller])
+
+
+class Kept:
+    """What a method keeps over steps, by the papers' words.
+
+    ``queue`` holds keys of earlier batches: those of each step take the oldest ones' places, in
+    turn. ``averages`` has a row for each image. ``encoder`` is what gives the targets.
+    """
+
+    def __init__(self, case: Any, method: Any) -> None:
+        self.config, self.case = method.config, case
+        self.encoder: Weights = {}
+        self.averages = np.zeros((IMAGES, method.dim))
+        self.queue: Array | None = None
+        self.given = 0
+        if getattr(self.config, "queue", 0):
+            self.queue = method.queue.double().numpy().copy()
+
+    def fill(self, method: Any) -> None:
+        """Replace what a method keeps by random unit rows."""
+        for name in ("queue", "averages"):
+            if name in (kept := dict(method.named_buffers())):
+                kept[name].copy_(
+                    torch.nn.functional.normalize(torch.randn_like(kept[name]), dim=-1)
+                )
+                setattr(self, name, kept[name].double().numpy().copy())
+        if self.queue is not None:
+            method.pushed.fill_(len(self.queue))
+            self.given = len(self.queue)
+
+    def begin(self, at: int, weights: Weights, copied: Weights) -> None:
+        """Note what encodes the targets of a step; a frozen encoder is that before its stretch."""
+        every = getattr(self.config, "alternate_every", 1) or STEPS
+        if every == 1:
+            self.encoder = copied or weights
+            return
+        if at % every == 0:
+            self.encoder = {key: weights[key] for key in copied}
+        assert all(np.array_equal(value, self.encoder[key]) for key, value in copied.items())
+
+    def take(self, weights: Weights, parts: list[Batch], at: int) -> None:
+        """Note what the parts of a step leave."""
+        for part in parts:
+            views, index = views_of(part), part.index.numpy()
+            if getattr(self.config, "target_average", 0):
+                self.averages[index] = moved(self, views, index, self.case.others)
+        rows: list[Array] = []
+        if isinstance(self.config, MoCoV2Config):
+            for view in (0, 1) if self.config.symmetric else (1,):
+                for part in parts:
+                    keys = projected("mocov2", self.encoder, views_of(part)[view])
+                    rows += list(formulas.unit(keys))
+        elif isinstance(self.config, SwAVConfig) and at >= round(self.config.queue_from * STEPS):
+            for part in parts:
+                zs = [projected("swav", weights, view) for view in views_of(part)[:2]]
+                rows += list(np.stack([formulas.unit(z) for z in zs], axis=1))
+        if self.queue is not None:
+            for row in rows:
+                self.queue[self.given % len(self.queue)] = row
+                self.given += 1
+
+    def check(self, method: Any, at: int) -> None:
+        """Compare it with what the method has."""
+        if self.queue is not None:
+            np.testing.assert_allclose(method.queue.numpy(), self.queue, atol=1e-6)
+            assert method.pushed == self.given
+        if getattr(self.config, "target_average", 0):
+            np.testing.assert_allclose(method.averages.numpy(), self.averages, atol=1e-6)
+            assert self.averages.any(1).sum() == min(IMAGES, (at + 1) * BATCH)
+
+
+def moved(kept: Kept, views: list[Array], index: Any, of: tuple[int, ...]) -> Array:
+    """Return the averages of a batch's images after the projections of some of its views."""
+    zs = [formulas.encoded(kept.encoder, views[view], norm=kept.config.head_bn) for view in of]
+    return formulas.moved(kept.averages[index], zs, kept.config.target_average)
+
+
+def formula_of(
+    method: Any, batch: Batch, kept: Kept, *, group: int = 0
+) -> Callable[[Weights], float]:
+    """Return the loss as a function of the weights; what the method holds constant is constant.
+
+    Args:
+        method: whose weights give the constants.
+        batch: of images.
+        kept: what was kept of earlier batches, and the encoder of targets.
+        group: images in a row that share BN statistics; 0 is all.
+    """
+    config, views = method.config, views_of(batch)
+    weights, known = arrays(method), dict[str, Any]()
+    match config:
+        case SimSiamConfig():
+            pairs, norm = kept.case.pairs, config.head_bn
+            known = {"norm": norm, "similarity": config.similarity}
+            if config.target_average:
+                index = batch.index.numpy()
+                known["against"] = [moved(kept, views, index, of) for _, of in pairs]
+            elif config.stop_gradient:
+                zs = [formulas.encoded(kept.encoder, view, norm=norm) for view in views]
+                known["against"] = formulas.targets(dict(enumerate(zs)), pairs)
+            return lambda now: formulas.loss(now, views, pairs, **known)
+        case SimCLRConfig():
+            known = {"temperature": config.temperature}
+            if config.stop_gradient:
+                known["against"] = [projected("simclr", weights, view) for view in views]
+        case MoCoV2Config():
+            parts: list[Groups] = [(), ()]
+            if group:
+                parts = [
+                    groups(len(batch.index), group)
+                    for groups in (related_formulas.query_groups, related_formulas.key_groups)
+                ]
+            known = {
+                "temperature": config.temperature,
+                "keys": [projected("mocov2", kept.encoder, view, parts[1]) for view in views],
+                "queue": kept.queue,
+                "symmetric": config.symmetric,
+                "groups": parts[0],
+            }
+        case BYOLConfig():
+            known["targets"] = [projected("byol", kept.encoder, view) for view in views]
+        case SwAVConfig():
+            queues = []
+            if kept.queue is not None and kept.given >= config.queue:  # it counts once it is full
+                queues = [kept.queue[:, view] for view in (0, 1)]
+            how: dict[str, Any] = {"epsilon": config.epsilon, "rounds": config.sinkhorn_rounds}
+            known["temperature"] = config.temperature
+
+            def codes(now: Weights) -> list[Array]:
+                return related_formulas.codes(now, views, queues=queues, **how)
+
+            if not config.stop_gradient:
+                return lambda now: related_formulas.swav(now, views, of=codes(now), **known)
+            known["of"] = codes(weights)
+    loss = getattr(related_formulas, config.name)
+    return lambda now: loss(now, views, **known)
+
+
+def check_gradients(method: Any, batch: Batch, loss: Callable[[Weights], float]) -> Any:
+    """Compare the loss, and its slope along each weight; return the method's output."""
+    output = method(batch.views, batch.index)
+    output.loss.backward()
+    assert output.loss.item() == pytest.approx(loss(arrays(method)), abs=2e-6)
+    found = {name: p.grad.numpy() for name, p in method.named_parameters() if p.grad is not None}
+    assert found.keys() == trained(method)
+    expected = formulas.gradient(loss, arrays(method))
+    for name, slopes in found.items():
+        np.testing.assert_allclose(slopes, expected[name], atol=2e-5, rtol=2e-5, err_msg=name)
+    return output
+
+
+def trained(method: Any) -> set[str]:
+    """Return the names of the weights that are trained."""
+    fixed = getattr(method.config, "predictor", "") == "fixed"
+    return {name for name in arrays(method) if not (fixed and name.startswith("predictor."))}
+
+
+@CASES
+def test_loss_and_gradients(case: Case) -> None:
+    """With other weights in another encoder, a full queue, and images that were seen before."""
+    method, batch = of(case), images_of(case)
+    kept = Kept(case, method)
+    kept.fill(method)
+    kept.encoder = arrays(method, copied=True) or arrays(method)
+    output = check_gradients(method, batch, formula_of(method, batch, kept))
+    if isinstance(case.config(), SimSiamConfig):
+        z = formulas.encoded(arrays(method), views_of(batch)[0], norm=method.config.head_bn)
+        np.testing.assert_allclose(output.embedding.numpy(), z, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("group", [2, 4])
+def test_keys_are_normalised_in_other_groups_than_queries(group: int) -> None:
+    """MoCo's loss and gradients where BN has parts of the batch; a key would know its query."""
+    case = RELATED["mocov2, parts"]
+    method, batch = of(case, normed=True), images_of(case)
+    kept = Kept(case, method)
+    kept.fill(method)
+    step_of(method, sync_bn=False, bn_images=group)
+    method.target[0].layer.weight.data.normal_()
+    kept.encoder = arrays(method, copied=True)
+    loss = formula_of(method, batch, kept, group=group)
+    check_gradients(method, batch, loss)
+    same = formula_of(method, batch, kept)
+    assert abs(loss(arrays(method)) - same(arrays(method))) > 1e-3
+
+
+KEEPS = RELATED | {
+    name: case
+    for name, case in VARIANTS.items()
+    if case.config().alternate_every != 1 or case.config().target_average
 }
 
 
-def of(variant: Variant, **settings: Any) -> SimSiamVariant:
-    """Build a variant with small heads."""
-    method: SimSiamVariant = build(
-        variant.config(projector_layers=2, dim=6, predictor_dim=3, **settings)
-    )
-    return method
-
-
-def by_formula(
-    config: SimSiamConfig, pairs: Pairs, weights: Weights, views: Sequence[Array], against: Any
-) -> float:
-    """Return the loss of some weights with given targets, or with their own."""
-    how = {"norm": config.head_bn, "similarity": config.similarity}
-    return formulas.loss(weights, views, pairs, **how, against=against)
-
-
-def targets_of(
-    config: SimSiamConfig, pairs: Pairs, weights: Weights, views: Sequence[Array], rows: Array
-) -> list[Array]:
-    """Return the targets that some weights give, moving averages if there are any."""
-    zs = {view: formulas.encoded(weights, x, norm=config.head_bn) for view, x in enumerate(views)}
-    if not config.target_average:
-        return formulas.targets(zs, pairs)
-    momentum = config.target_average
-    return [formulas.moved(rows, [zs[view] for view in of], momentum) for _, of in pairs]
-
-
-@EVERY
-def test_loss_and_gradients(variant: Variant) -> None:
-    """With other weights in the frozen copy, and with averages of images that were seen before."""
-    method, config = of(variant), variant.config()
-    weights, frozen = arrays(method), arrays(method, copied=True)
-    assert bool(frozen) == (config.alternate_every != 1 or config.encoder_momentum > 0)
-    if config.target_average:
-        method.averages.copy_(torch.nn.functional.normalize(torch.randn_like(method.averages)))
-    batch = batch_of(variant.views)
-    views, rows = views_of(batch), np.zeros(0)
-    if config.target_average:
-        rows = method.averages.numpy()[batch.index]
-    output: Output = method(batch.views, batch.index)
-    output.loss.backward()
-
-    against = None
-    if config.stop_gradient:
-        against = targets_of(config, variant.pairs, frozen or weights, views, rows)
-
-    def loss(changed: Weights) -> float:
-        return by_formula(config, variant.pairs, changed, views, against)
-
-    assert output.loss.item() == pytest.approx(loss(weights), abs=1e-6)
-    z = formulas.encoded(weights, views[0], norm=config.head_bn)
-    np.testing.assert_allclose(output.embedding.numpy(), z, rtol=1e-9, atol=1e-12)
-    expected = formulas.gradient(loss, weights)
-    if config.predictor == "fixed":
-        expected = {k: v for k, v in expected.items() if not k.startswith("predictor.")}
-    found = {name: p.grad.numpy() for name, p in method.named_parameters() if p.grad is not None}
-    assert found.keys() == expected.keys()
-    for name, slopes in expected.items():
-        np.testing.assert_allclose(found[name], slopes, atol=2e-6, rtol=1e-5, err_msg=name)
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("case", KEEPS.values(), ids=KEEPS.keys())
+def test_losses_and_what_is_kept_step_by_step(case: Case, accumulate: int) -> None:
+    """Of two epochs. A queue goes round, whatever its length; averages are of each image's rows."""
+    method = of(case)
+    step, kept, losses = step_of(method, accumulate=accumulate), Kept(case, method), []
+    for at in range(EPOCHS * STEPS):
+        batch, weights = images_of(case, at), arrays(method)
+        kept.begin(at, weights, arrays(method, copied=True))
+        parts = batch.chunks(accumulate)
+        expected = [formula_of(method, part, kept)(weights) for part in parts]
+        losses.append(step(batch, at=at)[0].item())
+        assert losses[-1] == pytest.approx(np.mean(expected), abs=5e-6), at
+        kept.take(weights, parts, at)
+        kept.check(method, at)
+    assert np.ptp(losses) > 1e-2
 
 
 def test_the_mean_of_views_is_not_rounded_to_half_precision() -> None:
     """FastSiam's targets under bfloat16: of rounded projections, but no further rounded."""
-    method, batch = of(VARIANTS["fastsiam 4"]).float(), batch_of(4)
+    case = VARIANTS["fastsiam 4"]
+    method, batch = of(case).float(), images_of(case)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         zs = [method.projector(method.backbone(view.float())) for view in batch.views]
         ps = [method.predictor(z) for z in zs]
@@ -106,76 +261,90 @@ def test_the_mean_of_views_is_not_rounded_to_half_precision() -> None:
     assert ps[0].dtype == torch.bfloat16
     z = {view: one.detach().double().numpy() for view, one in enumerate(zs)}
     p = [one.detach().double().numpy() for one in ps]
-    of_each = formulas.targets(z, VARIANTS["fastsiam 4"].pairs)
+    of_each = formulas.targets(z, case.pairs)
     terms = [formulas.DISTANCES["cosine"](a, b) for a, b in zip(p, of_each, strict=True)]
     assert found == pytest.approx(np.mean(terms), abs=1e-6)
 
 
-Taken = tuple[Weights, Batch, float, Array | None]
-"""A step: the weights before it, its batch, its loss, the images' averages after it."""
+FOLLOWED = {
+    name: case for name, case in EVERY.items() if getattr(case.config(), "encoder_momentum", None)
+} | {"byol, no momentum": EVERY["byol, no momentum"]}
 
 
-def run(method: SimSiamVariant, views: int, *, accumulate: int = 1) -> list[Taken]:
-    """Take the steps of two epochs."""
-    step, found = step_of(method, accumulate=accumulate), list[Taken]()
-    for at in range(2 * STEPS):
-        weights, batch = arrays(method), batch_of(views, at)
-        loss, _ = step(batch, at=at)
-        rows = method.averages.numpy().copy() if method.config.target_average else None
-        found.append((weights, batch, loss.item(), rows))
-    return found
+@pytest.mark.parametrize("case", FOLLOWED.values(), ids=FOLLOWED.keys())
+def test_momentum_encoders_follow(case: Case) -> None:
+    """Their weights to the last bits; BYOL's momentum grows to 1."""
+    method = of(case)
+    step, config = step_of(method), case.config()
+    for at in range(EPOCHS * STEPS):
+        momentum = config.encoder_momentum
+        if getattr(config, "momentum_schedule", "constant") == "cosine":
+            momentum = related_formulas.momentum_at(momentum, at, EPOCHS * STEPS)
+            assert momentum == config.encoder_momentum if at == 0 else momentum < 1
+        before = arrays(method, copied=True)
+        step(images_of(case, at), at=at)
+        own, now = arrays(method), arrays(method, copied=True)
+        encoder = {name for name in own if not name.startswith("predictor.")}
+        assert before.keys() == now.keys() == encoder
+        for name, value in now.items():
+            expected = momentum * before[name] + (1 - momentum) * own[name]
+            np.testing.assert_allclose(value, expected, atol=1e-12, rtol=1e-12, err_msg=name)
+            assert np.abs(value - before[name]).max() > 1e-7, name
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("variant", KEEPS.values(), ids=KEEPS.keys())
-def test_what_is_kept_over_steps(variant: Variant, accumulate: int) -> None:
-    """Targets are of the weights before the stretch; averages are of each image's own rows."""
-    method, config, pairs = of(variant), variant.config(), variant.pairs
-    every = config.alternate_every or STEPS
-    taken = run(method, variant.views, accumulate=accumulate)
-    averages = np.zeros((IMAGES, method.dim))
-    for at, (weights, batch, loss, rows) in enumerate(taken):
-        before = taken[at - at % every][0]  # the weights as they were when the stretch began
-        sources, losses, after = (before, weights), [0.0, 0.0], averages.copy()
-        for part in batch.chunks(accumulate):
-            views, index = views_of(part), part.index.numpy()
-            for which, source in enumerate(sources):
-                against = targets_of(config, pairs, source, views, averages[index])
-                losses[which] += by_formula(config, pairs, weights, views, against) / accumulate
-            seen = sorted({view for _, of in pairs for view in of})
-            zs = [formulas.encoded(before, views[view], norm=config.head_bn) for view in seen]
-            after[index] = formulas.moved(averages[index], zs, config.target_average)
-        assert loss == pytest.approx(losses[0], abs=2e-6), at
-        assert at % every == 0 or abs(loss - losses[1]) > 2e-5, at
-        if rows is not None:
-            averages = after
-            np.testing.assert_allclose(rows, averages, atol=1e-6, err_msg=str(at))
-            assert (np.abs(rows).sum(1) > 0).sum() == min(IMAGES, (at + 1) * BATCH)
+def test_a_momentum_encoder_has_bn_statistics_of_its_own() -> None:
+    """They are of the images that it saw, with its weights: one view after the other."""
+    case = RELATED["byol"]
+    method = of(case)
+    step, mean = step_of(method), np.zeros(SMALL["projector_dim"])
+    for at in range(STEPS):
+        batch, copied = images_of(case, at), arrays(method, copied=True)
+        for view in views_of(batch):
+            inputs = formulas.features(copied, view) @ copied["projector.0.weight"].T
+            mean = 0.9 * mean + 0.1 * inputs.mean(0)
+        step(batch, at=at)
+        np.testing.assert_allclose(method.target[1][1].running_mean, mean, atol=1e-12)
+    own = method.projector[1].running_mean.numpy()
+    assert np.abs(own - mean).max() > 1e-3
 
 
-@EVERY
-def test_what_moves_in_a_step(variant: Variant) -> None:
-    """All that is trained, and no more: no fixed predictor, no frozen copy, no unseen image."""
-    method, config = of(variant), variant.config()
-    step, batch = step_of(method), batch_of(variant.views)
+@pytest.mark.parametrize("optimizer", ["sgd", "lars"])
+@pytest.mark.parametrize(("epochs", "frozen"), [(0.0, 0), (0.3, 1), (1.0, 3), (1.7, 5), (2.0, 6)])
+def test_prototypes_are_frozen_for_so_many_steps(
+    epochs: float, frozen: int, optimizer: str
+) -> None:
+    """Neither gradients nor decay nor a momentum of the frozen steps moves them."""
+    case = Case({"prototypes": 8, "frozen_epochs": epochs}, SwAVConfig)
+    method = of(case)
+    step = step_of(method, optimizer=optimizer, weight_decay=0.1)
+    weight = method.prototypes.weight
+    for at in range(EPOCHS * STEPS):
+        before = weight.detach().clone()
+        step(images_of(case, at), at=at)
+        still = at < frozen
+        assert torch.equal(weight, before) == still, at
+        assert (step.optimizer.state[weight]["momentum_buffer"] == 0).all() == still, at
+
+
+@CASES
+def test_what_moves_in_a_step(case: Case) -> None:
+    """All that is trained, a momentum encoder, queue and averages; no frozen or fixed part."""
+    method, config = of(case), case.config()
+    step = step_of(method)
     before = {name: value.clone() for name, value in method.state_dict().items()}
-    step(batch, at=0)
+    step(images_of(case), at=0)
     now = method.state_dict()
-    moved = {name for name, _ in method.named_parameters() if not now[name].equal(before[name])}
-    still = ("frozen.",) if config.predictor == "trained" else ("frozen.", "predictor.")
-    trained = {name for name, _ in method.named_parameters() if not name.startswith(still)}
-    follows = {name for name in moved if name.startswith("frozen.")}
-    assert bool(follows) == (config.encoder_momentum > 0)
-    if config.alternate_every in (0, 2):
-        assert any(name.startswith("frozen.") for name, _ in method.named_parameters())
-    assert moved - follows == trained
-    of_groups = {id(p) for group in method.param_groups() for p in group.params}
-    assert of_groups == {id(p) for name, p in method.named_parameters() if name in trained}
-    if config.target_average:
-        seen = (now["averages"] != 0).any(1).nonzero().flatten()
-        assert torch.equal(seen, batch.index.sort().values)
-    if config.alternate_every == 2:
-        step(batch_of(variant.views, 1), at=1)
-        for name, value in method.frozen.named_parameters():
-            own = ("backbone" if name[0] == "0" else "projector") + name[1:]
-            assert torch.equal(value, method.state_dict()[own]), name
+    kept = {"queue", "pushed", "averages"} & now.keys()
+    names = {name for name, _ in method.named_parameters()} | kept
+    still = {name for name in names if name.startswith("predictor.")} - trained(method)
+    if getattr(config, "alternate_every", 1) != 1:
+        still |= {name for name in names if name.startswith("frozen.")}
+        assert any(name.startswith("frozen.") for name in still)
+    if getattr(config, "frozen_epochs", 0):
+        still.add("prototypes.weight")
+    if getattr(config, "queue_from", 0):
+        still |= {"queue", "pushed"} & kept
+    assert {name for name in names if not now[name].equal(before[name])} == names - still
+    groups = {id(p) for group in method.param_groups() for p in group.params}
+    assert groups == {id(p) for name, p in method.named_parameters() if name in trained(method)}
+    assert all(p.requires_grad == (id(p) in groups) for p in method.parameters())

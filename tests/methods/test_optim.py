@@ -184,8 +184,3 @@ def test_optimizers_are_built_from_the_settings_and_their_state_is_saved() -> No
         other = build_optimizer(config, method.param_groups())
         other.load_state_dict(optimizer.state_dict())
         assert len(other.state) == len(grouped)
-
-
-def rate(config: OptimConfig, step: int) -> float:
-    """Return the encoder's rate, with 10 steps an epoch."""
-    return rates_at(config, GROUPS, step, 10)["encoder"]

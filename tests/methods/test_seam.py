@@ -21,12 +21,11 @@ from fastsiam.interchange import load_pretrained
 from fastsiam.methods import Moment, SimSiam, build_method, image_rows, method_skeleton
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
-from fastsiam.train.command import train_here
 from tests import rank_jobs
 from tests.configs import with_settings
 from tests.methods import everything
 from tests.methods.everything import Everything, EverythingConfig
-from tests.train.runs import run_once
+from tests.train.runs import trained
 
 VIEWS = (ViewConfig(crop=16), ViewConfig(crop=16, solarise_p=0.5), ViewConfig(crop=8, blur_p=0.0))
 
@@ -66,8 +65,8 @@ def test_a_run_calls_the_hooks_and_follows_the_groups(
             usual(self, *outputs, at=at)
 
         monkeypatch.setattr(Everything, hook, noting)
-    early = checkpoints.load(run_once(with_settings(config, max_steps=4), tmp_path / "run"))
-    state = checkpoints.load(run_once(config, tmp_path / "run", start=early))
+    early = checkpoints.load(trained(config, max_steps=4))
+    state = checkpoints.load(trained(config))
     moments = [Moment(step, 3, 12) for step in range(12)]
     assert seen == {"before_optimizer": moments, "after_step": moments}
     assert torch.equal(early.model["head.1.weight"], torch.ones(8))
@@ -84,7 +83,7 @@ def test_a_run_calls_the_hooks_and_follows_the_groups(
 def test_import_and_init_ask_for_its_parts(
     config: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run = train_here(with_settings(config, max_steps=4), "imagenet")
+    run = trained(config, max_steps=4)
     read = load_pretrained(run)
     assert read.model == config.model and read.part("head")
     network = read.network()
@@ -93,8 +92,8 @@ def test_import_and_init_ask_for_its_parts(
     })  # fmt: skip
     with pytest.raises(CheckpointError, match="holds no projector"):
         read.network("projector")
-    again = with_settings(config, init=str(run), out=str(tmp_path / "again"), max_steps=1)
-    train_here(again, "imagenet")
+    again = with_settings(config, init=run, out=tmp_path / "again", max_steps=1)
+    trained(again)
     assert "starts from" in (said := capfd.readouterr().err) and "fresh" not in said
     method = build_method(config.model)
     method.start_from(read.part("backbone", "head"))
@@ -105,7 +104,7 @@ def test_import_and_init_ask_for_its_parts(
         augment=AugmentConfig.alike(crop=16),
         model=replace(config.model, method=rank_jobs.MODEL.method),
     )
-    train_here(with_settings(simsiam, out=str(tmp_path / "simsiam")), "imagenet")
+    trained(simsiam, out=tmp_path / "simsiam")
     assert "new: projector, predictor" in capfd.readouterr().err
 
 

@@ -15,7 +15,7 @@ from tests import rank_jobs
 from tests.methods.variants import EVERY
 from tests.networks import short_resnet10
 from tests.tiers import rest_slow, slow
-from tests.train.runs import history, run_once, run_until, same_state
+from tests.train.runs import assert_same_runs, killed, trained
 
 Ranks = Callable[[str, int], list[Any]]
 
@@ -80,12 +80,7 @@ def test_it_is_killed_and_resumed_bit_for_bit(
 ) -> None:
     """Killed within a stretch of two steps, and of an epoch's three."""
     config = EVERY[name].applied(small, knn_every=0, lr=0.1, save_every=1)
-    expected = checkpoints.load(run_once(config, tmp_path / "whole"))
-    run_until(config, tmp_path / "run", kill_at=5)
-    start = checkpoints.load(tmp_path / "run")
-    assert start.step in (4, 5)  # a checkpoint may be under way
-    state = checkpoints.load(run_once(config, tmp_path / "run", start=start))
-    assert state.step == expected.step == 12
-    assert same_state(state.model, expected.model)
-    assert same_state(state.optimizer, expected.optimizer)
-    assert history(tmp_path / "run")[-1] == history(tmp_path / "whole")[-1]
+    whole = trained(config, out=tmp_path / "whole")
+    run = killed(config, 5)
+    assert checkpoints.load(run).step in (4, 5)  # a checkpoint may be under way
+    assert_same_runs(trained(config), whole)

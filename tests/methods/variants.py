@@ -1,4 +1,4 @@
-"""The variants of the methods that tests go through; of SimSiam's, what each compares with what."""
+"""The variants of the methods that tests cover; of SimSiam's, what each compares with what."""
 
 from __future__ import annotations
 
@@ -64,6 +64,11 @@ class Variant(Case):
     """SimSiam or FastSiam, and the views that predict, with those they predict."""
 
     pairs: tuple[tuple[int, tuple[int, ...]], ...] = SYMMETRIC
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """The views that are predicted."""
+        return tuple(sorted({view for _, others in self.pairs for view in others}))
 
     def __post_init__(self) -> None:
         views = 1 + max(view for first, others in self.pairs for view in (first, *others))

@@ -21,7 +21,7 @@ from tests.configs import flags, with_settings
 from tests.disks import fill, small_disk
 from tests.processes import Forked, command, fastsiam
 from tests.tiers import slow
-from tests.train.runs import run_once
+from tests.train.runs import trained
 
 
 def hold(path: Path) -> None:
@@ -137,13 +137,13 @@ def test_a_disk_that_is_full_for_a_while_ends_nothing(
                 (disk / "filler").unlink()
 
         if freed:
-            run_once(config, run, before=fill_or_free)
+            trained(config, fill_or_free, out=run)
             lines = read_metrics(run)
             assert [x["step"] for x in lines if x["kind"] == "train"] == list(range(1, 13))
             assert [x["name"] for x in lines if x["kind"] == "alarm"] == ["disk"]
         else:
             with pytest.raises(CheckpointError, match="No space left on device; free some space"):
-                run_once(config, run, before=fill_or_free)
+                trained(config, fill_or_free, out=run)
         assert checkpoints.load(run).step == (12 if freed else 2)
     said = capfd.readouterr().err
     assert "training continues, and the last good checkpoint is" in said and "(step 2)" in said

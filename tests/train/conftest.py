@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+import shutil
 import time
+from pathlib import Path
 
 import pytest
 from torch import Tensor
 
+from fastsiam.config import TrainConfig
 from fastsiam.train import monitor
 from fastsiam.train.collapse import rank_of_gram
+from tests.configs import with_settings
+from tests.conftest import small_config, write_data
+from tests.train.runs import trained
+
+
+@pytest.fixture(scope="session")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
+    """A run of 4 epochs, 12 steps, that was stopped after 6; nobody changes it or its data."""
+    folder = tmp_path_factory.mktemp("stopped")
+    config = small_config(write_data(folder / "data"), folder / "run")
+    config = with_settings(config, knn_every=0)
+    trained(config, max_steps=6)
+    return config
+
+
+@pytest.fixture
+def begun(stopped: TrainConfig, tmp_path: Path) -> TrainConfig:
+    """A copy of that run."""
+    run = shutil.copytree(stopped.run.out, tmp_path / "run")
+    return with_settings(stopped, out=run)
 
 
 @pytest.fixture

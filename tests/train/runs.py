@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +14,23 @@ import torch
 from torch import Tensor
 
 from fastsiam.config import TrainConfig
+from fastsiam.config.run import VerifyConfig
 from fastsiam.distributed import Place
-from fastsiam.methods import build_method
-from fastsiam.pipelines import build_loader
-from fastsiam.run.checkpoint import Checkpoint
-from fastsiam.run.folder import RunFolder
+from fastsiam.errors import FastSiamError
+from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
-from fastsiam.train.loop import train
-from fastsiam.train.step import TrainingStep
+from fastsiam.train import command
+from fastsiam.train.verify import verify
 from fastsiam.views.batch import Batch, Loader
 from tests import rank_jobs
+from tests.configs import with_settings
 
 CPU = Place(0, 1, torch.device("cpu"))
+OLD = Path(__file__).parents[1] / "data" / "run-0.1"
+"""A run of version 0.1, after 6 of 12 steps."""
+
+Before = Callable[[int, Batch], Batch | None]
+"""What is done before a step with its batch; it may return another batch."""
 
 
 class Killed(BaseException):
@@ -30,9 +38,9 @@ class Killed(BaseException):
 
 
 class Wrapped:
-    """A loader that runs ``before(step)`` ahead of each batch."""
+    """A loader that runs ``before(step, batch)`` ahead of each step."""
 
-    def __init__(self, loader: Loader, before: Any) -> None:
+    def __init__(self, loader: Loader, before: Before) -> None:
         self._loader, self._before = loader, before
         self.source, self.images, self.steps = loader.source, loader.images, loader.steps
 
@@ -46,45 +54,36 @@ class Wrapped:
         self._loader.close()
 
 
-def run_once(
-    config: TrainConfig, folder: Path, before: Any = None, start: Checkpoint | None = None
-) -> Path:
-    loader = build_loader(
-        config.data, config.augment, batch=config.optim.batch, seed=config.numerics.seed
-    )
-    if config.data.pipeline == "synthetic":
-        loader.steps, loader.images = 3, 24  # type: ignore[misc]
-    wrapped = Wrapped(loader, before or (lambda step, batch: None))
-    torch.manual_seed(config.numerics.seed)
-    try:
-        folder.mkdir(exist_ok=True)
-        method = build_method(config.model, images=wrapped.images)
-        step = TrainingStep(config, method, CPU, steps_per_epoch=wrapped.steps)
-        step.prepare()
-        return train(step, wrapped, folder=RunFolder(folder), start=start)
-    finally:
-        loader.close()
+def trained(config: TrainConfig, before: Before | None = None, **settings: Any) -> Path:
+    """Train in this process, with single settings changed; return the run's folder."""
+    build: Any = vars(command)["build_loader"]
+    with pytest.MonkeyPatch.context() as patch:
+        if before is not None:
+            wrapped: Any = lambda *a, **k: Wrapped(build(*a, **k), before)  # noqa: E731
+            patch.setattr(command, "build_loader", wrapped)
+        return command.train_here(with_settings(config, **settings), "imagenet")
 
 
-def run_until(config: TrainConfig, folder: Path, kill_at: int) -> None:
-    """Run, and be killed before a step."""
+def killed(config: TrainConfig, at: int, **settings: Any) -> Path:
+    """Train, and be killed before a step; return the run's folder."""
 
     def kill(step: int, batch: Batch) -> None:
-        if step == kill_at:
+        if step == at:
             raise Killed
 
     with pytest.raises(Killed):
-        run_once(config, folder, before=kill)
+        trained(config, kill, **settings)
+    return Path(with_settings(config, **settings).run.out)
+
+
+def verified(run: Path, **settings: Any) -> str:
+    """Verify a run; return the messages as one text."""
+    return "\n".join(verify(run, VerifyConfig(**settings)))
 
 
 def history(run: Path) -> list[tuple[Any, ...]]:
     fields = ("step", "epoch", "loss", "z_std", "rank", "lr", "since", "seen")
     return [tuple(line[f] for f in fields) for line in read_metrics(run) if line["kind"] == "train"]
-
-
-def history_of(config: TrainConfig, folder: Path) -> list[tuple[Any, ...]]:
-    run_once(config, folder)
-    return history(folder)
 
 
 def same_state(one: Any, other: Any) -> bool:
@@ -95,6 +94,42 @@ def same_state(one: Any, other: Any) -> bool:
     if isinstance(one, list):
         return len(one) == len(other) and all(map(same_state, one, other))
     return bool(one == other)
+
+
+def assert_same_runs(run: Path, whole: Path) -> None:
+    """Compare two runs' log lines, weights and states of the optimizer, bit for bit."""
+    one, other = checkpoints.load(run), checkpoints.load(whole)
+    assert history(run) == history(whole)
+    assert one.step == other.step and same_state(one.model, other.model)
+    assert same_state(one.optimizer, other.optimizer)
+
+
+def resumed_after(
+    config: TrainConfig, folder: Path, before: Before, restore: Callable[[], Any] = bool
+) -> FastSiamError:
+    """End a run by what ``before`` raises; check that it saves, and resumes as if undisturbed.
+
+    Returns:
+        The error that ended it.
+    """
+    whole = trained(config, out=folder / "whole")
+    config = with_settings(config, out=folder / "ended")
+    with pytest.raises(FastSiamError) as caught:
+        trained(config, before)
+    last = checkpoints.last(folder / "ended")
+    assert f"saved {last} at step" in caught.value.__notes__[0]
+    assert 0 < checkpoints.load(last).step < checkpoints.load(whole).step
+    restore()
+    assert_same_runs(trained(config), whole)
+    return caught.value
+
+
+def kill_a_worker() -> None:
+    """Kill one of this process's workers and wait until it is dead."""
+    worker = multiprocessing.active_children()[0]
+    os.kill(worker.pid or 0, signal.SIGKILL)
+    worker.join(60)
+    assert not worker.is_alive()
 
 
 def results(**settings: Any) -> dict[str, Any]:

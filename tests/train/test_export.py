@@ -17,7 +17,6 @@ from fastsiam import __version__
 from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import KnnConfig, LinearConfig
 from fastsiam.console import rounded
-from fastsiam.distributed import Place
 from fastsiam.environment import commit
 from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
 from fastsiam.interchange import load_pretrained
@@ -27,6 +26,7 @@ from fastsiam.train.command import preflight
 from tests.configs import changed_model, flags, model_of
 from tests.interchange.networks import X, same
 from tests.processes import fastsiam
+from tests.train.runs import CPU
 
 
 def test_export_end_to_end(small: TrainConfig, tmp_path: Path) -> None:
@@ -41,10 +41,9 @@ def test_export_end_to_end(small: TrainConfig, tmp_path: Path) -> None:
     )
     fastsiam("train", *flags(config))
     run = Path(config.run.out)
-    place = Place(0, 1, torch.device("cpu"))
     quick = LinearConfig(cached=True, lrs=(0.1, 3), workers=0, batch=8, epochs=1)
-    linear = evaluate_linear(run, quick, place)
-    evaluate_knn(run, KnnConfig(workers=0, untrained=True, k=(3,)), place)  # of other weights
+    linear = evaluate_linear(run, quick, CPU)
+    evaluate_knn(run, KnnConfig(workers=0, untrained=True, k=(3,)), CPU)  # of other weights
     out = tmp_path / "r18.safetensors"
     done = fastsiam("export", str(run), "--format", "timm", "--out", str(out))
     assert done.stdout.splitlines()[1:] == [f"wrote {out}", f"wrote {out}.md"]

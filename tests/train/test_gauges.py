@@ -14,9 +14,9 @@ from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.folder import RunFolder
 from fastsiam.run.log import MetricsLog, read_metrics
 from fastsiam.train import gauges
-from fastsiam.train.command import train_here
 from fastsiam.train.gauges import Gauges
 from tests.configs import with_settings
+from tests.train.runs import trained
 
 
 @pytest.fixture(autouse=True)
@@ -60,11 +60,11 @@ def test_a_disk_without_room_for_checkpoints_is_in_the_log_on_the_screen_and_in_
     disk = SimpleNamespace(free=10**5)
     monkeypatch.setattr("shutil.disk_usage", lambda path: disk)
     config = with_settings(small, knn_every=0, save_every=2)
-    run = train_here(with_settings(config, max_steps=4), "imagenet")
+    run = trained(config, max_steps=4)
     takes = size(checkpoints.last(run).stat().st_size)
     text = f"the disk of {run} has 100 kB left; a checkpoint takes {takes}, and the previous one"
     assert capfd.readouterr().err.count(f"warning: {text}") == 1
-    train_here(config, "imagenet")
+    trained(config)
     assert capfd.readouterr().err.count(f"warning: {text}") == 1
     found = [line for line in read_metrics(run) if line["kind"] == "alarm"]
     assert [(line["step"], line["name"]) for line in found] == [(3, "disk"), (5, "disk")]

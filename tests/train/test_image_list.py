@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import CheckpointError
@@ -15,47 +17,39 @@ from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.train.image_list import FILE, ImageList, fingerprint, names_of, with_replacements
 from tests.sources import folder_members, imagenet_train_tar, tar
 
-
-@pytest.mark.parametrize(
-    ("then", "now", "places"),
-    [
-        ("abcd", "dbca", [3, 1, 2, 0]),
-        ("abcd", "xacyd", [1, -1, 2, 4]),
-        ("aabb", "abab", [0, 2, 1, 3]),  # names that several images have
-        ("aab", "ab", [0, -1, 1]),
-    ],
-)
-def test_each_image_keeps_its_place(then: str, now: str, places: list[int]) -> None:
-    assert ImageList(tuple(then)).positions_in(now).tolist() == places
+NAMES = st.lists(st.sampled_from("abcd"), max_size=8)  # names that several images have, too
 
 
-@pytest.mark.parametrize(
-    ("places", "replaced"),
-    [([0, -1, 2], [0, 2, 2]), ([0, -1, -1, 1], [0, 1, 1, 1]), ([-1, 4, -1], [4, 4, 4])],
-)
-def test_a_missing_image_is_replaced_by_the_next(places: list[int], replaced: list[int]) -> None:
-    assert with_replacements(np.array(places)).tolist() == replaced
+@given(then=NAMES, now=NAMES)
+def test_each_image_keeps_its_place(then: list[str], now: list[str]) -> None:
+    """Images of one name keep their order; an image that is missing is replaced by the next."""
+    places = ImageList(tuple(then)).positions_in(now)
+    for name in "abcd":
+        old = places[[at for at, own in enumerate(then) if own == name]].tolist()
+        new = [at for at, own in enumerate(now) if own == name]
+        assert old == (new + [-1] * len(old))[: len(old)]
+    if (places >= 0).any():
+        found = with_replacements(places)
+        following = [*places, *places]
+        for at, own in enumerate(found):
+            assert own == next(place for place in following[at:] if place >= 0)
 
 
 def test_a_list_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert ImageList.load(tmp_path) is None
-    odd = ImageList(("a/\udcff.jpg", "b/ä\n.jpg"), accepted=fingerprint(["x"]))
-    (tmp_path / FILE).write_bytes(odd.to_bytes())
-    assert ImageList.load(tmp_path) == odd
-    (tmp_path / "images.npz").write_bytes((tmp_path / "images.npz").read_bytes()[:60])
-    with pytest.raises(CheckpointError, match="the list of the run's images is corrupt"):
-        ImageList.load(tmp_path)
-
-
-def test_blocks_are_read_as_they_were_written(tmp_path: Path) -> None:
     blocks = np.array([0, 0, 1], np.int32)
-    (tmp_path / FILE).write_bytes(ImageList(("a", "b", "c"), blocks=blocks).to_bytes())
-    found = ImageList.load(tmp_path)
-    assert found is not None and found.blocks is not None
-    assert found.blocks.tolist() == [0, 0, 1]
+    names = ("a/\udcff.jpg", "b/ä\n.jpg", "c")
+    odd = ImageList(names, accepted=fingerprint(["x"]), blocks=blocks)
+    (tmp_path / FILE).write_bytes(odd.to_bytes())
+    read = ImageList.load(tmp_path)
+    assert read is not None and (read.names, read.accepted) == (odd.names, odd.accepted)
+    assert read.blocks is not None and read.blocks.tolist() == blocks.tolist()
+    corrupt = [odd.to_bytes()[:60]]
     for wrong in (blocks[:2], blocks.astype(float), blocks[:, None]):
-        (tmp_path / FILE).write_bytes(ImageList(("a", "b", "c"), blocks=wrong).to_bytes())
-        with pytest.raises(CheckpointError, match="is corrupt"):
+        corrupt.append(ImageList(names, blocks=wrong).to_bytes())
+    for content in corrupt:
+        (tmp_path / FILE).write_bytes(content)
+        with pytest.raises(CheckpointError, match="the list of the run's images is corrupt"):
             ImageList.load(tmp_path)
 
 
@@ -64,17 +58,12 @@ def test_a_container_changes_no_name(images: Path, tmp_path: Path) -> None:
     train = images / "train"
     expected = names_of(open_store(images, "train"))
     assert expected[0] == "class0/000.jpg" and len(expected) == 24
-    moved = tmp_path / "elsewhere"
-    shutil.copytree(train, moved)
+    moved = shutil.copytree(train, tmp_path / "elsewhere")
     packed = tar(tmp_path / "packed" / "photos.tar", folder_members(train))
     of_tars = imagenet_train_tar(tmp_path / "tars" / "train.tar", folder_members(train))
-    for path in (moved, packed, packed.parent, of_tars):
-        assert names_of(open_store(path, "train")) == expected, path
-    for source in (images, packed):
-        out = tmp_path / f"converted-{source.name}"
-        convert_data("folder", ConvertConfig(source=str(source), out=str(out)))
-        assert names_of(open_store(out, "train")) == expected
-    parts = tmp_path / "parts"
+    converted, parts = tmp_path / "converted", tmp_path / "parts"
+    convert_data("folder", ConvertConfig(source=str(packed), out=str(converted)))
     for part in ("1/2", "2/2"):
         convert_data("folder", ConvertConfig(source=str(images), out=str(parts), part=part))
-    assert names_of(open_store(parts, "train")) == expected
+    for path in (moved, packed, packed.parent, of_tars, converted, parts):
+        assert names_of(open_store(path, "train")) == expected, path

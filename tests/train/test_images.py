@@ -1,63 +1,177 @@
-"""Runs whose data moved, changed, or are held out in part: which images they train on."""
+"""Which images a run trains on: in any container, changed, held out, mixed, in named columns."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from fastsiam.config import ConvertConfig, TrainConfig
-from fastsiam.errors import CheckpointError, DataError
-from fastsiam.pipelines import build_loader, open_store
+from fastsiam.config.evaluate import KnnConfig
+from fastsiam.errors import CheckpointError, DataError, FastSiamError
+from fastsiam.evaluate.command import evaluate_knn
+from fastsiam.interchange import load_pretrained
+from fastsiam.pipelines import open_store
 from fastsiam.pipelines.convert.command import convert_data
+from fastsiam.pipelines.store import base
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
-from fastsiam.train import command as job
-from fastsiam.train.command import train_here
-from fastsiam.train.image_list import ImageList, names_of
+from fastsiam.train.image_list import FILE, ImageList, files_of, names_of
 from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings
+from tests.pipelines.cases import readable
+from tests.pipelines.store.test_columns import saved as saved_columns
+from tests.pipelines.store.test_columns import table
 from tests.processes import fastsiam
+from tests.ranks import fastsiam_on_ranks
 from tests.sources import folder_members, tar
-from tests.train.runs import Wrapped
+from tests.tables import dataset, on_the_hub, saved
+from tests.tiers import rest_slow
+from tests.train.runs import CPU, assert_same_runs, history, same_state, trained, verified
 
-Seen = dict[int, Batch]
-"""The batches that a run was trained on, by step."""
 NAME, LOST = "class1/001.jpg", 9
 """Name and place of an image that is lost."""
 
 
-@pytest.fixture
-def batches(monkeypatch: pytest.MonkeyPatch) -> Callable[[TrainConfig], Seen]:
-    """Train, and return the batches."""
-    real = build_loader
-
-    def run(config: TrainConfig) -> Seen:
-        seen: Seen = {}
-        note = seen.__setitem__
-        monkeypatch.setattr(job, "build_loader", lambda *a, **k: Wrapped(real(*a, **k), note))
-        train_here(config, "imagenet")
-        return seen
-
-    return run
+@pytest.fixture(scope="session")
+def finished(stopped: TrainConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that was stopped, continued to its end on the data that it began with."""
+    run = shutil.copytree(stopped.run.out, tmp_path_factory.mktemp("finished") / "run")
+    return trained(stopped, out=run)
 
 
-def test_data_that_changed_are_refused(small: TrainConfig, images: Path, tmp_path: Path) -> None:
+def moved(images: Path) -> Path:
+    return shutil.copytree(images, images.with_name("moved"))
+
+
+def archive(images: Path) -> Path:
+    return tar(images.with_name("images.tar"), folder_members(images / "train"))
+
+
+def beton(images: Path) -> Path:
+    return readable("ffcv", images)
+
+
+def tables(images: Path) -> Any:
+    members = folder_members(images / "train")
+    rows = [(content, name, int(name[5])) for name, content in members]
+    return {"train": dataset(rows, ["0", "1", "2"])}
+
+
+def arrow(images: Path) -> Path:
+    return saved(images.with_name("saved"), tables(images))
+
+
+def parquet(images: Path) -> Path:
+    return on_the_hub(images.with_name("hub"), tables(images), shards=1)
+
+
+def file_in(place: Path) -> Path:
+    """Return the file that holds the training images, or one of them."""
+    if place.is_file():
+        return place
+    kinds = ("train.beton", "**/*.arrow", "**/train*.parquet", f"train/{NAME}")
+    return next(path for kind in kinds for path in place.glob(kind))
+
+
+@pytest.mark.parametrize("container", rest_slow([moved, archive, beton, arrow, parquet], fast=3))
+def test_a_run_continues_in_any_container(
+    container: Callable[[Path], Path], begun: TrainConfig, images: Path, finished: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Moved, converted or packed; not where files are missing or cut off, which one line names."""
+    place = container(images)
+    config, file = with_settings(begun, data=place), file_in(place)
+    run = trained(config, max_steps=7)
+    content = file.read_bytes()
+    for damage in (Path.unlink, lambda file: os.truncate(file, len(content) // 2)):
+        damage(file)
+        with pytest.raises(FastSiamError) as refused:
+            trained(config)
+        named = NAME if container is moved else str(file)
+        assert "\n" not in str(refused.value) and named in str(refused.value)
+        assert checkpoints.load(run).step in (7, 8)  # a folder's file is read in its batch
+        file.write_bytes(content)
+    os.utime(file, ns=(0, 10**18))
+    capfd.readouterr()
+    said = f"warning: {file} was modified since the run was"
+    for stop, warns in ((10, container is not moved), (0, False)):
+        trained(config, max_steps=stop)
+        assert (said in capfd.readouterr().err) == warns  # once
+    assert_same_runs(run, finished)
+
+
+def longer(place: Path) -> None:
+    """Put another file of the same images in a tar's place: with more at its end."""
+    content = place.read_bytes()
+    place.unlink()
+    place.write_bytes(content + bytes(10240))
+
+
+def test_a_file_of_another_size_is_refused(
+    begun: TrainConfig, images: Path, finished: Path
+) -> None:
+    """Though it names the same images. Elsewhere, and of a run that kept no files, it is taken."""
+    file = archive(images)
+    config = with_settings(begun, data=file)
+    run = trained(config, max_steps=7)
+    size = file.stat().st_size
+    listed = ImageList.load(run)
+    assert listed is not None and listed.files == files_of(open_store(file, "train"))
+    shutil.copy(file, file.with_name("moved.tar"))
+    longer(file)
+    with pytest.raises(CheckpointError) as refused:
+        trained(config)
+    assert str(refused.value) == (
+        f"{file} changed since the run was last started: it had {size:,} bytes and now has "
+        f"{size + 10240:,}; restore the data, pass --data-changed accept to continue with the "
+        "present images, or choose another --out for a new run"
+    )
+    trained(config, data=file.with_name("moved.tar"), max_steps=8)
+    (run / FILE).write_bytes(ImageList(listed.names).to_bytes())  # of a version that kept no files
+    trained(config, max_steps=9)
+    again = ImageList.load(run)
+    assert again is not None and again.files == files_of(open_store(file, "train"))
+    longer(file)
+    trained(config, data_changed="accept")
+    assert_same_runs(run, finished)
+
+
+def test_names_of_another_kind_are_taken_for_the_same_images_if_there_are_as_many(
+    begun: TrainConfig, images: Path, finished: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Shards number their images, which a folder names: nothing but the count can be compared."""
+    members = [
+        (f"{i:05d}.jpg", data) for i, (_, data) in enumerate(folder_members(images / "train"))
+    ]
+    shards = tar(images.with_name("shards.tar"), members)
+    run = trained(begun, data=shards, max_steps=9)
+    assert "all images have other names than" in capfd.readouterr().err
+    assert history(run) == history(finished)[:9]
+    tar(shards, members[:-1])
+    with pytest.raises(CheckpointError, match=r"24 of 24 images missing .*, 23 new"):
+        trained(begun, data=shards)
+
+
+def test_data_that_changed_are_refused(begun: TrainConfig, images: Path, tmp_path: Path) -> None:
     """By a run that resumes, its branches, and those of a checkpoint that was copied elsewhere."""
-    run = train_here(with_settings(small, max_steps=2), "imagenet")
+    run, config = tmp_path / "run", with_settings(begun, data=images)
     kept = shutil.copy(checkpoints.last(run), run / "kept.pt")
     before = {path: path.read_bytes() for path in run.glob("*.*")}
     (images / "train" / NAME).rename(images / "train" / "class1" / "other.jpg")
     for path in ("auto", run, kept):
         out = run if path == "auto" else tmp_path / "branch"
         with pytest.raises(CheckpointError) as refused:
-            train_here(with_settings(small, resume=str(path), out=str(out)), "imagenet")
+            trained(config, resume=path, out=out)
         assert str(refused.value) == (
             f"the data changed since the run started: 1 of 24 images missing ({NAME}), 1 new "
             "(class1/other.jpg); restore the data, pass --data-changed accept to continue with the "
@@ -66,20 +180,24 @@ def test_data_that_changed_are_refused(small: TrainConfig, images: Path, tmp_pat
     assert before == {path: path.read_bytes() for path in run.glob("*.*")}
 
 
+def batches(config: TrainConfig, **settings: Any) -> dict[int, Batch]:
+    """Train, and return the batches by step."""
+    seen: dict[int, Batch] = {}
+    trained(config, seen.__setitem__, **settings)
+    return seen
+
+
 def test_a_run_continues_with_the_images_that_are_left(
-    small: TrainConfig, images: Path, tmp_path: Path, batches: Callable[..., Seen],
-    capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    small: TrainConfig, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Other images stay at their steps, and the consent holds for one change; also as in 0.2."""
     config = with_settings(small, knn_every=0)
-    whole = batches(with_settings(config, out=str(tmp_path / "whole")))
-    run = tmp_path / "run"
-    batches(with_settings(config, max_steps=2))
+    whole = batches(config, out=tmp_path / "whole")
+    run = trained(config, max_steps=2)
     (images / "train" / NAME).unlink()
-    (images / "train" / "class1" / "new.jpg").write_bytes(
-        (images / "train" / "class0" / "000.jpg").read_bytes()
-    )
-    seen = batches(with_settings(config, max_steps=4, data_changed="accept"))
+    new = images / "train" / "class1" / "new.jpg"
+    new.write_bytes((images / "train" / "class0" / "000.jpg").read_bytes())
+    seen = batches(config, max_steps=4, data_changed="accept")
     assert "(accepted); each missing image is replaced by the next" in capfd.readouterr().err
     assert checkpoints.load(run).config.run.data_changed == "refuse"
     # The fingerprint that version 0.2 wrote, computed from the present names.
@@ -97,107 +215,170 @@ def test_a_run_continues_with_the_images_that_are_left(
     assert any(LOST in batch.index for batch in seen.values())
     shutil.rmtree(images / "train" / "class2")
     with pytest.raises(CheckpointError, match="9 of 24 images missing"):
-        batches(with_settings(config, max_steps=12))
+        trained(config)
 
 
-def test_another_container_is_no_change(
-    small: TrainConfig, images: Path, tmp_path: Path, batches: Callable[..., Seen]
-) -> None:
-    """A folder moved, converted and packed while the run is under way."""
-    config = with_settings(small, knn_every=0)
-    whole = batches(with_settings(config, out=str(tmp_path / "whole")))
-    shutil.copytree(images, tmp_path / "moved")
-    convert_data("folder", ConvertConfig(source=str(images), out=str(tmp_path / "converted")))
-    packed = tar(tmp_path / "photos.tar", folder_members(images / "train"))
-    shuffled = tar(tmp_path / "other.tar", folder_members(images / "train")[::-1])
-    places = (images, tmp_path / "moved", tmp_path / "converted", packed, shuffled, images)
-    for number, place in enumerate(places):
-        stop = with_settings(config, data=str(place), max_steps=2 * (number + 1))
-        for step, batch in batches(stop).items():
-            assert torch.equal(batch.view1, whole[step].view1), place
-
-
-def test_names_of_another_kind_are_taken_for_the_same_images_if_there_are_as_many(
-    small: TrainConfig, images: Path, tmp_path: Path, batches: Callable[..., Seen],
-    capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    """Shards number their images, which a folder names: nothing but the count can be compared."""
-    config = with_settings(small, knn_every=0)
-    whole = batches(with_settings(config, out=str(tmp_path / "whole")))
-    batches(with_settings(config, max_steps=5))
-    members = [(f"{i:05d}.jpg", data) for i, (_, data) in enumerate(
-        folder_members(images / "train"))]  # fmt: skip
-    shards = tar(tmp_path / "shards.tar", members)
-    for step, batch in batches(with_settings(config, data=str(shards), max_steps=8)).items():
-        assert torch.equal(batch.view1, whole[step].view1)
-    assert "all images have other names than" in capfd.readouterr().err
-    tar(shards, members[:-1])
-    with pytest.raises(CheckpointError, match=r"24 of 24 images missing .*, 23 new"):
-        batches(with_settings(config, data=str(shards)))
-
-
-def test_a_run_from_before_there_were_lists(small: TrainConfig, images: Path) -> None:
-    run = train_here(with_settings(small, max_steps=2), "imagenet")
-    (run / "images.npz").unlink()
-    kept = (images / "train" / NAME).read_bytes()
-    (images / "train" / NAME).unlink()
+def test_a_run_from_before_there_were_lists(begun: TrainConfig, images: Path) -> None:
+    run, image = Path(begun.run.out), images / "train" / NAME
+    (run / FILE).unlink()
+    kept = image.read_bytes()
+    image.unlink()
     with pytest.raises(CheckpointError, match=r"23 images now, 24 when"):
-        train_here(small, "imagenet")
-    assert not (run / "images.npz").exists()
-    (images / "train" / NAME).write_bytes(kept)
-    train_here(with_settings(small, max_steps=4), "imagenet")  # from here on it has one
+        trained(begun, data=images)
+    assert not (run / FILE).exists()
+    image.write_bytes(kept)
+    trained(begun, data=images, max_steps=7)  # from here on it has one
     assert ImageList.load(run) == ImageList(tuple(names_of(open_store(images, "train"))))
 
 
-@pytest.fixture
-def photos(small: TrainConfig, images: Path) -> TrainConfig:
-    """A run on one folder of 3 classes of 8 images, two of each held out."""
-    return with_settings(small, data=str(images / "train"), holdout="25%", batch=6)
-
-
 def test_a_run_leaves_its_holdout_out_and_watches_it(
-    photos: TrainConfig, batches: Callable[..., Seen], capfd: pytest.CaptureFixture[str]
+    small: TrainConfig, images: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    seen = batches(photos)
+    """Two of eight images of each class; another holdout is another training."""
+    config = with_settings(small, data=images / "train", holdout="25%", batch=6)
+    seen = batches(config)
     assert len(seen) == 12 and max(int(b.index.max()) for b in seen.values()) == 17
-    lines = read_metrics(Path(photos.run.out))
-    assert [(x["epoch"], x["bank"]) for x in lines if x["kind"] == "knn"] == [
+    run = Path(config.run.out)
+    assert [(x["epoch"], x["bank"]) for x in read_metrics(run) if x["kind"] == "knn"] == [
         (0, 18), (2, 18), (4, 18)
     ]  # fmt: skip
-    found = ImageList.load(Path(photos.run.out))
+    found = ImageList.load(run)
     assert found and len(found.names) == 18
     assert "holding out 6 images (25% of each class) for validation" in capfd.readouterr().err
-    settings = json.loads((Path(photos.run.out) / "config.json").read_text())
+    settings = json.loads((run / "config.json").read_text())
     assert settings["config"]["data"]["holdout"] == "25%"
-
-
-def test_another_holdout_is_another_training(photos: TrainConfig) -> None:
-    train_here(with_settings(photos, max_steps=2), "imagenet")
     for other, said in (("", "none"), ("50%", "50%")):
         with pytest.raises(CheckpointError, match=rf"holdout: 25% -> {said}\)"):
-            train_here(with_settings(photos, holdout=other), "imagenet")
-
-
-def test_a_holdout_beside_validation_images_is_refused(small: TrainConfig) -> None:
-    with pytest.raises(DataError, match="has validation images of its own"):
-        train_here(with_settings(small, holdout="10%"), "imagenet")
-    refused = fastsiam("train", *flags(with_settings(small, holdout="10%")), code=1).stderr
-    assert refused.startswith("error: ") and refused.count("\n") == 1
+            trained(config, holdout=other)
 
 
 def test_where_nothing_is_held_out_the_monitor_says_how(
     small: TrainConfig, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    train_here(with_settings(small, data=str(images / "train"), max_steps=1), "imagenet")
+    trained(small, data=images / "train", max_steps=1)
     assert "no val.beton; --holdout 10% holds out a share" in capfd.readouterr().err
     (tmp_path / "flat").mkdir()
     for path in (images / "train").rglob("*.jpg"):
         shutil.copy(path, tmp_path / "flat" / f"{path.parent.name}{path.name}")
-    flat = with_settings(small, data=str(tmp_path / "flat"), out=str(tmp_path / "b"), max_steps=1)
-    train_here(flat, "imagenet")
+    flat = with_settings(small, data=tmp_path / "flat", max_steps=1)
+    trained(flat, out=tmp_path / "b")
     assert "holdout" not in capfd.readouterr().err
-    train_here(with_settings(flat, holdout="25%", out=str(tmp_path / "c")), "imagenet")
+    trained(flat, holdout="25%", out=tmp_path / "c")
     said = capfd.readouterr().err
     assert "holding out 6 images (25% of all)" in said
     assert "has no labels, which this evaluation needs" in said
-    assert np.load(tmp_path / "c" / "images.npz")["names"].tobytes().count(b"\0") == 17
+    assert np.load(tmp_path / "c" / FILE)["names"].tobytes().count(b"\0") == 17
+
+
+@pytest.fixture
+def shuffled(small: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
+    """A run of 12 steps on 24 images in 6 blocks, within windows of 7 images."""
+    monkeypatch.setattr(base, "BLOCK_IMAGES", 4)
+    return with_settings(small, shuffle="window:7", knn_every=0, tracker="none")
+
+
+def test_in_any_container_a_run_keeps_the_shuffle_that_it_began_with(
+    shuffled: TrainConfig, images: Path, tmp_path: Path
+) -> None:
+    """Though the images lie otherwise in each, so that new runs of them have other orders."""
+    whole = trained(shuffled, out=tmp_path / "whole")
+    convert_data("folder", ConvertConfig(source=str(images), out=str(tmp_path / "converted")))
+    other = tar(tmp_path / "other.tar", folder_members(images / "train")[::-1])
+    for number, place in enumerate((images, tmp_path / "converted", other, images), 1):
+        run = trained(shuffled, data=place, max_steps=3 * number - 1)
+    assert_same_runs(trained(shuffled), whole)
+    for data in ("", str(other)):
+        assert "12 log lines agree" in verified(run, data=data)
+    turned = trained(shuffled, data=other, out=tmp_path / "turned")
+    assert history(turned) != history(whole)
+
+
+def test_two_ranks_show_it_together(small: TrainConfig) -> None:
+    config = with_settings(small, shuffle="window:7", gpus=2, knn_every=0, max_steps=3)
+    fastsiam_on_ranks(2, "train", *flags(config))
+    assert "3 log lines agree" in verified(Path(config.run.out))
+
+
+def test_a_run_on_a_mixture(
+    small: TrainConfig, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of a folder of three classes and one of a single class, half and half: it resumes exactly."""
+    alone = tmp_path / "alone"
+    shutil.copytree(images / "train" / "class1", alone / "train" / "class1")
+    mixed = with_settings(small, mixed_with=(str(alone),), weights=(1, 1), knn_every=0)
+    whole = trained(mixed, out=tmp_path / "whole")
+    assert "mixture of 50.0% " in capfd.readouterr().err
+    assert flags(mixed).count("--data") == 2
+    fastsiam("train", *flags(mixed), "--max-steps", "5")
+    run = trained(mixed)
+    assert_same_runs(run, whole)
+    assert "16 log lines agree" in verified(run)
+    settings = json.loads((run / "config.json").read_text())["config"]
+    assert settings["data"]["mixed_with"] == [str(alone)]
+    with pytest.raises(CheckpointError, match=r"weights: 1\.0,1\.0 -> 1\.0,2\.0"):
+        trained(mixed, weights=(1, 2))
+    next(alone.glob("train/*/*.jpg")).unlink()
+    with pytest.raises(CheckpointError, match=r"1 of \d+ images missing \(1/class1"):
+        trained(mixed)
+
+
+def test_a_run_and_its_evaluations_take_the_named_columns(
+    small: TrainConfig, tmp_path: Path
+) -> None:
+    """Of a table with two columns of images, a third of whose rows is held out."""
+    columns = {"image_column": "photo", "label_column": "species", "holdout": "34%"}
+    root = saved_columns(table(rows=12), tmp_path / "two")
+    photos = with_settings(small, data=root, batch=4, max_steps=2, **columns)
+    run, knn = trained(photos), KnnConfig(k=(1,), workers=0, device="cpu")
+    own = evaluate_knn(run, knn, CPU)
+    assert (own.data.classes, own.data.image_column) == (3, "photo")
+    other = evaluate_knn(run, replace(knn, image_column="mask", label_column="genus"), CPU)
+    assert other.data.classes == 2 and other.identity != own.identity
+    assert "log lines agree" in verified(run)
+    elsewhere = str(saved_columns(table(), tmp_path / "elsewhere"))
+    which = r"2 columns .* --image-column photo"
+    with pytest.raises(DataError, match=which):
+        evaluate_knn(run, replace(knn, data=elsewhere), CPU)
+    with pytest.raises(DataError, match=which):
+        verified(run, data=elsewhere)
+    with pytest.raises(CheckpointError, match="image-column: photo -> mask"):
+        trained(photos, image_column="mask")
+    with pytest.raises(DataError, match=which):
+        trained(photos, image_column="", out=tmp_path / "new")
+    out = tmp_path / "views.png"
+    named = ["--image-column", "mask", "--label-column", "genus"]
+    fastsiam("views", "--data", str(root), *named, "--images", "2", "--out", str(out))
+    assert out.exists()
+
+
+def test_a_row_for_each_image_is_saved_and_resumed(small: TrainConfig, tmp_path: Path) -> None:
+    """Moving averages of images, from the middle of an epoch; after one, each image has a row."""
+    averaging = with_settings(small, predictor="none", target_average=0.8, knn_every=0)
+    whole = trained(averaging, out=tmp_path / "whole")
+    run = trained(averaging, max_steps=5)
+    rows = checkpoints.load(run).model["averages"]
+    assert rows.shape == (24, 16) and rows.abs().sum(1).min() > 0
+    assert_same_runs(trained(averaging), whole)
+    assert same_state(checkpoints.load(run).model, checkpoints.load(whole).model)
+    assert not load_pretrained(run).has("predictor")
+
+
+def test_rows_of_two_ranks_continue_on_one_and_of_one_on_two(
+    small: TrainConfig, tmp_path: Path
+) -> None:
+    """Rows and weights are those of one rank, to rounding."""
+    config = with_settings(small, predictor="none", target_average=0.8, knn_every=0, lr=0.05)
+    parts = {}
+    for name, first, then in (("1", 1, 1), ("21", 2, 1), ("12", 1, 2)):
+        for world, steps in ((first, 2), (then, 4)):
+            own = with_settings(config, out=tmp_path / name, max_steps=steps)
+            fastsiam_on_ranks(world, "train", *flags(own))
+        parts[name] = checkpoints.load(tmp_path / name)
+    for name in ("21", "12"):
+        assert parts[name].step == 4
+        torch.testing.assert_close(parts[name].model, parts["1"].model, atol=1e-4, rtol=1e-3)
+
+
+def test_rows_are_not_sent_about(ranks: Callable[[str, int], list[Any]]) -> None:
+    """What differs in a row that no step touches still does, where each rank has BN of its own."""
+    assert [part["left"].unique().tolist() for part in ranks("rows_apart", 2)] == [[0.0], [1.0]]

@@ -1,13 +1,17 @@
-"""The loop: its lines and files, monitors, collapse as in the paper's Fig. 2, no hidden waits."""
+"""The loop: its lines and files, monitors, collapse as in Fig. 2, no hidden waits, bad hosts."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import sys
 import threading
+import time
 from contextlib import closing
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +29,12 @@ from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import initial_spread, read_metrics
 from fastsiam.train import monitor
 from fastsiam.train.collapse import rank_of_gram, z_std
-from fastsiam.train.command import train_here
 from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch
-from tests.configs import with_settings
+from tests.configs import flags, with_settings
 from tests.conftest import write_images
-from tests.train.runs import CPU, history, history_of, run_once
+from tests.processes import Forked
+from tests.train.runs import CPU, history, trained
 
 
 def test_training_goes_on_while_eigenvalues_are_found(
@@ -38,7 +42,7 @@ def test_training_goes_on_while_eigenvalues_are_found(
 ) -> None:
     """The line of step 2 is written after step 3, and before that of step 4."""
     config = with_settings(small, batch=4, epochs=1, log_every=2)
-    expected = history_of(config, tmp_path / "at once")
+    expected = history(trained(config, out=tmp_path / "at once"))
     run, found = tmp_path / "run", threading.Event()
 
     def when_it_may(gram: Tensor) -> Tensor:
@@ -54,14 +58,14 @@ def test_training_goes_on_while_eigenvalues_are_found(
 
     monkeypatch.setattr(monitor, "host_is_idle", lambda device: True)
     monkeypatch.setattr(monitor, "rank_of_gram", when_it_may)
-    run_once(config, run, before=look)
+    trained(config, look)
     assert found.is_set() and history(run) == expected and len(expected) == 3
 
 
 def test_lines_and_files_of_a_run(
     small: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run = train_here(small, "imagenet")
+    run = trained(small)
     shown = r"step 12 \(epoch 4\.00\): loss -?\d\.\d{3}, std \d\.\d\d, rank \d+, "
     said = capfd.readouterr().err
     assert re.search(shown, said) and "\ndone: step 12 of 12, saved " in said
@@ -69,20 +73,8 @@ def test_lines_and_files_of_a_run(
     lines = read_metrics(run)
     kinds = [line["kind"] for line in lines]
     assert kinds == ["knn", "initial"] + ["train"] * 6 + ["knn"] + ["train"] * 6 + ["knn"]
-    fields = {
-        "kind",
-        "step",
-        "epoch",
-        "loss",
-        "z_std",
-        "rank",
-        "lr",
-        "images_per_second",
-        "data_wait",
-        "seconds",
-        "since",
-        "seen",
-    }
+    fields = {"kind", "step", "epoch", "loss", "z_std", "rank", "lr", "images_per_second"}
+    fields |= {"data_wait", "seconds", "since", "seen"}
     train_lines = [line for line in lines if line["kind"] == "train"]
     assert all(set(line) == fields for line in train_lines)
     assert [line["step"] for line in train_lines] == list(range(1, 13))
@@ -113,14 +105,14 @@ def test_lines_and_files_of_a_run(
 def test_collapse_is_judged_by_the_untrained_network(small: TrainConfig) -> None:
     """It is measured once, also in a run that is resumed."""
     config = with_settings(small, head_bn="none", knn_every=0)
-    run = train_here(with_settings(config, max_steps=2), "imagenet")
+    run = trained(config, max_steps=2)
     (found,) = [line["z_std"] for line in read_metrics(run) if line["kind"] == "initial"]
     with closing(build_loader(config.data, config.augment, batch=8)) as loader:
         torch.manual_seed(config.numerics.seed)
         method = build_method(config.model, images=loader.images)
         batch = next(iter(loader.epoch(0)))
         assert z_std(method(batch.views, batch.index).embedding).item() == pytest.approx(found)
-    train_here(config, "imagenet")
+    trained(config)
     assert [line["z_std"] for line in read_metrics(run) if line["kind"] == "initial"] == [found]
     assert initial_spread(run) == found
 
@@ -131,13 +123,13 @@ def test_no_evaluation_before_the_first_epoch(small: TrainConfig) -> None:
     def kinds(run: Path) -> str:
         return "".join(line["kind"][0] for line in read_metrics(run))
 
-    run = train_here(with_settings(small, knn_first=False, max_steps=1), "imagenet")
+    run = trained(small, knn_first=False, max_steps=1)
     assert kinds(run) == "it"
     checkpoints.last(run).unlink()
-    assert kinds(train_here(with_settings(small, max_steps=1), "imagenet")) == "ikt"
+    assert kinds(trained(small, max_steps=1)) == "ikt"
     checkpoints.last(run).unlink()
-    later = with_settings(small, knn_first=False)
-    assert kinds(train_here(later, "imagenet")) == "ik" + "t" * 6 + "k" + "t" * 6 + "k"
+    trained(small, knn_first=False)
+    assert kinds(run) == "ik" + "t" * 6 + "k" + "t" * 6 + "k"
 
 
 def test_data_without_validation_labels_trains_without_the_monitor(
@@ -147,19 +139,17 @@ def test_data_without_validation_labels_trains_without_the_monitor(
         for path in folder.iterdir():
             path.rename(images / "val" / f"{folder.name}-{path.name}")
         folder.rmdir()
-    run = train_here(with_settings(small, epochs=1), "imagenet")
+    run = trained(small, epochs=1)
     assert {line["kind"] for line in read_metrics(run)} == {"initial", "train"}
     assert "no kNN monitor: the training and validation images" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(("log_every", "save_every"), [(10, 4), (1, 4)])
+@pytest.mark.parametrize("log_every", [10, 1])
 def test_a_loss_that_is_not_finite_stops_the_run(
-    log_every: int, save_every: int, small: TrainConfig, tmp_path: Path
+    log_every: int, small: TrainConfig, tmp_path: Path
 ) -> None:
     """The step is named exactly whenever somebody looks, and the last good state is kept."""
-    config = with_settings(
-        small, epochs=10, log_every=log_every, save_every=save_every, knn_every=0
-    )
+    config = with_settings(small, epochs=10, log_every=log_every, save_every=4, knn_every=0)
 
     def poison(step: int, batch: Batch) -> Batch | None:
         if step == 5:
@@ -170,7 +160,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(
         TrainingError,
         match=r"not finite at step 6; the last good checkpoint is .*last\.pt \(step 4\)",
     ):
-        run_once(config, tmp_path / "run", before=poison)
+        trained(config, poison)
     assert checkpoints.load(tmp_path / "run").step == 4
 
 
@@ -180,17 +170,9 @@ def test_without_stop_gradient_the_solution_collapses(
 ) -> None:
     """Fig. 2 of the paper, small: loss to -1 and std to 0, but not with stop-gradient."""
     data = write_images(tmp_path / "many", classes=4, each=64)
-    config = with_settings(
-        small,
-        data=str(data),
-        batch=256,
-        lr=1.0,
-        epochs=40,
-        knn_every=0,
-        stop_gradient=stop_gradient,
-    )
-    run_once(config, tmp_path / "run")
-    lines = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "train"]
+    config = with_settings(small, data=data, batch=256, lr=1.0, epochs=40, knn_every=0)
+    run = trained(config, stop_gradient=stop_gradient)
+    lines = [line for line in read_metrics(run) if line["kind"] == "train"]
     first, last = lines[0], lines[-1]
     assert first["z_std"] > 0.9 and first["loss"] > -0.5
     if stop_gradient:
@@ -201,29 +183,18 @@ def test_without_stop_gradient_the_solution_collapses(
 
 @pytest.mark.parametrize(("on_collapse", "late"), [("stop", True), ("warn", False)])
 def test_the_guard_speaks_up(
-    on_collapse: str,
-    late: bool,
-    small: TrainConfig,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    request: pytest.FixtureRequest,
-) -> None:
+    on_collapse: str, late: bool, small: TrainConfig, tmp_path: Path,
+    capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
     if late:
         request.getfixturevalue("slow_eigenvalues")
-    config = with_settings(
-        small,
-        stop_gradient=False,
-        epochs=40,
-        lr=2.0,
-        knn_every=0,
-        on_collapse=on_collapse,
-        log_every=10,
-    )
+    config = with_settings(small, stop_gradient=False, epochs=40, lr=2.0, knn_every=0)
+    config = with_settings(config, on_collapse=on_collapse, log_every=10)
     if on_collapse == "stop":
         with pytest.raises(TrainingError, match=r"collapsed at step \d+: std .*usual causes"):
-            run_once(config, tmp_path / "run")
+            trained(config)
     else:
-        run_once(config, tmp_path / "run")
+        trained(config)
         warnings = capfd.readouterr().err.count("warning: the representation collapsed")
         assert 1 <= warnings < 8  # once an episode, not at every log point
         assert checkpoints.load(tmp_path / "run").step == 120
@@ -255,3 +226,62 @@ def test_a_step_never_reads_a_value_back(accumulate: int, small: TrainConfig) ->
         assert reads.count == 0
         loss.item()
         assert reads.count == 1
+
+
+def test_a_loader_without_memory(small: TrainConfig) -> None:
+    """In the run's own process, as that of its threads."""
+
+    def fail(step: int, batch: Batch) -> None:
+        raise MemoryError
+
+    with pytest.raises(TrainingError, match=r"at step 1 with .*; nothing was saved yet$"):
+        trained(small, fail)
+
+
+def test_a_clock_that_jumps_changes_no_figure(
+    small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Back and forth by days: durations are not the wall clock's."""
+    expected = history(trained(small, out=tmp_path / "quiet"))
+    jumps = count()
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + (-1) ** next(jumps) * 1e6)
+    began = time.perf_counter()
+    trained(small)
+    took = time.perf_counter() - began
+    assert history(tmp_path / "run") == expected
+    lines = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "train"]
+    seconds = [line["seconds"] for line in lines]
+    assert seconds == sorted(seconds) and seconds[0] > 0 and seconds[-1] <= took
+    batch, before = small.optim.batch, [0.0, *seconds]
+    for line, since in zip(lines, before, strict=False):
+        assert line["images_per_second"] == pytest.approx(batch / (line["seconds"] - since))
+        assert 0 <= line["data_wait"] <= 1
+
+
+def train_without_stderr(arguments: list[str], kind: str) -> None:
+    """Be a command whose messages nobody can take, from its start to its exit code."""
+    if kind == "closed":
+        os.close(2)
+        sys.stderr = None
+    elif kind == "full":
+        os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+    else:
+        reader, writer = os.pipe()
+        os.close(reader)
+        os.dup2(writer, 2)
+    sys.argv = ["fastsiam", *arguments]
+    from fastsiam.cli import main
+
+    main()
+
+
+@pytest.mark.parametrize("kind", ["full", "closed"])
+def test_a_run_whose_messages_nobody_can_take(
+    kind: str, small: TrainConfig, tmp_path: Path
+) -> None:
+    """stderr on a full disk, a reader of it that left, or none at all (``2>&-``)."""
+    expected = history(trained(small, out=tmp_path / "whole"))
+    done = Forked(train_without_stderr, ["train", *flags(small)], kind).wait(120)
+    assert done.returncode == 0
+    assert history(tmp_path / "run") == expected

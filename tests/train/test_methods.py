@@ -12,15 +12,12 @@ import torch
 
 from fastsiam.config import METHOD_CONFIGS, TrainConfig
 from fastsiam.config.evaluate import FeaturesConfig, FinetuneConfig, KnnConfig, LinearConfig
-from fastsiam.distributed import Place
 from fastsiam.evaluate.command import evaluate_finetuned, evaluate_knn, evaluate_linear
 from fastsiam.evaluate.feature_files import write_features
 from fastsiam.interchange import export_weights, load_pretrained
-from fastsiam.train.command import train_here
 from tests.configs import with_settings
 from tests.tiers import rest_slow
-
-HERE = Place(0, 1, torch.device("cpu"))
+from tests.train.runs import CPU, trained
 
 SIZES: dict[str, dict[str, Any]] = {
     "byol": {"projector_dim": 12, "predictor_dim": 4},
@@ -45,13 +42,13 @@ def test_a_run_is_evaluated_exported_and_described(
     method: str, small: TrainConfig, tmp_path: Path
 ) -> None:
     assert set(SIZES) == set(METHOD_CONFIGS)
-    run = train_here(of(method, small), "imagenet")
-    knn = evaluate_knn(run, KnnConfig(workers=0, k=(3,)), HERE)
-    linear = evaluate_linear(run, LinearConfig(workers=0, epochs=1, batch=8), HERE)
-    tuned = evaluate_finetuned(run, FinetuneConfig(workers=0, epochs=1, batch=8), HERE)
+    run = trained(of(method, small))
+    knn = evaluate_knn(run, KnnConfig(workers=0, k=(3,)), CPU)
+    linear = evaluate_linear(run, LinearConfig(workers=0, epochs=1, batch=8), CPU)
+    tuned = evaluate_finetuned(run, FinetuneConfig(workers=0, epochs=1, batch=8), CPU)
     assert all(0 <= record.results[0]["top1"] <= 100 for record in (knn, linear, tuned))
     out = tmp_path / "z.npy"
-    write_features(run, FeaturesConfig(out=str(out), layer="projector", workers=0), HERE)
+    write_features(run, FeaturesConfig(out=str(out), layer="projector", workers=0), CPU)
     assert np.load(out).shape == (24, 16)
     read = load_pretrained(run)
     export_weights(read, format="plain", out=tmp_path / "w.pth")
@@ -72,12 +69,8 @@ def test_a_run_begins_with_what_is_to_be_doubted(
     """MoCo, of one group of BN and of two."""
     batch = small.optim.batch
     for images, warns in ((0, True), (batch // 2, False)):
-        settings: dict[str, Any] = {
-            "sync_bn": False,
-            "bn_images": images,
-            "out": str(tmp_path / str(images)),
-        }
-        train_here(of("mocov2", small, **settings), "imagenet")
+        config = of("mocov2", small, sync_bn=False, bn_images=images)
+        trained(config, out=tmp_path / str(images))
         assert ("learns to cheat" in capsys.readouterr().err) == warns
 
 
@@ -86,11 +79,10 @@ def test_a_run_starts_from_given_weights(
     method: str, small: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of its own method all parts, of others the backbone; the momentum encoder follows."""
-    given = train_here(of(method, small), "imagenet")
+    given = trained(of(method, small))
     zero: dict[str, Any] = {"lr": 1e-30, "weight_decay": 0.0, "init": str(given)}
     state = load_pretrained(given).state
-    out = str(tmp_path / "same")
-    again = load_pretrained(train_here(of(method, small, out=out, **zero), "imagenet")).state
+    again = load_pretrained(trained(of(method, small, **zero), out=tmp_path / "same")).state
     assert "fresh" not in capsys.readouterr().err
     target = {key for key in again if key.startswith("target.")}
     assert bool(target) == (method in ("byol", "mocov2"))
@@ -101,5 +93,5 @@ def test_a_run_starts_from_given_weights(
         source = new[key[:8]] + key[8:] if key in target else key
         torch.testing.assert_close(value, state[source], msg=key)
     other = "mocov2" if method != "mocov2" else "byol"
-    train_here(of(other, small, out=str(tmp_path / "other"), **zero), "imagenet")
+    trained(of(other, small, **zero), out=tmp_path / "other")
     assert "new: projector" in capsys.readouterr().err

@@ -2,95 +2,244 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import signal
 import time
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from fastsiam.config import TrainConfig
-from fastsiam.errors import CheckpointError
+from fastsiam.errors import CheckpointError, TrainingError
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
-from fastsiam.train.command import train_here
 from fastsiam.train.monitor import LogPoints
+from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings
+from tests.conftest import small_config, write_data
 from tests.pipelines.cases import PIPELINES, readable
-from tests.processes import command, fastsiam
-from tests.train.runs import history, history_of, run_once, run_until, same_state
+from tests.processes import Forked, command, fastsiam
+from tests.tiers import slow
+from tests.train.runs import (
+    assert_same_runs,
+    history,
+    kill_a_worker,
+    killed,
+    resumed_after,
+    same_state,
+    trained,
+    verified,
+)
 
-# The first of the two resumes mid-epoch, the second at the start of an epoch.
-KILLS = (5, 7)
+Whole = Callable[[str], Path]
+
+
+def saving(config: TrainConfig, pipeline: str = "memory") -> TrainConfig:
+    """Return a run of 12 steps in 4 epochs (synthetic: in one), a checkpoint every 2 steps."""
+    data = readable(pipeline, Path(config.data.data))
+    config = with_settings(config, pipeline=pipeline, data=data, max_steps=12)
+    return with_settings(config, shuffle="window:7", save_every=2, knn_every=0)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """The undisturbed run of a pipeline, trained once."""
+    folder = tmp_path_factory.mktemp("whole")
+    data = write_data(folder / "data")
+    return cache(lambda pipeline: trained(saving(small_config(data, folder / pipeline), pipeline)))
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_a_killed_and_resumed_run_is_bit_identical(
-    pipeline: str, small: TrainConfig, tmp_path: Path
+def test_a_killed_run_resumes_bit_for_bit(
+    pipeline: str, small: TrainConfig, tmp_path: Path, whole: Whole
 ) -> None:
-    """With a checkpoint every 2 steps; 12 steps in 4 epochs."""
-    data = str(readable(pipeline, Path(small.data.data)))
-    config = with_settings(small, pipeline=pipeline, data=data, save_every=2)
-    whole = run_once(config, tmp_path / "whole").parents[1]
-    assert checkpoints.load(whole).step == 12 and len(history(whole)) == 12
-    for kill_at in KILLS:
-        run = tmp_path / f"killed{kill_at}"
-        run_until(config, run, kill_at)
-        check_resumed(config, run, kill_at, whole)
+    """The first kill is mid-epoch, the second where its checkpoint is at the start of an epoch."""
+    config = saving(small, pipeline)
+    assert checkpoints.load(whole(pipeline)).step == len(history(whole(pipeline))) == 12
+    for kill_at in (5, 7):
+        run = killed(config, kill_at, out=tmp_path / f"{kill_at}")
+        assert checkpoints.load(run).step == kill_at // 2 * 2
+        assert_same_runs(trained(config, out=run), whole(pipeline))
+        assert "12 log lines agree" in verified(run)
 
 
-def test_any_step_can_be_the_last_one_before_a_kill(small: TrainConfig, tmp_path: Path) -> None:
+def test_any_step_can_be_the_last_one_before_a_kill(
+    small: TrainConfig, tmp_path: Path, whole: Whole
+) -> None:
     """One run, whose files are copied before every step: what a kill there would have left."""
-    config = with_settings(small, save_every=2)
-    whole = tmp_path / "whole"
+    config = saving(small)
 
     def copy(step: int, batch: Batch) -> None:
-        shutil.copytree(whole, tmp_path / f"killed{step}")
+        shutil.copytree(config.run.out, tmp_path / f"killed{step}")
 
-    run_once(config, whole, before=copy)
-    assert checkpoints.load(whole).step == 12 and len(history(whole)) == 12
+    trained(config, copy)
     for kill_at in range(1, 12):
-        check_resumed(config, tmp_path / f"killed{kill_at}", kill_at, whole)
+        run = tmp_path / f"killed{kill_at}"
+        last = checkpoints.last(run)
+        assert (checkpoints.load(run).step if last.exists() else 0) == kill_at // 2 * 2
+        assert_same_runs(trained(config, out=run), whole("memory"))
 
 
-def check_resumed(config: TrainConfig, run: Path, kill_at: int, whole: Path) -> None:
-    """Continue with a run that ended before a step, and hold it against one that did not."""
-    expected, last = checkpoints.load(whole), checkpoints.last(run)
-    start = checkpoints.load(last) if last.exists() else None
-    assert (start.step if start else 0) == kill_at // 2 * 2
-    state = checkpoints.load(run_once(config, run, start=start))
-    assert same_state(state.model, expected.model), kill_at
-    assert same_state(state.optimizer, expected.optimizer), kill_at
-    assert history(run) == history(whole), kill_at
+def out_of_memory(config: TrainConfig, error: Exception, kind: str) -> None:
+    """What is saved is the checkpoint before, not a step that is half done."""
+    take: Callable[..., Any] = TrainingStep.__call__
+    steps = count(1)
+
+    def step(self: TrainingStep, batch: Batch, *, at: int) -> Any:
+        done = take(self, batch, at=at)
+        if next(steps) == 6:
+            raise error
+        return done
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(TrainingError) as caught:
+        patch.setattr(TrainingStep, "__call__", step)
+        trained(config)
+    said, saved = str(caught.value), checkpoints.last(Path(config.run.out))
+    assert said.startswith(f"out of {kind} at step 6 with --batch 8; to resume this run, pass ")
+    assert said.endswith(f"; the last good checkpoint is {saved} (step 4)")
+
+
+def damage(path: Path) -> None:
+    """Flip a bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 16
+    path.write_bytes(content)
+
+
+def damaged_checkpoint(config: TrainConfig) -> None:
+    """The next start says so, continues from the one before, and keeps the damaged file."""
+    damage(checkpoints.last(trained(config, max_steps=7)))
+
+
+def unreadable_checkpoint(config: TrainConfig) -> None:
+    """As where a file server does not answer: an error, and nothing is lost."""
+    trained(config, max_steps=4)
+
+    def lost(*_: object, **__: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "load", lost)
+        with pytest.raises(CheckpointError, match=r"cannot read .*last\.pt: Stale file handle"):
+            trained(config)
+
+
+def killed_in_a_save(config: TrainConfig, at: int, has_links: bool) -> None:
+    """When half of a checkpoint is written (0), or before it gets its name."""
+    done = Forked(save_and_die, config, at, has_links).wait(120)
+    assert done.returncode == -signal.SIGKILL
+    assert len(history(Path(config.run.out))) < 12
+
+
+def save_and_die(config: TrainConfig, at: int, has_links: bool) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    if not has_links:
+        os.link = refuse  # type: ignore[assignment]
+    write, replace_file, saves = torch.save, os.replace, iter(range(100))
+
+    def save(state: object, path: Path) -> None:
+        write(state, path)
+        if at == 0 and next(saves) == 2:
+            os.truncate(path, path.stat().st_size // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def rename(source: Path, target: Path) -> None:
+        if at and str(target).endswith(("previous.pt", "last.pt")) and next(saves) == 2 + at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        replace_file(source, target)
+
+    torch.save, os.replace = save, rename  # type: ignore[assignment]
+    trained(config)
+
+
+GPU_ERROR = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+ENDINGS: dict[str, Callable[[TrainConfig], None]] = {
+    "memory": partial(out_of_memory, error=MemoryError(), kind="memory"),
+    "GPU memory": partial(out_of_memory, error=GPU_ERROR, kind="GPU memory"),
+    "damaged checkpoint": damaged_checkpoint,
+    "unreadable checkpoint": unreadable_checkpoint,
+    "half of a save": partial(killed_in_a_save, at=0, has_links=True),
+    "previous saved, no links": partial(killed_in_a_save, at=2, has_links=False),
+    "before previous is saved": partial(killed_in_a_save, at=1, has_links=True),
+    "before previous, no links": partial(killed_in_a_save, at=1, has_links=False),
+    "previous saved": partial(killed_in_a_save, at=2, has_links=True),
+}
+SLOW = [*ENDINGS][-3:]
+
+
+@pytest.mark.parametrize("ending", [slow(name) if name in SLOW else name for name in ENDINGS])
+def test_a_run_resumes_whatever_ended_it(
+    ending: str, small: TrainConfig, whole: Whole, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ENDINGS[ending](saving(small))
+    capfd.readouterr()
+    run = trained(saving(small))
+    assert_same_runs(run, whole("memory"))
+    left = {path.name for path in (run / "checkpoints").iterdir()} - {"last.pt", "previous.pt"}
+    assert left == ({"last.pt.damaged"} if ending == "damaged checkpoint" else set())
+    said = "last.pt is corrupt: resuming from the previous one, at step 6"
+    assert (said in capfd.readouterr().err) == (ending == "damaged checkpoint")
+
+
+def test_two_damaged_checkpoints_are_an_error(small: TrainConfig) -> None:
+    run = trained(saving(small), max_steps=4)
+    for path in (checkpoints.last(run), checkpoints.previous(run)):
+        damage(path)
+    with pytest.raises(CheckpointError, match=r"last\.pt: it is corrupt"):
+        trained(saving(small))
+
+
+def test_a_loader_process_is_killed(small: TrainConfig, tmp_path: Path) -> None:
+    config = with_settings(small, pipeline="torchvision", workers=2, knn_every=0)
+    error = resumed_after(config, tmp_path, lambda step, _: kill_a_worker() if step == 4 else None)
+    assert str(error).startswith("a worker process died (")
+    assert str(error).endswith("start the same command again to resume")
+
+
+def test_a_file_changes_its_size(small: TrainConfig, images: Path, tmp_path: Path) -> None:
+    file = readable("ffcv", images) / "train.beton"
+    size = file.stat().st_size
+    config = with_settings(small, data=file.parent, pipeline="torchvision", knn_every=0)
+    error = resumed_after(
+        config,
+        tmp_path,
+        lambda step, _: os.truncate(file, size + 1) if step == 4 else None,
+        lambda: os.truncate(file, size),
+    )
+    assert f"{file} changed while it was read: it had {size:,} bytes" in str(error)
 
 
 def test_lines_that_come_late_are_neither_lost_nor_doubled(
     small: TrainConfig, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Killed between a log point and its line, whose checkpoint is there already, and resumed."""
-    config = with_settings(small, save_every=2, log_every=3)
-    whole = history_of(config, tmp_path / "whole")
+    config = with_settings(saving(small), log_every=3)
+    whole = history(trained(config, out=tmp_path / "whole"))
     request.getfixturevalue("slow_eigenvalues")
-    assert history_of(config, tmp_path / "late") == whole
+    assert history(trained(config, out=tmp_path / "late")) == whole
     for kill_at in (3, 5, 10):
-        run = tmp_path / f"killed{kill_at}"
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(LogPoints, "close", lambda points: None)  # nothing is written any more
-            run_until(config, run, kill_at)
-        start = checkpoints.load(run)
-        assert start.step == kill_at // 2 * 2
-        saved = [line for line in whole if line[0] <= start.step]
+            run = killed(config, kill_at, out=tmp_path / f"killed{kill_at}")
+        step = checkpoints.load(run).step
+        assert step == kill_at // 2 * 2
+        saved = [line for line in whole if line[0] <= step]
         assert history(run)[: len(saved)] == saved
-        run_once(config, run, start=start)
-        assert history(run) == whole
+        assert history(trained(config, out=run)) == whole
 
 
-def test_the_resume_test_would_notice_another_order(small: TrainConfig, tmp_path: Path) -> None:
-    other = with_settings(small, seed=1)
-    assert history_of(small, tmp_path / "a") != history_of(other, tmp_path / "b")
-    assert history_of(small, tmp_path / "a2") == history_of(small, tmp_path / "a3")
+def test_the_resume_test_would_notice_another_order(small: TrainConfig, whole: Whole) -> None:
+    assert history(trained(saving(small), seed=1)) != history(whole("memory"))
 
 
 def test_kill_9_of_the_whole_program(small: TrainConfig, tmp_path: Path) -> None:
@@ -106,64 +255,14 @@ def test_kill_9_of_the_whole_program(small: TrainConfig, tmp_path: Path) -> None
     assert process.wait().returncode == -signal.SIGKILL
     done = fastsiam("train", *flags(config), "--out", str(killed))
     assert "resuming after step" in done.stderr
-    assert history(killed) == history(whole)
-    assert same_state(checkpoints.load(killed).model, checkpoints.load(whole).model)
+    assert_same_runs(killed, whole)
     knn = [[line for line in read_metrics(run) if line["kind"] == "knn"] for run in (whole, killed)]
     assert knn[0] == knn[1] and [line["epoch"] for line in knn[0]] == [0, 10, 20, 30, 40]
 
 
-def test_resume_refuses_other_settings_and_never_overwrites(
-    small: TrainConfig, tmp_path: Path
-) -> None:
-    train_here(with_settings(small, max_steps=4), "imagenet")
-    with pytest.raises(CheckpointError, match=r"lr: 0\.5 -> 0\.1"):
-        train_here(with_settings(small, lr=0.1), "imagenet")
-    with pytest.raises(CheckpointError, match="already holds a run"):
-        train_here(with_settings(small, resume="never"), "imagenet")
-    assert checkpoints.load(tmp_path / "run").step == 4
-    branch = tmp_path / "branch"
-    train_here(with_settings(small, resume=str(tmp_path / "run"), out=str(branch)), "imagenet")
-    assert checkpoints.load(branch).step == 12
-
-
-def test_a_branch_is_not_lost_to_the_run_that_went_on(small: TrainConfig, tmp_path: Path) -> None:
-    first = train_here(with_settings(small, max_steps=4), "imagenet")
-    branch = with_settings(small, resume=str(first), out=str(tmp_path / "branch"))
-    own = checkpoints.last(train_here(with_settings(branch, max_steps=6), "imagenet"))
-    train_here(with_settings(small, max_steps=6), "imagenet")
-    train_here(with_settings(branch, max_steps=7), "imagenet")  # of two alike, its own
-    before = own.read_bytes()
-    train_here(small, "imagenet")
-    with pytest.raises(
-        CheckpointError, match=r"branch already holds a run at step 7, before step 12"
-    ):
-        train_here(branch, "imagenet")
-    assert own.read_bytes() == before
-    train_here(with_settings(branch, resume=str(own.parents[1])), "imagenet")
-    assert [line[0] for line in history(tmp_path / "branch")] == list(range(5, 13))
-
-
-def test_what_auto_means_is_written_down(
-    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And kept where a run continues, whatever the processor has there: it is the same run."""
-    for amx, precision in ((False, "fp32"), (True, "bf16")):
-        config = with_settings(small, precision="auto", out=f"{small.run.out}-{precision}")
-        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)
-        run = train_here(with_settings(config, max_steps=2), "imagenet")
-        assert checkpoints.load(run).config.numerics.precision == precision
-        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: not amx)
-        train_here(with_settings(config, max_steps=3), "imagenet")
-        assert checkpoints.load(run).step == 3
-        assert checkpoints.load(run).config.numerics.precision == precision
-        other = "fp32" if amx else "bf16"
-        with pytest.raises(CheckpointError, match=f"precision: {precision} -> {other}"):
-            train_here(with_settings(config, precision=other), "imagenet")
-
-
 def test_a_finished_run_stays_finished(small: TrainConfig) -> None:
-    run = train_here(small, "imagenet")
+    run = trained(small)
     before, state = read_metrics(run), checkpoints.load(run)
-    train_here(small, "imagenet")
+    trained(small)
     assert read_metrics(run) == before
     assert same_state(checkpoints.load(run).model, state.model)

@@ -13,16 +13,14 @@ import pytest
 
 from fastsiam.config import TrainConfig
 from fastsiam.run import checkpoint as checkpoints
-from fastsiam.views.batch import Batch
 from tests.clouds import KEY, SECRET, broken_proxy, environment, reconnect, upload
 from tests.configs import flags, with_settings
 from tests.conftest import write_images
 from tests.processes import Forked, command, fastsiam
 from tests.sources import folder_members, tar
 from tests.tiers import rest_slow
-from tests.train.runs import history, history_of, run_once, run_until
-from tests.train.test_faults import ends_and_goes_on, kill_a_worker
-from tests.train.test_interrupted import until
+from tests.train.runs import history, kill_a_worker, killed, resumed_after, trained
+from tests.train.test_signals import until
 
 BAD_LINE = {"errors": 0.1, "cuts": 0.1, "stalls": 0.02}
 """Much worse than the one answer in a hundred that a busy day brings: a short run meets all."""
@@ -65,14 +63,10 @@ def test_a_run_over_a_bad_line_is_the_run_from_a_disk(
 ) -> None:
     """Killed in its second epoch, and resumed."""
     config = with_settings(small, pipeline="torchvision", workers=workers, epochs=3, save_every=2)
-    expected = history_of(with_settings(config, data=str(shards)), tmp_path / "here")
+    expected = history(trained(config, data=shards, out=tmp_path / "here"))
     config = with_settings(config, data=upload(s3, shards, f"bad-line-{workers}"))
-    run_until(config, tmp_path / "there", 5)
-    assert checkpoints.load(checkpoints.last(tmp_path / "there")).step == 4
-    run_once(
-        config, tmp_path / "there", start=checkpoints.load(checkpoints.last(tmp_path / "there"))
-    )
-    assert len(expected) == 9 and history(tmp_path / "there") == expected
+    assert checkpoints.load(killed(config, 5)).step == 4
+    assert len(expected) == 9 and history(trained(config)) == expected
     assert {"error", "cut"} <= met(tmp_path / "log")
 
 
@@ -115,12 +109,7 @@ def test_a_loader_process_of_remote_data_is_killed(
 ) -> None:
     """A server forked it: it is one line all the same, and the run resumes."""
     config = with_settings(small, pipeline="torchvision", workers=2, knn_every=0, data=data)
-
-    def kill(step: int, batch: Batch) -> None:
-        if step == 4:
-            kill_a_worker()
-
-    error = ends_and_goes_on(config, tmp_path, kill)
+    error = resumed_after(config, tmp_path, lambda step, _: kill_a_worker() if step == 4 else None)
     assert str(error).startswith("a worker process died (")
 
 

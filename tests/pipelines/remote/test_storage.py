@@ -18,7 +18,7 @@ from fastsiam.pipelines.remote import storage
 from fastsiam.pipelines.remote.storage import Facts
 from tests.clouds import broken_proxy, reconnect, web_server
 from tests.processes import ROOT, Forked
-from tests.train.test_interrupted import until
+from tests.train.test_signals import until
 
 WHERE = Url("s3", "bucket", "photos.tar")
 

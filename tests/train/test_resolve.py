@@ -7,20 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import EvalConfig
-from fastsiam.distributed import Place
 from fastsiam.evaluate.subject import open_subject
 from fastsiam.report.run import write_report
 from fastsiam.run import checkpoint as checkpoints
-from fastsiam.train.command import train_here
 from tests.configs import flags, with_settings
 from tests.pipelines.cases import readable
 from tests.processes import fastsiam
-
-HERE = Place(0, 1, torch.device("cpu"))
+from tests.train.runs import CPU, trained
 
 
 def settled(run: Path) -> tuple[str, str]:
@@ -50,28 +46,19 @@ def test_settled_once_and_kept(small: TrainConfig, tmp_path: Path) -> None:
 def test_a_pipeline_that_cannot_read_the_images_is_not_kept(
     small: TrainConfig, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """Neither by an evaluation nor by the run itself, unless somebody asks for it."""
     beton = readable("ffcv", images / "train")
-    began = with_settings(small, pipeline="ffcv", data=str(beton), knn_every=0, max_steps=2)
-    train_here(began, "imagenet")
-    train_here(with_settings(small, pipeline="auto", knn_every=0, max_steps=4), "imagenet")
-    assert settled(tmp_path / "run") == ("memory", "memory")
-    assert "pipeline memory: 24 images" in capfd.readouterr().err
-
-
-@pytest.mark.ffcv
-def test_an_evaluation_leaves_a_pipeline_that_cannot_read_its_images(
-    small: TrainConfig, images: Path
-) -> None:
-    beton = readable("ffcv", images / "train")
-    began = with_settings(small, pipeline="ffcv", data=str(beton), knn_every=0, max_steps=1)
-    run = train_here(began, "imagenet")
+    run = trained(small, pipeline="ffcv", data=beton, knn_every=0, max_steps=2)
 
     def pipeline(**asked: Any) -> str:
-        return open_subject(run, EvalConfig(**asked), HERE).data.pipeline
+        return open_subject(run, EvalConfig(**asked), CPU).data.pipeline
 
     assert pipeline() == "ffcv"
     assert pipeline(data=str(images)) == "native"
     assert pipeline(data=str(images), pipeline="ffcv") == "ffcv"  # who asks for it is told why
+    trained(small, pipeline="auto", knn_every=0, max_steps=4)
+    assert settled(tmp_path / "run") == ("memory", "memory")
+    assert "pipeline memory: 24 images" in capfd.readouterr().err
 
 
 def test_the_leader_chooses_for_all_ranks(ranks: Any) -> None:

@@ -1,0 +1,181 @@
+"""Signals to a run: to one process, to ranks and to an evaluation; a closed terminal; torchrun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from fastsiam.cli import main
+from fastsiam.config import TrainConfig
+from fastsiam.errors import Interrupted
+from fastsiam.evaluate.features import feature_batches
+from fastsiam.run import checkpoint as checkpoints
+from fastsiam.run.log import read_metrics
+from fastsiam.signals import ECHO
+from fastsiam.train import command as job
+from tests.configs import flags, with_settings
+from tests.conftest import ROOT
+from tests.processes import Forked, command, fork_programs
+from tests.tiers import slow
+from tests.train.runs import history, trained
+
+
+def until(process: Forked, seen: Callable[[], object]) -> None:
+    while not seen():
+        assert process.poll() is None, process.wait().stderr
+        time.sleep(0.02)
+
+
+def press(process: Forked) -> None:
+    """Send Ctrl-C as a terminal does: to every process of the job."""
+    os.killpg(process.pid, signal.SIGINT)
+
+
+@pytest.fixture
+def endless(small: TrainConfig) -> TrainConfig:
+    return with_settings(small, epochs=30000, save_every=10**6, knn_every=0)
+
+
+@pytest.mark.parametrize(
+    ("processes", "number", "code"),
+    [
+        (1, signal.SIGTERM, 143),
+        (1, signal.SIGUSR1, 138),
+        (1, signal.SIGINT, 130),
+        (2, signal.SIGTERM, 143),
+        slow((2, signal.SIGINT, 130)),
+        slow((1, signal.SIGHUP, 129)),
+    ],
+)
+def test_signals_save_and_leave(
+    processes: int, number: int, code: int, endless: TrainConfig, tmp_path: Path
+) -> None:
+    """As a terminal or a scheduler sends them: to the launcher, which forwards it, and to ranks.
+
+    One that passes on what it got makes two of it, at once.
+    """
+    config = with_settings(endless, pipeline="torchvision", workers=1, gpus=processes)
+    run = tmp_path / "run"
+    process = command("train", *flags(config), session=True)
+    until(process, partial(has_lines, run, 5))
+    for _ in range(2 if number == signal.SIGINT else 1):
+        os.killpg(process.pid, number)
+    done = process.wait(60)
+    assert done.returncode == code, done.stderr
+    assert f"{signal.Signals(number).name}: stopped after step" in done.stderr
+    assert f"last.pt; --resume {run} continues from there\n" in done.stderr
+    assert "Traceback" not in done.stderr
+    state = checkpoints.load(run)
+    assert state.step >= 5 and state.step == read_metrics(run)[-1]["step"]
+
+
+def has_lines(run: Path, number: int) -> bool:
+    return len(history(run)) >= number
+
+
+def _under_nohup(*arguments: str) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    sys.argv = ["fastsiam", *arguments]
+    fork_programs()
+    main()
+
+
+def test_under_nohup_a_closed_terminal_is_nothing(endless: TrainConfig, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = Forked(_under_nohup, "train", *flags(with_settings(endless, gpus=2)), session=True)
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        enough = len(history(run)) + 5
+        until(process, partial(has_lines, run, enough))
+        os.killpg(process.pid, number)
+    done = process.wait(60)
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    assert "SIGTERM: stopped after step" in done.stderr and "SIGHUP" not in done.stderr
+
+
+def enlarge(images: Path) -> None:
+    """Make the images so large that an evaluation takes long."""
+    first, *others = images.rglob("*.jpg")
+    Image.effect_noise((8000, 6000), 60).convert("RGB").save(first)
+    for path in others:
+        path.unlink()
+        path.hardlink_to(first)
+
+
+def test_twice_in_the_first_evaluation(small: TrainConfig, images: Path, tmp_path: Path) -> None:
+    """It leaves with 130 at once."""
+
+    def threads(process: Forked) -> int:
+        return len(os.listdir(f"/proc/{process.pid}/task"))
+
+    enlarge(images)
+    config = with_settings(small, pipeline="torchvision", workers=2, knn_every=1)
+    process = command("train", *flags(config), session=True)
+    until(process, lambda: "global batch " in process.messages())
+    before = threads(process)
+    until(process, lambda: threads(process) >= before + 3)  # those that read and decode
+    press(process)
+    time.sleep(2 * ECHO)  # the second is not the first's echo
+    assert process.poll() is None
+    press(process)
+    done = process.wait(60)
+    assert done.returncode == 130, done.stderr
+    assert (
+        "SIGINT: stopping before the next step or batch; a second signal exits at once"
+        in done.stderr
+    )
+    assert "Traceback" not in done.stderr
+    assert not read_metrics(tmp_path / "run")
+
+
+def test_an_evaluation_is_left_at_its_next_batch(
+    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And made when the run continues."""
+    config = with_settings(small, max_steps=6, knn_every=1)
+    run, evaluate = Path(config.run.out), feature_batches
+
+    def signalled(*given: Any, **how: Any) -> Iterator[Any]:
+        for batch in evaluate(*given, **how):
+            if checkpoints.last(run).exists():  # not in the first evaluation
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    monkeypatch.setattr(job, "_KNN_BATCH", {"cpu": 4})
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "feature_batches", signalled)
+        with pytest.raises(Interrupted, match="SIGTERM: stopped after step 3, saved") as caught:
+            trained(config)
+    assert caught.value.exit_code == 128 + signal.SIGTERM
+    assert [line["epoch"] for line in read_metrics(run) if line["kind"] == "knn"] == [0]
+    assert checkpoints.load(trained(config)).step == 6
+    assert [line["epoch"] for line in read_metrics(run) if line["kind"] == "knn"] == [0, 1]
+
+
+def test_elsewhere_than_in_a_run(begun: TrainConfig, images: Path) -> None:
+    """An evaluation ends silently."""
+    enlarge(images)
+    options = ["--data", str(images), "--workers", "2"]
+    process = command("eval", "knn", begun.run.out, *options, session=True)
+    until(process, lambda: "images from" in process.messages())
+    press(process)
+    done = process.wait(60)
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_plain_torchrun_works(small: TrainConfig, tmp_path: Path) -> None:
+    config = with_settings(small, epochs=1, knn_every=0)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    line = [*torchrun, "--nproc-per-node", "2", "-m", "fastsiam", "train", *flags(config)]
+    subprocess.run(line, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    assert len(history(tmp_path / "run")) == 3

@@ -1,0 +1,260 @@
+"""Runs that are resumed, extended or branched off, and what is refused where a run continues."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastsiam.config import TrainConfig
+from fastsiam.errors import CheckpointError
+from fastsiam.interchange import load_pretrained
+from fastsiam.report.run import write_report
+from fastsiam.run import checkpoint as checkpoints
+from fastsiam.run.log import read_metrics
+from tests.configs import with_settings
+from tests.processes import fastsiam
+from tests.ranks import fastsiam_on_ranks
+from tests.train.runs import assert_same_runs, history, trained
+
+PEAK = 0.5 * 8 / 256
+"""Learning rate at the start of the run."""
+OTHER: dict[str, Any] = {
+    "lr": 0.1,
+    "momentum": 0.8,
+    "weight_decay": 0.01,
+    "warmup_epochs": 1.0,
+    "lr_end": 0.1,
+    "epochs": 5,
+    "accumulate": 2,
+    "predictor_lr": "cosine",
+}
+"""Other optimiser settings than those of ``begun``."""
+
+
+@pytest.fixture
+def branch(begun: TrainConfig, tmp_path: Path) -> TrainConfig:
+    return with_settings(begun, resume=tmp_path / "run", out=tmp_path / "branch")
+
+
+def recorded(run: Path) -> dict[str, Any]:
+    """Return the branch point in a run's config.json."""
+    found: dict[str, Any] = json.loads((run / "config.json").read_text()).get("branch", {})
+    return found
+
+
+def cosine(part: float) -> float:
+    return (1 + math.cos(math.pi * part)) / 2
+
+
+def test_a_branch_takes_other_optimiser_settings(
+    branch: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its rates are those of its settings at each step; nothing of the old ones comes back."""
+    run = trained(branch, **OTHER)
+    state, origin = checkpoints.load(run), checkpoints.load(tmp_path / "run")
+    assert state.step == 15 and state.config.optim.lr == 0.1
+    groups = state.optimizer["param_groups"]
+    assert {(group["momentum"], group["weight_decay"]) for group in groups} == {(0.8, 0.01)}
+    rates = [0.1 * 8 / 256 * (0.1 + 0.9 * cosine((step - 3) / 12)) for step in range(6, 15)]
+    assert [line[5] for line in history(run)] == pytest.approx(rates)
+    before = vars_of(origin.config.model.method) | vars_of(origin.config.optim)
+    assert recorded(run) == {
+        "run": str(tmp_path / "run"),
+        "checkpoint": str(tmp_path / "run" / "checkpoints" / "last.pt"),
+        "step": 6,
+        "epoch": 2.0,
+        "changed": {name: {"from": before[name], "to": value} for name, value in OTHER.items()},
+    }
+    said = capfd.readouterr().err
+    point = f"{tmp_path / 'run'} after step 6 (epoch 2)"
+    assert f"branches off {point}, predictor-lr: constant -> cosine, epochs: 4 -> 5, " in said
+    assert ", lr: 0.5 -> 0.1, momentum: 0.9 -> 0.8, " in said
+    assert f"learning rate: {PEAK * cosine(5 / 12):.3g} now" in said
+    assert f", {rates[0]:.3g} at the next step" in said
+    assert checkpoints.load(tmp_path / "run").config == origin.config
+    page = write_report([run], tmp_path / "report.html").read_text()
+    assert f"branch of {point}: predictor-lr: constant -&gt; cosine, epochs: 4 -&gt; 5" in page
+
+
+def vars_of(settings: Any) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in settings.__slots__}
+
+
+def test_the_command_of_a_branch_resumes_it_bit_for_bit(
+    branch: TrainConfig, tmp_path: Path
+) -> None:
+    """Although the run that it comes from is there too, and without config.json."""
+    config = with_settings(branch, **OTHER)
+    whole = trained(config, out=tmp_path / "whole")
+    for stop in (6, 8, 0):
+        run = trained(config, max_steps=stop)
+        (run / "config.json").unlink()
+    assert_same_runs(trained(config), whole)
+    assert recorded(run) == recorded(whole)
+
+
+def test_an_extended_run_is_exact_when_interrupted(begun: TrainConfig, tmp_path: Path) -> None:
+    """Extended and interrupted at once; by the same command; extended again; against one piece."""
+    run = tmp_path / "run"
+    shutil.copytree(run, tmp_path / "whole")
+    whole = trained(begun, extend=6, out=tmp_path / "whole")
+    for stop in (6, 7, 10, 0):
+        trained(begun, extend=6, max_steps=stop)
+    assert_same_runs(run, whole)
+    assert len(history(run)) == 18 and checkpoints.load(run).config.optim.epochs == 6
+    rates = [line[5] for line in history(run)]
+    assert all(a >= b for a, b in pairwise(rates[6:]))
+    trained(begun, extend=8)
+    assert checkpoints.load(run).step == len(history(run)) == 24
+    expected = [PEAK * cosine(step / 24) for step in range(18, 24)]
+    assert [line[5] for line in history(run)][18:] == pytest.approx(expected)
+
+
+def test_a_finished_run_continues_and_says_how_the_rate_changes(
+    small: TrainConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = trained(small)
+    capfd.readouterr()
+    trained(small, extend=6)
+    assert (
+        f"extended from 4 to 6 epochs; learning rate: {PEAK * cosine(11 / 12):.3g} now, "
+        f"{PEAK * cosine(12 / 18):.3g} at the next step: a cosine over all 6 epochs"
+    ) in capfd.readouterr().err
+    state = checkpoints.load(run)
+    evaluated = [line["epoch"] for line in read_metrics(run) if line["kind"] == "knn"]
+    assert state.step == 18 and evaluated == [0, 2, 4, 6]
+    settings = TrainConfig.from_dict(json.loads((run / "config.json").read_text())["config"])
+    assert settings.optim == state.config.optim
+    trained(small, extend=6)
+    said = capfd.readouterr().err
+    assert "nothing left to do: " in said and "at step 18 of 18; --extend N trains longer" in said
+
+
+def test_a_branch_can_be_longer(branch: TrainConfig, tmp_path: Path) -> None:
+    for stop in (8, 0):
+        trained(branch, extend=5, max_steps=stop)
+    assert checkpoints.load(tmp_path / "branch").step == 15
+    assert checkpoints.load(tmp_path / "run").config.optim.epochs == 4
+
+
+WAY = r"pass the same values, branch off with other optimizer settings \(--resume {run} --out OTHER"
+BRANCH = {"resume": "{run}", "out": "{new}"}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"lr": 0.1}, rf"\(lr: 0.5 -> 0.1\); {WAY}"),
+    ({"crop": 14}, "crop: 16 -> 14"),
+    ({"resume": "never"}, "already holds a run"),
+    ({"epochs": 6}, r"epochs: 4 -> 6.*train longer \(--extend EPOCHS\)"),
+    ({"extend": 3}, "--extend 3 is less than the run.s 4 epochs"),
+    ({"extend": 6, "lr": 0.1}, "lr: 0.5 -> 0.1"),
+    ({"extend": 6, "out": "{new}"}, "needs a run to extend"),
+    (BRANCH | {"crop": 14}, "crop: 16 -> 14"),
+    (BRANCH | {"batch": 6}, rf"\(batch: 8 -> 6\); {WAY}.*--init {{run}} --out OTHER"),
+    (BRANCH | {"lr": 0.1, "jitter_p": 0.5}, r"jitter-p: 0.8 -> 0.5; lr: 0.5 -> 0.1\); "),
+    (BRANCH | {"width": 8}, r"width: 4 -> 8\); pass the same values"),
+    (BRANCH | {"epochs": 1}, "--epochs 1 is too short for this branch: .* is after epoch 2"),
+]
+"""Settings of a run that was stopped after epoch 2, or of a new folder, and the message."""
+
+
+def test_what_cannot_continue_is_refused_and_left_alone(
+    stopped: TrainConfig, tmp_path: Path
+) -> None:
+    run, new = Path(stopped.run.out), tmp_path / "new" / "run"
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for settings, message in REFUSED:
+        own: dict[str, Any] = {
+            name: x.format(run=run, new=new) if isinstance(x, str) else x
+            for name, x in settings.items()
+        }
+        with pytest.raises(CheckpointError, match=message.format(run=run)):
+            trained(stopped, **own)
+        assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+        assert not new.parent.exists(), message
+
+
+def test_a_branch_that_began_keeps_its_settings(branch: TrainConfig, tmp_path: Path) -> None:
+    trained(branch, lr=0.1, max_steps=7)
+    refused = rf"\(lr: 0.1 -> 0.2\); {WAY.format(run=tmp_path / 'run')}"
+    with pytest.raises(CheckpointError, match=refused):
+        trained(branch, lr=0.2)
+    assert checkpoints.load(tmp_path / "branch").step == 7
+
+
+def test_a_branch_is_not_lost_to_the_run_that_continued(
+    begun: TrainConfig, branch: TrainConfig, tmp_path: Path
+) -> None:
+    own = checkpoints.last(trained(branch, max_steps=8))
+    trained(begun, max_steps=8)
+    trained(branch, max_steps=9)  # of two alike, its own
+    before = own.read_bytes()
+    trained(begun)
+    with pytest.raises(
+        CheckpointError, match=r"branch already holds a run at step 9, before step 12"
+    ):
+        trained(branch)
+    assert own.read_bytes() == before
+    trained(branch, resume=own.parents[1])
+    assert [line[0] for line in history(tmp_path / "branch")] == list(range(7, 13))
+
+
+def test_branches_on_the_command_line(begun: TrainConfig, tmp_path: Path) -> None:
+    """With or without the flags that it began with, the command continues with the branch."""
+    run, branch = str(tmp_path / "run"), tmp_path / "branch"
+    command = ["train", "--resume", run, "--out", str(branch), "--max-steps"]
+    changes = ["--lr", "0.1", "--predictor-lr", "cosine"]
+    said = fastsiam(*command, "8", *changes).stderr
+    assert "lr: 0.5 -> 0.1" in said and "predictor-lr: constant -> cosine" in said
+    said = fastsiam(*command, "9", *changes).stderr
+    assert "resuming after step 8" in said and "branches off" not in said
+    fastsiam_on_ranks(2, *command, "10")
+    state = checkpoints.load(branch)
+    assert state.step == 10 and state.config.optim.lr == 0.1
+    assert recorded(branch)["changed"].keys() == {"lr", "predictor_lr"}
+    said = fastsiam(*command, "0", "--lr", "0.2", code=1).stderr
+    assert "lr: 0.1 -> 0.2); pass the same values, branch off" in said
+
+
+def test_what_auto_means_is_written_down(
+    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And kept where a run continues on another processor: it is the same run."""
+    for amx, precision in ((False, "fp32"), (True, "bf16")):
+        config = with_settings(small, precision="auto", out=f"{small.run.out}-{precision}")
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)
+        run = trained(config, max_steps=2)
+        assert checkpoints.load(run).config.numerics.precision == precision
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: not amx)
+        state = checkpoints.load(trained(config, max_steps=3))
+        assert state.step == 3 and state.config.numerics.precision == precision
+        other = "fp32" if amx else "bf16"
+        with pytest.raises(CheckpointError, match=f"precision: {precision} -> {other}"):
+            trained(config, precision=other)
+
+
+def test_a_run_of_0_2_with_the_removed_schedule_branches_off(
+    begun: TrainConfig, branch: TrainConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is evaluated and exported, and is not resumed with another learning rate."""
+    run = Path(begun.run.out)
+    settings = json.loads((run / "config.json").read_text())
+    state = torch.load(checkpoints.last(run), weights_only=True)
+    del state["digest"]
+    longer = {"config": state["config"] | {"optim": state["config"]["optim"] | {"restarts": "2@6"}}}
+    for record, checkpoint in ((settings | longer, state), (settings, state | longer)):
+        (run / "config.json").write_text(json.dumps(record))
+        torch.save(checkpoint, checkpoints.last(run))
+        for own in ({}, {"extend": 6}, {"resume": run}):
+            with pytest.raises(CheckpointError, match=r"restart, which was removed .*--out OTHER"):
+                trained(begun, **own)
+        assert load_pretrained(run).epoch == 2
+    capfd.readouterr()
+    trained(branch, lr=0.25, max_steps=7)
+    assert " now, 0.00391 at the next step" in capfd.readouterr().err
+    assert checkpoints.load(trained(branch, lr=0.25, max_steps=8)).step == 8
