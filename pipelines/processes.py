@@ -89,6 +89,7 @@ def forked(
         WorkerError: a process was killed.
     """
     workers = workers if workers > 0 else cores()
+    others = multiprocessing.active_children()
     pool = ProcessPoolExecutor(
         workers,
         multiprocessing.get_context("fork") if forks else server_context(__name__),
@@ -111,7 +112,12 @@ def forked(
     except BrokenProcessPool as error:
         raise dead_worker(error) from error
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        try:
+            pool.shutdown(wait=True, cancel_futures=True)
+        except RuntimeError:  # a signal interrupted the start of the pool's thread, which ends them
+            for worker in multiprocessing.active_children():
+                if worker not in others:
+                    worker.kill()
 
 
 _work: Callable[[Any], Any]

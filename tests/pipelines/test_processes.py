@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fastsiam.errors import WorkerError
+from fastsiam.errors import Interrupted, WorkerError
 from fastsiam.pipelines.convert.command import stoppable
 from fastsiam.pipelines.processes import forked
 from fastsiam.signals import ECHO, STOPS
@@ -38,6 +39,21 @@ def test_results_come_whatever_their_number() -> None:
     with forked(2, _twice) as run:
         assert sorted(run(range(50))) == [2 * number for number in range(50)]
         assert list(run(())) == []
+
+
+def test_a_signal_while_the_workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends the command, not with an error of the pool, and no worker stays."""
+
+    def start(_: object) -> None:
+        raise Interrupted("stopped", exit_code=130)
+
+    others = multiprocessing.active_children()
+    monkeypatch.setattr("concurrent.futures.process._ExecutorManagerThread.start", start)
+    with pytest.raises(Interrupted), forked(2, _twice) as run:
+        list(run([1]))
+    for worker in set(multiprocessing.active_children()) - set(others):
+        worker.join(30)
+        assert worker.exitcode == -signal.SIGKILL
 
 
 def _wait(path: str) -> None:
