@@ -109,15 +109,11 @@ def test_loaders_that_nobody_closed_do_not_keep_the_program(images: Path) -> Non
 
 @pytest.mark.alone
 @pytest.mark.parametrize(
-    ("name", "views"),
-    [
-        pytest.param(GRAPH, 8, marks=NEEDS["dali"]),  # of two MiB; an epoch has six
-        pytest.param("ffcv", 4, marks=NEEDS["ffcv"]),  # 90 are made between the sizes
-    ],
+    "name", [pytest.param(GRAPH, marks=NEEDS["dali"]), pytest.param("ffcv", marks=NEEDS["ffcv"])]
 )
-def test_memory_does_not_grow(name: str, views: int, tmp_path: Path) -> None:
+def test_memory_does_not_grow(name: str, tmp_path: Path) -> None:
     """Over epochs, and as many abandoned ones, in each of which DALI fails."""
-    root = write_images(tmp_path / "train", each=40, side=64)
+    root = write_images(tmp_path / "train", each=16, side=160)
     if name == GRAPH:
         path = root / "class1" / "003.jpg"
         path.write_bytes(encoded(Image.open(path), "GIF"))
@@ -125,7 +121,7 @@ def test_memory_does_not_grow(name: str, views: int, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert name != GRAPH or "DALI cannot decode" in done.stderr
     view, *sizes = json.loads(done.stdout)
-    assert growth(sizes) < views * view
+    assert growth(sizes) < 5 * view  # fifteen epochs lie between them: 90 such views
 
 
 def print_sizes(name: str, root: Path) -> None:
@@ -135,7 +131,7 @@ def print_sizes(name: str, root: Path) -> None:
     """
     ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**17)  # otherwise it grows with what is freed
     trust(pytest.MonkeyPatch())
-    loader, sizes = opened(name, root, batch=40, augment=AugmentConfig.alike(crop=64)), []
+    loader, sizes = opened(name, root, batch=16, augment=AugmentConfig.alike(crop=128)), []
     for epoch in range(45):
         for batch in loader.epoch(epoch):
             view = batch.view1.nbytes
