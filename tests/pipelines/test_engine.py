@@ -23,7 +23,7 @@ from fastsiam.pipelines.engine import Engine
 from fastsiam.pipelines.store import Store
 from tests.conftest import write_images
 from tests.forms import FORMS, Write
-from tests.pipelines.cases import assert_near, batches, same
+from tests.pipelines.cases import WITH_IMAGES, assert_near, batches, change_image, same
 from tests.pipelines.conftest import Loaders
 from tests.sources import (
     cifar,
@@ -192,6 +192,13 @@ def test_an_image_that_becomes_another_is_refused(tmp_path: Path) -> None:
             made.submit(np.arange(2), batch, cuts, [8], crops=crops).result()
         store.images = before
     made.close()
+
+
+@pytest.mark.parametrize("name", [n for n in WITH_IMAGES if n.values != ("ffcv",)])
+def test_an_image_whose_header_pillow_alone_reads(name: str, tmp_path: Path) -> None:
+    root = write_images(tmp_path / "images", each=4)
+    change_image(name, root, 5, lambda data: b"\xff\xd8\xff\x00" + data[2:])
+    assert_near(batches(name, root, batch=6), batches("torchvision", root, batch=6))
 
 
 @pytest.mark.parametrize("prefetch", [1, 2, 4])
