@@ -98,6 +98,21 @@ def beton(change: Callable[[bytes], bytes]) -> Build:
     return damaged("converted", "train.beton", change)
 
 
+def foreign(change: Callable[[bytes], bytes]) -> Build:
+    """A .beton file without checksums, as FFCV writes it."""
+
+    def without(data: bytes) -> bytes:
+        mark = data.index(b"fastsiam")
+        return change(data[:mark] + bytes(1024) + data[mark + 1024 :])
+
+    return beton(without)
+
+
+def with_images(data: bytes, count: int) -> bytes:
+    """Have the header of a .beton file count other images."""
+    return data[:8] + count.to_bytes(8, "little") + data[16:]
+
+
 THERE = "images/class0/000.jpg"
 
 
@@ -180,6 +195,14 @@ CASES: dict[str, tuple[Build, str]] = {
     "a damaged mark": (
         beton(lambda d: d.replace(b"fastsiam", b"fastsial", 1)),
         "the arguments of its image field are not ours",
+    ),
+    "no images in a beton": (foreign(lambda d: with_images(d, 0)), "holds no images"),
+    "more images than there is room for": (
+        foreign(lambda d: with_images(d, 10**6)), "it ends before its metadata of 1,000,000 images"
+    ),
+    "a table that is cut off": (foreign(lambda d: d[:-5]), "its allocation table is not whole"),
+    "a table that is too long": (
+        foreign(lambda d: d + bytes(1200)), "its allocation table is not where it should be"
     ),
     # archives of others
     "half of CIFAR": (
