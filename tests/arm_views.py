@@ -6,7 +6,6 @@ One kind of processor saves images with what it makes of them, another compares 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -58,11 +57,11 @@ def results(encoded: list[bytes]) -> dict[str, NDArray[np.generic]]:
 def main(action: str, path: str) -> int:
     """Save or compare; exit code 1 if something differs."""
     if action == "save":
-        encoded = images(Path())
+        encoded = images()
         np.savez(path, *(np.frombuffer(x, np.uint8) for x in encoded), **results(encoded))  # type: ignore[arg-type]
         return 0
     with np.load(path) as saved:
-        own = [saved[f"arr_{i}"].tobytes() for i in range(len(images(Path())))]
+        own = [saved[f"arr_{i}"].tobytes() for i in range(len(images()))]
         made = results(own)
         differ = [name for name, array in made.items() if not np.array_equal(array, saved[name])]
     print(f"{len(made)} arrays of {len(own)} images, {len(differ)} differ: {differ[:9]}")

@@ -31,7 +31,7 @@ class Quiet:
         pass
 
 
-def run(kind: str, source: Path, out: Path, **options: object) -> list[Written]:
+def run(kind: str, source: Path | str, out: Path, **options: object) -> list[Written]:
     config = ConvertConfig(source=str(source), out=str(out), **options)  # type: ignore[arg-type]
     return convert(kind, config, Quiet())  # type: ignore[arg-type]
 
@@ -41,13 +41,6 @@ def same_images(store: Store, other: Store) -> None:
     np.testing.assert_array_equal(store.labels, other.labels)
     for i in range(len(other)):
         assert bytes(store.read(i)) == bytes(other.read(i))
-
-
-def go_on(source: Path, out: Path, **options: object) -> list[str]:
-    quiet = Quiet()
-    config = ConvertConfig(source=str(source), out=str(out), **options)  # type: ignore[arg-type]
-    convert("folder", config, quiet)
-    return quiet.said
 
 
 def checked(path: Path, *, decode: bool = True) -> list[str]:

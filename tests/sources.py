@@ -48,13 +48,18 @@ def rotated_jpeg(seed: int) -> bytes:
     return jpeg(seed, exif=exif)
 
 
+def put(path: Path, data: bytes | str = b"") -> Path:
+    """Write a file and the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return path
+
+
 def tar(
     path: Path, members: Iterable[tuple[str, bytes]], *, kind: int = tarfile.GNU_FORMAT
 ) -> Path:
     """Write a tar of (name, content) members."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(tar_bytes(members, kind=kind))
-    return path
+    return put(path, tar_bytes(members, kind=kind))
 
 
 def tar_bytes(members: Iterable[tuple[str, bytes]], *, kind: int = tarfile.GNU_FORMAT) -> bytes:

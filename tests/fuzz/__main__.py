@@ -30,8 +30,8 @@ def main() -> int:
         for future in as_completed(work):
             found = future.result()
             print(f"{work[future]}: {asked.cases:,} cases, {len(found)} findings", flush=True)
-            for finding in found[:20]:
-                print(f"  {finding}", flush=True)
+            for number, what in [*found.items()][:20]:
+                print(f"  case {number}: {what}", flush=True)
             failed |= bool(found)
     return int(failed)
 

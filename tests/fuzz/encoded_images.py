@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,7 @@ _WHOLE = ViewConfig(crop=9, scale_min=1, ratio_min=0.01, ratio_max=100)
 """A view of a whole image: decoding it fills the scratch buffer to its end."""
 
 
-def images(folder: Path) -> list[bytes]:
+def images() -> list[bytes]:
     """Return images that are damaged later."""
     return [
         _image(0, 40, 30, "JPEG"),
@@ -49,15 +48,13 @@ def images(folder: Path) -> list[bytes]:
     ]
 
 
-@cache
-def _others() -> tuple[bytes, ...]:
-    return tuple(images(Path()))
-
-
-def beside(folder: Path) -> dict[str, bytes]:
-    """Return whole images of each kind, by the positions around the damaged one's."""
-    whole = [_others()[number] for number in (1, 4, 9, 0, 11, 13, 3)]
-    return {str(at): data for at, data in enumerate(whole) if str(at) != PLACE}
+def write(folder: Path) -> list[bytes]:
+    """Write whole images of each kind, by the positions around the damaged one's."""
+    own = images()
+    for at, number in enumerate((1, 4, 9, 0, 11, 13, 3)):
+        (folder / str(at)).write_bytes(own[number])
+    (folder / PLACE).unlink()
+    return own
 
 
 def read(folder: Path) -> None:

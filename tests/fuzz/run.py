@@ -13,20 +13,18 @@ import random
 import resource
 import shutil
 import signal
-import struct
 import sys
 import tempfile
 import traceback
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastsiam.errors import FastSiamError
 from fastsiam.kernels.library import jpeg
 from tests.fuzz.mutate import damaged
-from tests.fuzz.targets import TARGETS, Files, Target
+from tests.fuzz.targets import TARGETS, Target
 
 SECONDS = 20
 """That a case may take; it takes some milliseconds on a machine with nothing else to do."""
@@ -34,7 +32,6 @@ MEGABYTES = 768
 """By which the process may grow in a case, of files of 1 MB at most."""
 _BATCH = 500
 """Cases of a process."""
-_PLACE = struct.Struct("q")
 _CHANGES = {
     "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate",
     "os.chmod", "os.chown", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn",
@@ -44,109 +41,104 @@ _CHANGES = {
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A case that went wrong."""
-
-    number: int
-    what: str
-
-    def __str__(self) -> str:
-        return f"case {self.number}: {self.what}"
-
-
 class Forbidden(BaseException):
     """A reader did what none may do."""
 
 
-def fuzz(target: str | Target, *, seed: int, first: int, count: int) -> list[Finding]:
-    """Run cases of a target, or of the target of a name; return those that went wrong."""
+class Cases:
+    """Cases of a target: its whole files in a folder, one of which is damaged in each case."""
+
+    def __init__(self, target: Target, folder: Path, *, seed: int = 0) -> None:
+        self._target, self._folder, self._seed = target, folder, seed
+        self._made = folder / "made"
+        self._made.mkdir()
+        jpeg()  # a first use makes their folder, which no reader may do
+        content, place = target.write(self._made), self._made / target.place
+        self._whole = place.read_bytes() if place.exists() else b""
+        self._corpus: Sequence[bytes] = content if isinstance(content, list) else [self._whole]
+
+    def put(self, content: bytes) -> Path:
+        """Write a case's folder, in which one file has this content."""
+        case = self._folder / "case"
+        shutil.copytree(self._made, case)
+        path = case / self._target.place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(self._target.wrap(content, self._whole))
+        return case
+
+    def read_whole(self) -> None:
+        """Read a case of which nothing is damaged."""
+        self._target.read(self.put(self._corpus[0]))
+
+    def run(self, numbers: range) -> dict[int, str]:
+        """Run cases in a process, and in another one where that ends; return what is wrong."""
+        found: dict[int, str] = {}
+        while numbers:
+            report = self._folder / "report"
+            report.write_text("")
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    self._run(numbers, report)
+                    status = 0
+                finally:
+                    os._exit(status)
+            _, status = os.waitpid(child, 0)
+            at = numbers.stop
+            for number, _, what in (x.partition(" ") for x in report.read_text().splitlines()):
+                at = int(number)
+                found |= {at: what} if what else {}
+            if status:
+                found[at] = f"left the process ({os.waitstatus_to_exitcode(status)})"
+                if os.WIFSIGNALED(status):
+                    name = signal.Signals(os.WTERMSIG(status)).name
+                    late = name == "SIGALRM"
+                    found[at] = f"took longer than {SECONDS} s" if late else f"ended by {name}"
+            shutil.rmtree(self._folder / "case", ignore_errors=True)
+            numbers = numbers[numbers.index(at) + 1 :] if status else range(0)
+        return found
+
+    def _run(self, numbers: range, report: Path) -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        faulthandler.disable()  # pytest's; the parent says which case ended its process
+        null = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):
+            os.dup2(null, stream)
+        warnings.simplefilter("ignore")
+        gc.freeze()  # the collection at the end is of what the cases left
+        log, watching, allowed = os.open(report, os.O_WRONLY), [False], str(self._folder / "case")
+        sys.addaudithook(
+            lambda event, given: _watch(event, given, allowed) if watching[0] else None
+        )
+        size = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+        resource.setrlimit(resource.RLIMIT_AS, (size + (MEGABYTES << 20),) * 2)
+        for number in numbers:
+            os.write(log, f"{number}\n".encode())
+            case = self.put(damaged(self._corpus, random.Random(f"{self._seed} {number}")))
+            signal.setitimer(signal.ITIMER_REAL, SECONDS)
+            watching[0] = True
+            try:
+                said = verdict_of(self._target, case)
+            finally:
+                watching[0] = False
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            if said:
+                os.write(log, f"{number} {said}\n".encode())
+            shutil.rmtree(case)
+        gc.collect()
+
+
+def fuzz(target: str | Target, *, seed: int, first: int, count: int) -> dict[int, str]:
+    """Run cases of a target, or of the target of a name; return what went wrong, by number."""
     if isinstance(target, str):
         target = TARGETS[target]
-    jpeg()  # a first use makes their folder, which no reader may do
-    findings: list[Finding] = []
+    found: dict[int, str] = {}
     with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
-        made = Path(name, "made")
-        made.mkdir()
-        corpus, beside = target.corpus(made), target.beside(made)
-        assert corpus
-        number, end = first, first + count
-        while number < end:
-            work = Path(tempfile.mkdtemp(dir=name))
-            cases = range(number, min(number + _BATCH, end))
-            number, found = _in_child(target, corpus, beside, work, seed, cases)
-            findings += found
-    return findings
-
-
-def _in_child(
-    target: Target, corpus: Sequence[bytes], beside: Files, work: Path, seed: int, numbers: range
-) -> tuple[int, list[Finding]]:
-    """Run cases in a process; return the number of the next one, and what was found."""
-    report = work.with_suffix(".report")
-    report.touch()
-    place = mmap.mmap(-1, _PLACE.size)
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            _run(target, corpus, beside, work, seed, numbers, place, report)
-            status = 0
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(child, 0)
-    at = _PLACE.unpack(place[:])[0]
-    lines = (line.partition(" ") for line in report.read_text().splitlines())
-    found = [Finding(int(number), what) for number, _, what in lines]
-    if status == 0:
-        return numbers.stop, found
-    how = f"left the process ({os.waitstatus_to_exitcode(status)})"
-    if os.WIFSIGNALED(status):
-        name = signal.Signals(os.WTERMSIG(status)).name
-        how = f"took longer than {SECONDS} s" if name == "SIGALRM" else f"ended by {name}"
-    return at + 1, [*found, Finding(at, how)]
-
-
-def _run(
-    target: Target,
-    corpus: Sequence[bytes],
-    beside: Files,
-    work: Path,
-    seed: int,
-    numbers: range,
-    place: mmap.mmap,
-    report: Path,
-) -> None:
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    faulthandler.disable()  # pytest's; the parent says which case ended its process
-    null = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(null, stream)
-    warnings.simplefilter("ignore")
-    gc.freeze()  # the collection at the end is of what the cases left
-    log = os.open(report, os.O_WRONLY | os.O_APPEND)
-    watching = [False]
-    sys.addaudithook(lambda event, given: _watch(event, given, str(work)) if watching[0] else None)
-    size = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
-    resource.setrlimit(resource.RLIMIT_AS, (size + (MEGABYTES << 20),) * 2)
-    folder = work / "case"
-    for number in numbers:
-        place[:] = _PLACE.pack(number)
-        content = target.wrap(damaged(corpus, random.Random(f"{seed} {number}")))
-        for name, whole in {**beside, target.place: content}.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(whole)
-        signal.setitimer(signal.ITIMER_REAL, SECONDS)
-        watching[0] = True
-        try:
-            said = verdict_of(target, folder)
-        finally:
-            watching[0] = False
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        if said:
-            os.write(log, f"{number} {said}\n".encode())
-        shutil.rmtree(folder, ignore_errors=True)
-    gc.collect()
+        cases, end = Cases(target, Path(name), seed=seed), first + count
+        for start in range(first, end, _BATCH):
+            found |= cases.run(range(start, min(start + _BATCH, end)))
+    return found
 
 
 def verdict_of(target: Target, folder: Path) -> str:

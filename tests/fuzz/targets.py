@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import tarfile
-import tempfile
 import tomllib
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -19,67 +17,58 @@ import yaml
 from PIL import Image
 
 from fastsiam.bad_image_list import BadImage, format_list, read_bad_images
-from fastsiam.bench.images import Silent
-from fastsiam.config import ConvertConfig, TrainConfig
+from fastsiam.config import TrainConfig
 from fastsiam.config.files import read_settings, to_toml
 from fastsiam.interchange import export_weights, load_pretrained
 from fastsiam.kernels.library import jpeg as jpeg_library
-from fastsiam.pipelines.convert import convert
 from fastsiam.pipelines.convert.verify import verify
-from fastsiam.pipelines.store import Store, open_store
+from fastsiam.pipelines.store import open_store
 from fastsiam.pipelines.store.index import ROW, keep, pack_texts
 from fastsiam.pipelines.store.index import load as load_index
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.checkpoint import Checkpoint
 from tests import sources, tables
 from tests.conftest import write_images
+from tests.conversions import Quiet, run
 from tests.fuzz import encoded_images
 from tests.interchange.networks import TINY, untrained
 from tests.kernels.decoders import Decoder
 
 _PIXELS = 1 << 22
-Files = dict[str, bytes]
-"""Contents by their paths within a folder."""
+ROWS = [(sources.jpeg(i), f"{i}.jpg", i % 2) for i in range(3)]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """One reader."""
 
-    corpus: Callable[[Path], Sequence[bytes]]
-    """Makes valid files, in a folder that it may use; returns their contents."""
     place: str
-    """Where a damaged one lies within the case's folder."""
+    """Where the damaged file lies within the case's folder."""
+    write: Callable[[Path], Sequence[bytes] | object]
+    """Writes the whole files of a case into a folder. It returns valid contents of the one that is
+    damaged, unless what it wrote there is all there is."""
     read: Callable[[Path], object]
-    """Reads it; gets the case's folder."""
-    beside: Callable[[Path], Files] = lambda _: {}
-    """Makes other files of a case, which are whole."""
-    wrap: Callable[[bytes], bytes] = bytes
-    """Puts what was damaged into the file that is read."""
+    """Reads the damaged file; gets the case's folder."""
+    wrap: Callable[[bytes, bytes], bytes] = lambda content, whole: content
+    """Puts what was damaged into the file that is read; gets what was written there too."""
 
 
-def all_of(store: Store) -> None:
+def read_images(folder: Path) -> None:
     """Read and decode every image of a store; a bad one ends it, as it does a run."""
+    store = open_store(folder, "train")
     _ = store.labels, store.classes, store.dimensions()
     for index in range(len(store)):
         store.name(index)
         store.decode(index)
 
 
-def _train(folder: Path) -> None:
-    all_of(open_store(folder, "train"))
-
-
-@cache
-def _converted(folder: Path) -> Path:
-    images, out = folder / "images", folder / "beton"
-    write_images(images / "train", classes=2, each=3)
-    convert("folder", ConvertConfig(source=str(images), out=str(out)), Silent())
-    return out
-
-
-def _bytes_of(path: Path) -> list[bytes]:
-    return [path.read_bytes()]
+def _convert(folder: Path) -> list[bytes]:
+    """Write a .beton file; return it, and what FFCV would have written: without checksums."""
+    source = write_images(folder.parent / "images", classes=2, each=3)
+    (written,) = run("folder", source, folder)
+    whole = written.path.read_bytes()
+    marked = whole.index(b"fastsiam")
+    return [whole, whole[:marked] + bytes(1024) + whole[marked + 1024 :]]
 
 
 def _tars(folder: Path) -> list[bytes]:
@@ -101,62 +90,7 @@ def _jpegs(folder: Path) -> list[bytes]:
     ]
 
 
-@cache
-def _checkpoint() -> bytes:
-    state = Checkpoint(
-        config=TrainConfig(), step=3, seconds=1.5, images=100, steps_per_epoch=4,
-        model={"weight": torch.ones(3)}, optimizer={"state": {}, "param_groups": []}, scaler={},
-    )  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoints.save(path := Path(folder, "last.pt"), state)
-        return path.read_bytes()
-
-
-@cache
-def _weights(ending: str) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        export_weights(untrained(TINY), format="plain", out=(path := Path(folder, f"x{ending}")))
-        return path.read_bytes()
-
-
-def _pickle_in(archive: bytes) -> bytes:
-    """Return what torch pickled into an archive of its own."""
-    with zipfile.ZipFile(io.BytesIO(archive)) as file:
-        return file.read(_name_of_pickle(file))
-
-
-def _name_of_pickle(file: zipfile.ZipFile) -> str:
-    return next(name for name in file.namelist() if name.endswith("data.pkl"))
-
-
-def _around(archive: bytes, pickled: bytes) -> bytes:
-    """Put another pickle into an archive of torch's, with correct checksums."""
-    out = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(archive)) as whole, zipfile.ZipFile(out, "w") as file:
-        mine = _name_of_pickle(whole)
-        for name in whole.namelist():
-            file.writestr(name, pickled if name == mine else whole.read(name))
-    return out.getvalue()
-
-
-def _yaml(folder: Path) -> list[bytes]:
-    sections = tomllib.loads(to_toml(TrainConfig(), recipe="imagenet"))
-    return [yaml.safe_dump(sections).encode(), b"recipe: cifar10\noptim:\n  lr: 0.1\n  epochs: 3\n"]
-
-
-def _bad(folder: Path) -> list[bytes]:
-    known = [BadImage(3, 1, "c0/1.jpg", "cut", 0), BadImage(9, 2, "x", "y", 1)]
-    return [format_list(known).encode()]
-
-
-def _tar_index(folder: Path) -> list[bytes]:
-    arrays = {"rows": np.zeros(3, ROW), "names": pack_texts(["0.jpg", "1.jpg", "2.jpg"])}
-    home = keep(arrays, [folder / "index"], [])
-    assert home is not None
-    return _bytes_of(home)
-
-
-def _crops(folder: Path) -> None:
+def _crop(folder: Path) -> None:
     """Decode by our own reader of JPEGs, which checks where it writes."""
     data = (folder / "train/c0/0.jpg").read_bytes()
     height = width = 0
@@ -169,79 +103,90 @@ def _crops(folder: Path) -> None:
         Decoder(library.fastsiam_decode)(data, box, (height, width))
 
 
-def _parquet(folder: Path) -> list[bytes]:
-    path = folder / "train.parquet"
-    rows = [(sources.jpeg(i), f"{i}.jpg", i % 2) for i in range(3)]
-    sources.parquet(path, rows, ["a", "b"], compression="none")
-    return _bytes_of(path)
+def _index(folder: Path) -> None:
+    arrays = {"rows": np.zeros(3, ROW), "names": pack_texts(["0.jpg", "1.jpg", "2.jpg"])}
+    keep(arrays, [folder / "train.tar.index"], [])
 
 
-def _arrow(folder: Path) -> list[bytes]:
-    rows = [(sources.jpeg(i), f"{i}.jpg", i % 2) for i in range(3)]
-    saved = tables.saved(folder / "saved", {"train": tables.dataset(rows, ["a", "b"])})
-    return [path.read_bytes() for path in saved.rglob("*.arrow")]
+def _save_checkpoint(folder: Path) -> None:
+    state = Checkpoint(
+        config=TrainConfig(), step=3, seconds=1.5, images=100, steps_per_epoch=4,
+        model={"weight": torch.ones(3)}, optimizer={"state": {}, "param_groups": []}, scaler={},
+    )  # fmt: skip
+    checkpoints.save(folder / "last.pt", state)
 
 
-def _arrow_beside(folder: Path) -> Files:
-    _arrow(folder)
-    whole = folder / "saved"
-    return {str(x.relative_to(whole)): x.read_bytes() for x in whole.rglob("*") if x.is_file()}
+def _weights(name: str) -> Target:
+    def write(folder: Path) -> None:
+        export_weights(untrained(TINY), format="plain", out=folder / name)
+
+    return Target(name, write, lambda folder: load_pretrained(folder / name))
 
 
-def _verified(folder: Path) -> None:
-    verify(folder, workers=0, watcher=Silent())
+def _pickled_in(target: Target) -> Target:
+    """Return a target that damages what torch pickled into an archive, with correct checksums."""
+
+    def of(archive: zipfile.ZipFile) -> str:
+        return next(name for name in archive.namelist() if name.endswith("data.pkl"))
+
+    def write(folder: Path) -> list[bytes]:
+        target.write(folder)
+        with zipfile.ZipFile(folder / target.place) as archive:
+            return [archive.read(of(archive))]
+
+    def wrap(pickled: bytes, whole: bytes) -> bytes:
+        out = io.BytesIO()
+        with zipfile.ZipFile(io.BytesIO(whole)) as archive, zipfile.ZipFile(out, "w") as file:
+            for name in archive.namelist():
+                file.writestr(name, pickled if name == of(archive) else archive.read(name))
+        return out.getvalue()
+
+    return Target(target.place, write, target.read, wrap)
 
 
-def _load_checkpoint(folder: Path) -> object:
-    return checkpoints.load(folder / "last.pt")
+def _yaml(folder: Path) -> list[bytes]:
+    sections = tomllib.loads(to_toml(TrainConfig(), recipe="imagenet"))
+    return [yaml.safe_dump(sections).encode(), b"recipe: cifar10\noptim:\n  lr: 0.1\n  epochs: 3\n"]
 
 
-def _load_weights(folder: Path) -> object:
-    return load_pretrained(next(folder.glob("x.*")))
+def _bad(folder: Path) -> list[bytes]:
+    known = [BadImage(3, 1, "c0/1.jpg", "cut", 0), BadImage(9, 2, "x", "y", 1)]
+    return [format_list(known).encode()]
 
 
 TARGETS: dict[str, Target] = {
-    "beton": Target(
-        lambda folder: _bytes_of(_converted(folder) / "train.beton"),
-        "train.beton",
-        _train,
-        lambda folder: {"manifest.json": (_converted(folder) / "manifest.json").read_bytes()},
-    ),
+    "beton": Target("train.beton", _convert, read_images),
     "manifest": Target(
-        lambda folder: _bytes_of(_converted(folder) / "manifest.json"),
         "manifest.json",
-        _verified,
-        lambda folder: {"train.beton": (_converted(folder) / "train.beton").read_bytes()},
+        lambda folder: _convert(folder) and None,
+        lambda folder: verify(folder, workers=0, watcher=Quiet()),
     ),
-    "tar": Target(
-        _tars, "train.tar", lambda folder: all_of(open_store(folder / "train.tar", "train"))
-    ),
+    "tar": Target("train.tar", _tars, lambda folder: read_images(folder / "train.tar")),
     "tar index": Target(
-        _tar_index, "train.tar.index", lambda folder: load_index([folder / "train.tar.index"], [])
+        "train.tar.index", _index, lambda folder: load_index([folder / "train.tar.index"], [])
     ),
-    "images": Target(_jpegs, "train/c0/0.jpg", _train),
-    "jpeg kernels": Target(_jpegs, "train/c0/0.jpg", _crops),
-    "engine": Target(
-        encoded_images.images, encoded_images.PLACE, encoded_images.read, encoded_images.beside
+    "images": Target("train/c0/0.jpg", _jpegs, read_images),
+    "jpeg kernels": Target("train/c0/0.jpg", _jpegs, _crop),
+    "engine": Target(encoded_images.PLACE, encoded_images.write, encoded_images.read),
+    "parquet": Target(
+        "train.parquet",
+        lambda folder: sources.parquet(
+            folder / "train.parquet", ROWS, ["a", "b"], compression="none"
+        ),
+        read_images,
     ),
-    "parquet": Target(_parquet, "train.parquet", _train),
-    "arrow": Target(_arrow, "train/data-00000-of-00001.arrow", _train, _arrow_beside),
-    "checkpoint": Target(lambda _: [_checkpoint()], "last.pt", _load_checkpoint),
-    "checkpoint pickle": Target(
-        lambda _: [_pickle_in(_checkpoint())],
-        "last.pt",
-        _load_checkpoint,
-        wrap=lambda content: _around(_checkpoint(), content),
+    "arrow": Target(
+        "train/data-00000-of-00001.arrow",
+        lambda folder: tables.saved(folder, {"train": tables.dataset(ROWS, ["a", "b"])}),
+        read_images,
     ),
-    "weights": Target(lambda _: [_weights(".pt")], "x.pt", _load_weights),
-    "weights pickle": Target(
-        lambda _: [_pickle_in(_weights(".pt"))],
-        "x.pt",
-        _load_weights,
-        wrap=lambda content: _around(_weights(".pt"), content),
+    "checkpoint": Target(
+        "last.pt", _save_checkpoint, lambda folder: checkpoints.load(folder / "last.pt")
     ),
-    "safetensors": Target(lambda _: [_weights(".safetensors")], "x.safetensors", _load_weights),
-    "settings in YAML": Target(_yaml, "x.yaml", lambda folder: read_settings(folder / "x.yaml")),
-    "bad images of a run": Target(_bad, "bad_images.jsonl", read_bad_images),
+    "weights": _weights("x.pt"),
+    "safetensors": _weights("x.safetensors"),
+    "settings in YAML": Target("x.yaml", _yaml, lambda folder: read_settings(folder / "x.yaml")),
+    "bad images of a run": Target("bad_images.jsonl", _bad, read_bad_images),
 }
 """By name."""
+TARGETS |= {f"{name} pickle": _pickled_in(TARGETS[name]) for name in ("checkpoint", "weights")}

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from fastsiam.config import AugmentConfig, DataConfig
+from fastsiam.config import AugmentConfig
 from fastsiam.config.recipes import RECIPES
 from fastsiam.distributed import Place
 from fastsiam.methods import build_method
 from fastsiam.pipelines import Order, build_loader, open_store
-from fastsiam.pipelines.loaders import LoaderSpec
 from fastsiam.train.step import TrainingStep
 from tests.configs import with_settings
 from tests.conftest import ROOT, write_images
-from tests.pipelines.cases import SMALL, readable
+from tests.pipelines.cases import GRAPH, assert_near, batches, readable, same
+from tests.pipelines.conftest import Loaders
 from tests.pipelines.dali_cases import KINDS, gaps
 from tests.views.cases import UNEQUAL
 
@@ -33,54 +33,45 @@ DALI = pytest.param("dali", marks=pytest.mark.dali)
 
 
 @pytest.mark.parametrize("pipeline", ["torchvision", "native", "memory", FFCV])
-def test_views_of_different_sides_equal_the_cpus(pipeline: Any, images: Path) -> None:
+def test_views_of_different_sides_equal_the_cpus(pipeline: str, images: Path) -> None:
     """Two epochs: buffers that rotate hold the crops of all sides."""
-    root, batches = readable(pipeline, images / "train"), []
-    for device in ("cpu", "cuda"):
-        data = DataConfig(data=str(root), pipeline=pipeline, workers=2)
-        loader = build_loader(data, UNEQUAL, batch=4, device=device)
-        batches.append([batch for epoch in range(2) for batch in loader.epoch(epoch)])
-        loader.close()
-    for here, there in zip(*batches, strict=True):
-        assert torch.equal(here.index, there.index.cpu())
-        assert torch.equal(here.label, there.label.cpu())
-        for a, b in zip(here.views, there.views, strict=True):
-            assert b.is_cuda and b.is_contiguous(memory_format=torch.channels_last)
-            torch.testing.assert_close(a, b.cpu(), atol=1e-5, rtol=1e-5)
+    how: Any = {"augment": UNEQUAL, "batch": 4, "workers": 2}
+    here = batches(pipeline, images / "train", 0, 1, **how)
+    there = batches(pipeline, images / "train", 0, 1, device="cuda", **how)
+    for batch in there:
+        for view in batch.views:
+            assert view.is_cuda and view.is_contiguous(memory_format=torch.channels_last)
+    assert_near([batch.to("cpu") for batch in there], here)
 
 
-@pytest.mark.parametrize("pipeline", ["torchvision", "native", FFCV])
-def test_views_survive_a_gpu_that_is_behind(pipeline: Any, images: Path) -> None:
+@pytest.mark.parametrize("pipeline", ["torchvision", "native", FFCV, DALI])
+def test_views_survive_a_gpu_that_is_behind(pipeline: str, images: Path, loaders: Loaders) -> None:
     """Buffers rotate on the host while their copies wait, in whole epochs and abandoned ones."""
-    root = readable(pipeline, images / "train")
-    data, augment = DataConfig(data=str(root), pipeline=pipeline, workers=2), SMALL
-    host = build_loader(data, augment, batch=4)
-    device = build_loader(data, augment, batch=4, device="cuda")
+    how: Any = {"batch": 4, "workers": 2, "device": "cuda"}
+    behind, beside = (loaders(pipeline, images / "train", **how) for _ in range(2))
     for epoch in range(6):
-        expected, found = list(host.epoch(epoch)), []
-        for batch in device.epoch(epoch):
-            torch.cuda._sleep(50_000_000)
-            found.append([view.clone() for view in batch.views])
+        found = []
+        for batch in behind.epoch(epoch):
+            found.append(batch)
+            torch.cuda._sleep(100_000_000)
             if epoch % 2 and len(found) == 3:
                 break
-        for ours, theirs in zip(found, expected, strict=False):
-            for one, other in zip(ours, theirs.views, strict=True):
-                torch.testing.assert_close(one.cpu(), other, atol=1e-5, rtol=1e-5)
-    host.close()
-    device.close()
+        torch.cuda.synchronize()
+        assert same(found, list(beside.epoch(epoch))[: len(found)])
 
 
-def test_who_takes_pils_views_never_waits_for_the_device(images: Path) -> None:
-    data = DataConfig(data=str(images / "train"), pipeline="torchvision", workers=2)
-    loader = build_loader(data, UNEQUAL, batch=8, device="cuda", dtype=torch.bfloat16)
-    batches = loader.epoch(0)
-    next(batches)
+@pytest.mark.parametrize("pipeline", ["torchvision", DALI])
+def test_who_makes_views_or_crops_never_waits_for_the_device(
+    pipeline: str, images: Path, loaders: Loaders
+) -> None:
+    how: Any = {"augment": UNEQUAL, "workers": 2, "device": "cuda", "dtype": torch.bfloat16}
+    epoch = loaders(pipeline, images / "train", batch=4, **how).epoch(0)
+    next(epoch)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        assert len(list(batches)) == 2
+        assert len(list(epoch)) == 5
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    loader.close()
 
 
 ENGINE = """
@@ -115,7 +106,9 @@ def test_the_jpeg_engine_is_engaged(images: Path) -> None:
 @pytest.mark.dali
 @pytest.mark.parametrize("load", [0.0, 0.9, 1.0])
 @pytest.mark.parametrize("kinds", [["landscape"], ["progressive"], sorted(KINDS)], ids=len)
-def test_whatever_decodes_the_crops_are_pils(kinds: list[str], load: float, tmp_path: Path) -> None:
+def test_whatever_decodes_the_crops_are_pils(
+    kinds: list[str], load: float, tmp_path: Path, loaders: Loaders
+) -> None:
     """The engine, the GPU's cores or the CPU, of a batch of one kind of image or of all.
 
     In the mean, within a level and a half: nvJPEG rounds otherwise than libjpeg does. Images of a
@@ -124,14 +117,12 @@ def test_whatever_decodes_the_crops_are_pils(kinds: list[str], load: float, tmp_
     """
     for number in range(32):
         (tmp_path / f"{number}.jpg").write_bytes(KINDS[kinds[number % len(kinds)]](number))
-    store = open_store(tmp_path, "train")
-    order, augment = Order(images=32, batch=16, seed=0), AugmentConfig.alike(crop=48)
-    from fastsiam.pipelines.dali_backend import DaliLoader
-
-    data = DataConfig(pipeline="dali", workers=2, dali_hw_decoder_load=load)
-    loader = DaliLoader(LoaderSpec(data, store, order, augment, torch.device("cuda", 0)))
+    store, order = open_store(tmp_path, "train"), Order(images=32, batch=16, seed=0)
+    augment = AugmentConfig.alike(crop=48)
+    loader = loaders(
+        GRAPH, tmp_path, batch=16, augment=augment, device="cuda", dali_hw_decoder_load=load
+    )
     gap = gaps(loader, store, 48, epochs=2)
-    loader.close()
     assert gap.shape[1] == 64
     steps = [order.indices(epoch, step) for epoch in range(2) for step in range(order.steps)]
     made_as = [kinds[int(Path(store.name(i)).stem) % len(kinds)] for i in np.concatenate(steps)]
@@ -182,14 +173,12 @@ def test_a_real_step_is_fed_with_the_papers_batch(pipeline: str, many: Path) -> 
 
 
 @pytest.mark.ffcv
-def test_ffcv_holds_no_more_gpu_memory_with_every_epoch(images: Path) -> None:
-    data = DataConfig(data=str(readable("ffcv", images / "train")), pipeline="ffcv", workers=2)
-    loader = build_loader(data, AugmentConfig.alike(crop=224), batch=8, device="cuda")
-    held = []
+def test_ffcv_holds_no_more_gpu_memory_with_every_epoch(images: Path, loaders: Loaders) -> None:
+    augment, held = AugmentConfig.alike(crop=224), []
+    loader = loaders("ffcv", images / "train", augment=augment, workers=2, device="cuda")
     for epoch in range(15):
         for _ in loader.epoch(epoch):
             pass
         torch.cuda.synchronize()
         held.append(torch.cuda.memory_reserved())
     assert held[-1] <= held[4]
-    loader.close()

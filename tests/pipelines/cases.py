@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,23 +11,33 @@ import pytest
 import torch
 
 from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig, Pipeline
-from fastsiam.pipelines import build_loader
+from fastsiam.pipelines import Order, Store, build_eval_loader, build_loader, open_store
 from fastsiam.pipelines.convert.command import convert_data
-from fastsiam.views.batch import Batch, Loader
+from fastsiam.pipelines.loaders import LoaderSpec
+from fastsiam.pipelines.store import BetonStore
+from fastsiam.views.batch import Batch, EvalLoader, Loader
 
-NEEDS = {"ffcv": [pytest.mark.ffcv], "dali": [pytest.mark.dali]}
+GRAPH, PAGES = "dali's graph for a GPU", "ffcv's page cache"
+NEEDS = {
+    name: [getattr(pytest.mark, name.split("'")[0])] for name in ("ffcv", "dali", GRAPH, PAGES)
+}
 PIPELINES = [pytest.param(name, marks=NEEDS.get(name, [])) for name in get_args(Pipeline)]
 WITH_IMAGES = [name for name in PIPELINES if name.values != ("synthetic",)]
 OPTIONAL = [name for name in WITH_IMAGES if name.values[0] in NEEDS]
 """Those whose package need not be installed."""
 THREADED = [name for name in WITH_IMAGES if name.values[0] in (*NEEDS, "native")]
-_M_MMAP_THRESHOLD = -3
+WAYS = [pytest.param(name, marks=NEEDS[name]) for name in (GRAPH, PAGES)]
+"""Ways of pipelines that a GPU or a setting chooses."""
+READERS = [*WITH_IMAGES, *WAYS]
+NEAR = {GRAPH: 40}
+"""How many levels of 255 the views may differ from torchvision's; otherwise by rounding."""
 SMALL = AugmentConfig.alike(crop=16)
+_DATA = {field.name for field in fields(DataConfig)}
 
 
 def readable(name: str, root: Path) -> Path:
     """Return what a pipeline can read: FFCV wants a converted file."""
-    if name != "ffcv" or not root.is_dir() or list(root.glob("*.beton")):
+    if name not in ("ffcv", PAGES) or not root.is_dir() or list(root.glob("*.beton")):
         return root
     out = root.with_name(root.name + "-converted")
     if not out.exists():
@@ -37,31 +45,71 @@ def readable(name: str, root: Path) -> Path:
     return out
 
 
-def build(
+def data_of(name: str, root: Path | str, **settings: Any) -> DataConfig:
+    """Return the settings by which a pipeline, or a way of it, reads a folder or an address."""
+    own: Any = {GRAPH: "dali", PAGES: "ffcv"}.get(name, name)
+    address = str(root if isinstance(root, str) else readable(name, root))
+    usual = {"workers": int(own != "torchvision"), "os_cache": name != PAGES}
+    return DataConfig(data=address, pipeline=own, **usual | settings)
+
+
+def opened(
     name: str,
-    root: Path,
+    root: Path | str,
     *,
     batch: int = 8,
     augment: AugmentConfig = SMALL,
-    workers: int = 0,
-    **place: Any,
+    store: Store | None = None,
+    **how: Any,
 ) -> Loader:
-    address = str(readable(name, root))
-    return build_at(name, address, batch=batch, augment=augment, workers=workers, **place)
+    """Open a loader; how: fields of ``DataConfig``, and arguments of ``build_loader``."""
+    if name == GRAPH:
+        return _opened_graph(store or open_store(Path(root), "train"), batch, augment, **how)
+    data = data_of(name, root, **{key: own for key, own in how.items() if key in _DATA})
+    rest = {key: own for key, own in how.items() if key not in _DATA}
+    return build_loader(data, augment, batch=batch, store=store, **rest)
 
 
-def build_at(
+def _opened_graph(store: Store, batch: int, augment: AugmentConfig, **how: Any) -> Loader:
+    """Have DALI crop and resize too, as on a GPU, on whatever device."""
+    from fastsiam.pipelines.dali_backend import DaliLoader
+
+    own = {key: value for key, value in how.items() if key in _DATA}
+    data = DataConfig(pipeline="dali", **{"workers": 1, **own})
+    place = {key: how[key] for key in ("seed", "rank", "world", "chosen") if key in how}
+    order = Order(images=len(place.get("chosen", store)), batch=batch, **{"seed": 0, **place})
+    device, dtype = torch.device(how.get("device", "cpu")), how.get("dtype", torch.float32)
+    return DaliLoader(LoaderSpec(data, store, order, augment, device, dtype), dali_resizes=True)
+
+
+def central(
     name: str,
-    address: str,
+    root: Path | str,
     *,
-    batch: int = 8,
-    augment: AugmentConfig = SMALL,
-    workers: int = 0,
-    **place: Any,
-) -> Loader:
-    """Do the same of data that may lie on another machine."""
-    data = DataConfig(data=address, pipeline=name, workers=workers)  # type: ignore[arg-type]
-    return build_loader(data, augment, batch=batch, **place)
+    resize: int = 20,
+    side: int = 16,
+    split: Any = "train",
+    **how: Any,
+) -> EvalLoader:
+    """Open a loader of central crops; how: as of ``opened``."""
+    data = data_of(name, root, **{key: own for key, own in how.items() if key in _DATA})
+    rest = {key: own for key, own in how.items() if key not in _DATA}
+    augment = AugmentConfig.alike(crop=side)
+    return build_eval_loader(data, split, augment, resize=resize, **{"batch": 8, **rest})
+
+
+def batches(name: str, root: Path | str, *epochs: int, skip: int = 0, **how: Any) -> list[Batch]:
+    """Return the batches of some epochs, of the first from a step on.
+
+    Of noise, whose epochs are long, they are the last three.
+    """
+    loader = opened(name, root, **how)
+    skip += loader.steps - 3 if name == "synthetic" else 0
+    try:
+        first, *others = epochs or (0,)
+        return [*loader.epoch(first, skip=skip), *(b for e in others for b in loader.epoch(e))]
+    finally:
+        loader.close()
 
 
 def first(loader: Loader, epoch: int = 0) -> Batch:
@@ -69,6 +117,19 @@ def first(loader: Loader, epoch: int = 0) -> Batch:
         return next(iter(loader.epoch(epoch)))
     finally:
         loader.close()
+
+
+def change_image(name: str, root: Path, index: int, change: Callable[[bytes], bytes]) -> None:
+    """Change the bytes of an image where a pipeline reads it; a record keeps its size."""
+    store = open_store(readable(name, root), "train")
+    content = change(bytes(store.read(index)))
+    if not isinstance(store, BetonStore):
+        (root / store.name(index)).write_bytes(content)
+        return
+    size = int(store.size[index])
+    with (readable(name, root) / "train.beton").open("r+b") as beton:
+        beton.seek(int(store.start[index]))
+        beton.write(content[:size].ljust(size, b"\0"))
 
 
 def tensors(batch: Batch) -> tuple[torch.Tensor, ...]:
@@ -79,47 +140,27 @@ def equal(one: Batch, other: Batch) -> bool:
     return all(torch.equal(a, b) for a, b in zip(tensors(one), tensors(other), strict=True))
 
 
+def same(some: Sequence[Batch], others: Sequence[Batch]) -> bool:
+    return len(some) == len(others) and all(map(equal, some, others))
+
+
 def joined(parts: Sequence[Batch]) -> Batch:
     """Return the batch that the ranks' parts make together."""
     *views, index, label = (torch.cat(own) for own in zip(*map(tensors, parts), strict=True))
     return Batch(tuple(views), index, label)
 
 
-def levels(one: torch.Tensor, other: torch.Tensor, config: AugmentConfig) -> torch.Tensor:
+def levels(one: torch.Tensor, other: torch.Tensor, config: AugmentConfig = SMALL) -> torch.Tensor:
     return (one - other).abs() * torch.tensor(config.std).view(3, 1, 1) * 255
 
 
-def threads() -> set[int]:
-    """Return the numbers of this process's threads."""
-    return set(map(int, os.listdir("/proc/self/task")))
+def assert_near(some: Sequence[Batch], others: Sequence[Batch], within: float = 1e-3) -> None:
+    """Check that batches have the same images, labels and draws, and nearly the same views.
 
-
-def ended(some: set[int], *, seconds: float = 60) -> bool:
-    """Wait until none of these threads is there: one that is joined is listed for a moment."""
-    limit = time.monotonic() + seconds
-    while some & threads():
-        if time.monotonic() > limit:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def resident() -> int:
-    """Return the bytes of memory that this process holds."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def give_back_at_once() -> None:
-    """Have large blocks of memory, once freed, leave the process: its size tells what it holds."""
-    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**17)  # otherwise it grows with what is freed
-
-
-def growth(sizes: Sequence[int]) -> int:
-    """Return by how much a process grew with its epochs, in bytes, by its size after each.
-
-    The first third is for what is made once. Of the others the smallest sizes count: what comes and
-    goes is no growth. The process has to be one of its own, where nothing else takes or frees
-    memory; it may be forked, for what it has from the beginning is there in all its sizes.
+    By so many levels of 255, a thousandth of one for float32's rounding in the normalisation.
     """
-    third = len(sizes) // 3
-    return min(sizes[-third:]) - min(sizes[third:-third])
+    for one, other in zip(some, others, strict=True):
+        assert torch.equal(one.index, other.index) and torch.equal(one.label, other.label)
+        assert one.seen == other.seen
+        for a, b in zip(one.views, other.views, strict=True):
+            assert levels(a, b).max() <= within

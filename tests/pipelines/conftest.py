@@ -1,27 +1,24 @@
-"""Fixtures of DALI's tests: loaders that are closed, and a DALI that gets every image."""
+"""Fixtures of the pipelines' tests: loaders that are closed, and a DALI that gets every image."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from tests.pipelines.dali_cases import Loaders, load, trust
+from tests.pipelines.cases import opened
+from tests.pipelines.dali_cases import trust
+
+Loaders = Callable[..., Any]
 
 
 @pytest.fixture
 def loaders() -> Iterator[Loaders]:
-    """Open DALI's loaders, as ``dali_cases.load`` does, and close them at the end."""
-    opened = []
-
-    def keep(*arguments: Any, **settings: Any) -> Any:
-        opened.append(load(*arguments, **settings))
-        return opened[-1]
-
-    yield keep
-    for loader in opened:
-        loader.close()
+    """Opens loaders, as ``cases.opened`` does, and closes them at the end."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *a, **k: stack.enter_context(contextlib.closing(opened(*a, **k)))
 
 
 @pytest.fixture

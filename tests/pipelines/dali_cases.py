@@ -3,53 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from fastsiam.config import AugmentConfig, DataConfig
-from fastsiam.pipelines import Order, Store, open_store
-from fastsiam.pipelines.loaders import LoaderSpec
+from fastsiam.pipelines import Store
 from fastsiam.pipelines.store.decode import ImageRules
 from fastsiam.views.draws import ViewParams
-from tests.pipelines.cases import SMALL
 from tests.sources import encoded, picture, rotated_jpeg
 from tests.views.cases import pil_crop
-
-if TYPE_CHECKING:  # DALI need not be installed
-    from fastsiam.pipelines.dali_backend import DaliLoader
-
-CPU = torch.device("cpu")
-Loaders = Callable[..., "DaliLoader"]
-
-
-def load(
-    source: Path | Store,
-    *,
-    batch: int = 8,
-    augment: AugmentConfig = SMALL,
-    workers: int = 2,
-    device: torch.device = CPU,
-    dtype: torch.dtype = torch.float32,
-    dali_resizes: bool = True,  # the GPU's graph, on whatever device
-    prefetch: int = 2,
-    chosen: NDArray[np.int64] | None = None,
-    **place: Any,
-) -> DaliLoader:
-    """Open DALI's loader; place: seed, rank and world."""
-    from fastsiam.pipelines.dali_backend import DaliLoader
-
-    store = open_store(source, "train") if isinstance(source, Path) else source
-    images = len(store) if chosen is None else len(chosen)
-    data = DataConfig(pipeline="dali", workers=workers, prefetch=prefetch)
-    order = Order(images=images, batch=batch, chosen=chosen, **{"seed": 0, **place})
-    spec = LoaderSpec(data, store, order, augment, device, dtype)
-    return DaliLoader(spec, dali_resizes=dali_resizes)
 
 
 def trust(patch: pytest.MonkeyPatch) -> None:
@@ -73,7 +38,7 @@ def pil_crops(
 
 
 def gaps(
-    loader: DaliLoader, store: Store, side: int, *, epochs: int = 1, skip: int = 0
+    loader: Any, store: Store, side: int, *, epochs: int = 1, skip: int = 0
 ) -> NDArray[np.int64]:
     """Return the absolute differences to PIL's crops in levels of 255: (2, images, S, S, 3)."""
     found = [

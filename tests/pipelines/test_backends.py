@@ -1,4 +1,4 @@
-"""The table of pipelines says what is so."""
+"""The table of pipelines says what is so, and what cannot run or be read is one line."""
 
 from __future__ import annotations
 
@@ -11,17 +11,12 @@ import pytest
 
 from fastsiam.config import DataConfig, Pipeline
 from fastsiam.config.data import ImagePipeline
-from fastsiam.errors import DataError
-from fastsiam.pipelines import open_store
-from fastsiam.pipelines.backends import (
-    BACKENDS,
-    BASELINE,
-    CEILING,
-    Backend,
-    readiness,
-)
-from tests.conftest import ROOT
-from tests.pipelines.cases import readable
+from fastsiam.errors import BackendError, DataError
+from fastsiam.pipelines import memory_backend, open_store
+from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, Backend, readiness
+from fastsiam.pipelines.headers import Headers
+from tests.conftest import ROOT, write_images
+from tests.pipelines.cases import OPTIONAL, opened, readable
 
 
 @pytest.mark.dali
@@ -38,6 +33,12 @@ def test_every_pipeline_has_its_row_and_is_ready_here() -> None:
     assert tuple(found) == get_args(Pipeline)
     for line in found.values():
         assert line.startswith("ready: ") and "{" not in line and "\n" not in line
+    broken = Backend(name="dali", loader="no_such_module.Loader", about="", package="sys")
+    line = broken.readiness("CPU")
+    assert line.startswith("not ready: the dali pipeline cannot be loaded (")
+    assert "no_such_module" in line and "pip install 'fastsiam[dali]'" in line
+    missing = Backend(name="dali", loader="order.Order", about="", package="no_such.package")
+    assert broken.installed and not missing.installed
 
 
 def test_the_table_loads_neither_torch_nor_a_package() -> None:
@@ -64,10 +65,37 @@ def test_only_who_needs_a_beton_refuses_other_stores(images: Path) -> None:
     assert [name for name, backend in BACKENDS.items() if backend.needs_beton] == ["ffcv"]
 
 
-def test_what_cannot_run_here_says_what_to_install() -> None:
-    broken = Backend(name="dali", loader="no_such_module.Loader", about="", package="sys")
-    line = broken.readiness("CPU")
-    assert line.startswith("not ready: the dali pipeline cannot be loaded (")
-    assert "no_such_module" in line and "pip install 'fastsiam[dali]'" in line
-    missing = Backend(name="dali", loader="order.Order", about="", package="no_such.package")
-    assert broken.installed and not missing.installed
+def test_too_few_images_and_a_pipeline_that_there_is_not(tmp_path: Path) -> None:
+    write_images(tmp_path, classes=1, each=1)
+    with pytest.raises(DataError, match="holds 1 image, fewer than one batch of 8"):
+        opened("native", tmp_path)
+    with pytest.raises(ValueError, match=r"must be one of auto, torchvision, native, .* not 'fcv'"):
+        DataConfig(pipeline="fcv")  # type: ignore[arg-type]
+
+
+def test_what_memory_refuses(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image that is not as large as its header says; more than fits, before one is decoded."""
+    with monkeypatch.context() as patch:
+        decoded = Headers.decoded
+        patch.setattr(Headers, "decoded", lambda own, index: decoded(own, index)[:9, :9])
+        with pytest.raises(DataError, match=r"class0/000\.jpg: it is not as large as its header"):
+            opened("memory", images / "train")
+    monkeypatch.setattr(memory_backend, "free_bytes", lambda device: 20_000)
+    monkeypatch.setattr(memory_backend.Pixels, "_load", None)
+    with pytest.raises(
+        DataError,
+        match=r"does not fit: its 24 images take 41 kB, more than 80% of the 20 kB free "
+        r"on cpu; use --pipeline native",
+    ):
+        opened("memory", images / "train")
+
+
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_a_package_that_cannot_be_loaded_is_said(
+    name: str, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = readable(name, images / "train")
+    monkeypatch.setitem(sys.modules, f"fastsiam.pipelines.{name}_backend", None)
+    with pytest.raises(BackendError, match=rf"pip install 'fastsiam\[{name}\]'") as caught:
+        opened(name, root)
+    assert "\n" not in str(caught.value)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,31 @@ import pytest
 import torch
 
 from fastsiam.bad_image_list import FILE, BadImage, read_bad_images
-from fastsiam.config import ConvertConfig, DataConfig
 from fastsiam.errors import CheckpointError, DataError, ImageError
-from fastsiam.pipelines import BadImages, build_eval_loader, build_loader, open_store
-from fastsiam.pipelines.convert.command import convert_data
-from fastsiam.pipelines.store import BetonStore, FolderStore
+from fastsiam.pipelines import BadImages, open_store
 from fastsiam.views.batch import Batch
 from tests.conftest import write_images
-from tests.pipelines.cases import SMALL, THREADED, WITH_IMAGES, joined, readable
+from tests.pipelines.cases import (
+    GRAPH,
+    PAGES,
+    READERS,
+    THREADED,
+    WITH_IMAGES,
+    assert_near,
+    batches,
+    central,
+    change_image,
+    equal,
+    joined,
+    opened,
+    readable,
+    same,
+)
+from tests.pipelines.conftest import Loaders
 
 IMAGES, BATCH = 24, 8
 BAD = (3, 10, 20)
+Change = Callable[[bytes], bytes]
 
 
 @pytest.fixture
@@ -35,62 +48,37 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def beton(folder: Path) -> Path:
     """The same images, converted."""
-    out = folder.parent / "converted"
-    convert_data("folder", ConvertConfig(source=str(folder), out=str(out)))
-    return out / "train.beton"
+    return readable("ffcv", folder)
 
 
-def path_of(folder: Path, index: int) -> Path:
-    return FolderStore(folder).path(index)
+def other_height(data: bytes) -> bytes:
+    """Have the header say another height than the file's table."""
+    at = data.index(b"\xff\xc0") + 5
+    height = int.from_bytes(data[at : at + 2], "big") - 8
+    return data[:at] + height.to_bytes(2, "big") + data[at + 2 :]
 
 
-def damage(folder: Path, indices: Sequence[int] = BAD) -> None:
-    """Cut the first off, make the second something else, and the third empty, and so on."""
+FILES: tuple[Change, ...] = (
+    lambda data: data[: len(data) * 2 // 3], lambda _: b"no image" * 50, lambda _: b""
+)  # fmt: skip
+RECORDS: tuple[Change, ...] = (
+    lambda data: b"\xff\x05" * (len(data) // 2),
+    lambda data: data[: len(data) // 2] + b"\xff\x05" * (len(data) // 4),
+    other_height,
+)
+
+
+def damage(root: Path, indices: Sequence[int] = BAD) -> None:
+    """Damage images in a folder or a converted file, each in its own way."""
+    ways = RECORDS if list(root.glob("*.beton")) else FILES
     for number, index in enumerate(indices):
-        path = path_of(folder, index)
-        content = path.read_bytes()
-        path.write_bytes([content[: len(content) * 2 // 3], b"no image" * 50, b""][number % 3])
+        change_image("native", root, index, ways[number % 3])
 
 
-def damage_in(beton: Path) -> None:
-    """Overwrite records: all of one, the second half of one, the header's sizes of one."""
-    store = open_store(beton, "train")
-    assert isinstance(store, BetonStore)
-    with beton.open("r+b") as file:
-        for index, kind in zip(BAD, ("all", "half", "size"), strict=True):
-            start, size = int(store.start[index]), int(store.size[index])
-            record = bytes(store.read(index))
-            if kind == "size":  # another height than the file's table says
-                at = record.index(b"\xff\xc0") + 5
-                file.seek(start + at)
-                file.write((int(store.height[index]) - 8).to_bytes(2, "big"))
-                continue
-            begin = 0 if kind == "all" else size // 2
-            file.seek(start + begin)
-            file.write(b"\xff\x05" * ((size - begin) // 2))
-
-
-def load(
-    name: str,
-    root: Path,
-    epochs: Sequence[int] = (0, 1),
-    *,
-    skip: int = 0,
-    bad_images: str = "replace",
-    **how: Any,
-) -> list[Batch]:
-    """Return all batches of some epochs, the first of them from a step on."""
-    workers = int(name != "torchvision")
-    data = DataConfig(data=str(root), pipeline=name, workers=workers, bad_images=bad_images)  # type: ignore[arg-type]
-    loader = build_loader(data, SMALL, batch=BATCH, seed=4, **how)
-    try:
-        return [
-            Batch(tuple(view.clone() for view in batch.views), batch.index, batch.label)
-            for epoch in epochs
-            for batch in loader.epoch(epoch, skip=skip if epoch == epochs[0] else 0)
-        ]
-    finally:
-        loader.close()
+def load(name: str, root: Path, *epochs: int, skip: int = 0, **how: Any) -> list[Batch]:
+    """Return the batches of some epochs, by default of two, where others replace bad images."""
+    how = {"seed": 4, "bad_images": "replace", **how}
+    return batches(name, root, *(epochs or (0, 1)), skip=skip, **how)
 
 
 def shown(batches: Sequence[Batch]) -> list[int]:
@@ -104,14 +92,6 @@ def in_place(order: Sequence[int], bad: Sequence[int] = BAD) -> list[int]:
         next(other for other in half[place:] if other not in bad) if image in bad else image
         for place, image in enumerate(order)
     ]
-
-
-def assert_alike(one: Sequence[Batch], other: Sequence[Batch], *, within: float = 0.0) -> None:
-    assert shown(one) == shown(other)
-    for a, b in zip(one, other, strict=True):
-        assert torch.equal(a.label, b.label)
-        for view, expected in zip(a.views, b.views, strict=True):
-            torch.testing.assert_close(view, expected, atol=within, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -133,15 +113,15 @@ def test_others_are_shown_in_the_place_of_bad_ones(
     """
     root = folder if kind == "folder" else beton
     whole, good = load(name, root), root.with_name(f"good-{root.name}")
-    (shutil.copytree if root.is_dir() else shutil.copy)(root, good)
-    damage(folder) if kind == "folder" else damage_in(beton)
+    shutil.copytree(root, good)
+    damage(root)
     found = BadImages(IMAGES)
     batches = load(name, root, bad=found)
     for epoch in (slice(0, 3), slice(3, 6)):
         assert shown(batches[epoch]) == in_place(shown(whole[epoch]))
     assert sorted(own.index for own in found.list()) == list(BAD)
     assert shown(batches[:3]) != shown(batches[3:]) and not set(BAD) & set(shown(batches))
-    assert_alike(batches, load("torchvision", root), within=1e-5)
+    assert_near(batches, load("torchvision", root))
     views, before = (torch.cat([b.view1 for b in part]) for part in (batches, whole))
     bad = torch.isin(torch.tensor(shown(whole)), torch.tensor(BAD))
     assert bad.sum() == 6 and torch.equal(views[~bad], before[~bad])
@@ -151,35 +131,34 @@ def test_others_are_shown_in_the_place_of_bad_ones(
         alike[place] = False
         assert alike.any() and not (views[alike] == views[place]).flatten(1).all(1).any()
     parts = [load(name, root, rank=rank, world=2) for rank in (0, 1)]
-    assert_alike([joined(both) for both in zip(*parts, strict=True)], batches)
+    assert same([joined(both) for both in zip(*parts, strict=True)], batches)
     for takes_more in (True, False):
         known = BadImages(IMAGES, found.list(), takes_more=takes_more)
-        assert_alike(load(name, good, skip=1, bad=known), batches[1:])
+        assert same(load(name, good, skip=1, bad=known), batches[1:])
 
 
 @pytest.mark.parametrize("name", ["torchvision", "memory"])
 def test_an_image_that_goes_bad_later_was_good_before(name: str, folder: Path) -> None:
     """The list says since when: epochs before show what they showed."""
-    whole = load(name, folder, [0, 1, 2])
+    whole = load(name, folder, 0, 1, 2)
     found = BadImages(IMAGES)
     damage(folder, [5])
-    rest = load(name, folder, [1, 2], bad=found)
+    rest = load(name, folder, 1, 2, bad=found)
     (own,) = found.list()
     assert "truncated" in own.reason
     at = shown(whole[3:6]).index(5) // BATCH
     assert own == BadImage(3 + at, 5, "class0/005.jpg", own.reason, 1)
     folder = write_images(folder.parent / "again")
-    assert_alike(load(name, folder, [0, 1, 2], bad=BadImages(IMAGES, [own])), whole[:3] + rest)
+    assert same(load(name, folder, 0, 1, 2, bad=BadImages(IMAGES, [own])), whole[:3] + rest)
 
 
 def test_too_many(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """To be replaced, or to be left out of an evaluation."""
-    data = DataConfig(data=str(folder), pipeline="torchvision", workers=0, bad_images="replace")
     damage(folder, range(8))
-    assert set(range(8)).isdisjoint(shown(load("torchvision", folder, [0])))
-    list(build_eval_loader(data, "train", SMALL, resize=20))
+    assert set(range(8)).isdisjoint(shown(load("torchvision", folder, 0)))
+    list(central("torchvision", folder, bad_images="replace"))
     assert f"8 bad images of {folder} are left out" in caplog.messages
-    damage(folder, range(9))
+    damage(folder, [8])
     message = (
         r"9 of 24 images cannot be decoded, the last one class\d/00\d\.jpg \(.*\), .* at most 8:"
     )
@@ -187,7 +166,7 @@ def test_too_many(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
         load("torchvision", folder)
     assert not isinstance(error.value, ImageError)
     with pytest.raises(DataError, match="9 of 24 images cannot be decoded"):
-        list(build_eval_loader(data, "train", SMALL, resize=20))
+        list(central("torchvision", folder, bad_images="replace"))
 
 
 def test_what_ranks_find_is_told_to_all() -> None:
@@ -225,12 +204,11 @@ def test_the_list_in_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", WITH_IMAGES)
 def test_central_crops_leave_bad_images_out(name: str, beton: Path) -> None:
     """On every pass, kept or made again; ``rows`` tells which rows are shown."""
-    data = DataConfig(data=str(beton), pipeline=name, workers=1, bad_images="replace")  # type: ignore[arg-type]
-    whole = next(iter(build_eval_loader(data, "train", SMALL, resize=20, batch=24)))
-    damage_in(beton)
+    whole = next(iter(central(name, beton, batch=24)))
+    damage(beton)
     left = [index for index in range(IMAGES) if index not in BAD]
     for batch in (8, 1):
-        loader = build_eval_loader(data, "train", SMALL, resize=20, batch=batch)
+        loader = central(name, beton, batch=batch, bad_images="replace")
         for _ in range(2):
             rows, shown = loader.rows(), []
             for part in loader:
@@ -240,27 +218,17 @@ def test_central_crops_leave_bad_images_out(name: str, beton: Path) -> None:
                 shown += part.index.tolist()
             assert shown == left == list(loader.rows())
         assert loader.images == len(loader.names()) == IMAGES
-    stops = replace(data, bad_images="stop")
     with pytest.raises(ImageError):
-        list(build_eval_loader(stops, "train", SMALL, resize=20))
+        list(central(name, beton))
 
 
 @pytest.mark.parametrize("name", THREADED)
 def test_bad_is_what_pillow_refuses(name: str, tmp_path: Path) -> None:
     """Whatever is damaged: decoders that look at a part of an image, or make things up, too."""
-    folder = write_images(tmp_path / "images", classes=2, each=12, side=160)
-    root = readable(name, folder)
+    root = readable(name, write_images(tmp_path / "images", classes=2, each=12, side=160))
     generator = np.random.default_rng(0)
-    if root == folder:
-        for path in folder.rglob("*.jpg"):
-            path.write_bytes(_hurt(path.read_bytes(), generator))
-    else:
-        store, whole = open_store(root, "train"), (root / "train.beton").read_bytes()
-        assert isinstance(store, BetonStore)
-        for index in range(IMAGES):
-            start, end = int(store.start[index]), int(store.start[index] + store.size[index])
-            whole = whole[:start] + _hurt(whole[start:end], generator) + whole[end:]
-        (root / "train.beton").write_bytes(whole)
+    for index in range(IMAGES):
+        change_image("native", root, index, lambda data: _hurt(data, generator))
     store = open_store(root, "train")
     refused = set()
     for index in range(IMAGES):
@@ -272,7 +240,7 @@ def test_bad_is_what_pillow_refuses(name: str, tmp_path: Path) -> None:
     found, reference = BadImages(10**6), BadImages(10**6)
     batches = load(name, root, bad=found)
     assert {own.index for own in found.list()} == refused
-    assert_alike(batches, load("memory", root, bad=reference), within=1e-5)
+    assert_near(batches, load("memory", root, bad=reference))
     assert found.list() == reference.list()
 
 
@@ -282,3 +250,67 @@ def _hurt(data: bytes, generator: np.random.Generator) -> bytes:
     at = int(generator.integers(0, len(data) - length))
     hurt = generator.bytes(length) if generator.random() < 0.7 else bytes(length)
     return data[:at] + hurt + data[at + length :]
+
+
+# Where none is replaced.
+
+
+BY_FILE = ("torchvision", "native", "dali", GRAPH)
+"""Those that read each image's file when its batch is made."""
+
+
+def bomb(data: bytes) -> bytes:
+    """Claim 12 GB of pixels: Pillow refuses them, and DALI would ask for the memory."""
+    size = data.index(b"\xff\xc0") + 5
+    return data[:size] + b"\xff\xff\xff\xff" + data[size + 4 :]
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "header alone": lambda data: data[:200],
+    "noise": lambda data: np.random.default_rng(0).bytes(len(data)),
+    "empty": lambda _: b"",
+    "bomb": bomb,
+    "truncated": lambda data: data[:-20],
+    "no end marker": lambda data: data[:-2],
+}
+BROKEN = r"cannot decode .*class1/003\.jpg"
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_broken_image_ends_the_epoch_at_its_step_and_is_named(
+    name: str, images: Path, loaders: Loaders
+) -> None:
+    """The batches before it come, of central crops too; once it is repaired, all of them do."""
+    root = images / "train"
+    damages = list(DAMAGES)
+    if name in ("ffcv", PAGES):  # a record keeps its length, and zeros at its end are no damage
+        damages = damages[:3]
+    loader = None if name == "memory" else loaders(name, root, batch=4, workers=2)
+    expected = [] if loader is None else list(loader.epoch(0))
+    for damage in damages:
+        whole: list[bytes] = []
+        change_image(name, root, 11, lambda data, kept=whole: kept.append(data) or data)  # type: ignore[misc]
+        change_image(name, root, 11, DAMAGES[damage])
+        got = []
+        with pytest.raises(DataError, match=BROKEN) as caught:
+            for batch in (loader or opened(name, root)).epoch(0):
+                got.append(batch)
+        assert "\n" not in str(caught.value)
+        assert loader is None or 11 in expected[len(got)].index.tolist()
+        assert all(equal(a, b) for a, b in zip(got, expected, strict=False))
+        crops = central(name, root)
+        for _ in range(2 if name in ("native", "ffcv") else 0):  # the engine makes those of all
+            part = iter(crops)
+            assert next(part).index.tolist() == list(range(8))
+            with pytest.raises(DataError, match=BROKEN):
+                next(part)
+        change_image(name, root, 11, lambda _, kept=whole: kept[0])  # type: ignore[misc]
+    assert loader is None or same(list(loader.epoch(0)), expected)
+
+
+@pytest.mark.parametrize("name", [n for n in READERS if n.values[0] in BY_FILE])
+def test_a_file_that_went_is_named(name: str, images: Path, loaders: Loaders) -> None:
+    loader = loaders(name, images / "train")
+    (images / "train" / "class2" / "001.jpg").unlink()
+    with pytest.raises(DataError, match=r"cannot read .*class2/001\.jpg"):
+        list(loader.epoch(0))

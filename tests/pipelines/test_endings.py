@@ -1,45 +1,76 @@
-"""A loader that is closed, or that nobody closed, leaves nothing behind."""
+"""A loader that is closed, or that nobody closed, leaves nothing behind, and holds no more."""
 
 from __future__ import annotations
 
+import ctypes
+import json
+import os
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
 import pytest
+from PIL import Image
 
-from fastsiam.config import DataConfig, Pipeline
-from fastsiam.pipelines import build_eval_loader
-from tests.conftest import ROOT
-from tests.pipelines import left_open
-from tests.pipelines.cases import (
-    SMALL,
-    THREADED,
-    build,
-    ended,
-    first,
-    readable,
-    threads,
-)
+from fastsiam.config import AugmentConfig, Pipeline
+from tests.conftest import ROOT, write_images
+from tests.pipelines.cases import GRAPH, NEEDS, THREADED, central, first, opened, readable
+from tests.pipelines.conftest import Loaders
+from tests.pipelines.dali_cases import trust
+from tests.processes import Forked
+from tests.sources import encoded
 
+LEFT_OPEN = """
+import sys
+from tests.pipelines.cases import central, opened
+
+held, words = [], iter(sys.argv[1:])
+for kind, name, data in zip(words, words, words):
+    evaluates = kind == "evaluation"
+    loader = (central if evaluates else opened)(name, data, batch=4, workers=2)
+    batches = iter(loader) if evaluates else loader.epoch(0)
+    next(batches)
+    if kind == "trained":
+        list(batches)
+    held.append((loader, batches))  # Python would close what nobody holds
+sys.exit(7)
+"""
+"""A program that ends with loaders open: in the middle of an epoch or of a pass, or after one."""
 CASES = [
     (kind, name)
-    for kind in left_open.KINDS
+    for kind in ("training", "trained", "evaluation")
     for name in get_args(Pipeline)
     if (kind, name) != ("trained", "synthetic")  # whose epoch is as long as ImageNet's
 ]
+_M_MMAP_THRESHOLD = -3
+
+
+def threads() -> set[int]:
+    """Return the numbers of this process's threads."""
+    return set(map(int, os.listdir("/proc/self/task")))
+
+
+def ended(some: set[int], *, seconds: float = 60) -> bool:
+    """Wait until none of these threads is there: one that is joined is listed for a moment."""
+    limit = time.monotonic() + seconds
+    while some & threads():
+        if time.monotonic() > limit:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 @pytest.mark.parametrize("name", THREADED)
-def test_what_is_broken_off_ends_its_threads(name: str, images: Path) -> None:
+def test_what_is_broken_off_ends_its_threads(name: str, images: Path, loaders: Loaders) -> None:
     """A loader that is closed in mid-epoch, more than once; an evaluation that is left."""
-    data = DataConfig(data=str(readable(name, images / "train")), pipeline=name, workers=3)  # type: ignore[arg-type]
-    central = build_eval_loader(data, "train", SMALL, resize=20, batch=2)
-    next(iter(central))  # what libraries keep for ever
-    first(build(name, images / "train", batch=4, workers=3))
+    crops = central(name, images / "train", batch=2, workers=3)
+    next(iter(crops))  # what libraries keep for ever
+    first(opened(name, images / "train", batch=4, workers=3))
     before = threads()
-    loader = build(name, images / "train", batch=4, workers=3)
+    loader = loaders(name, images / "train", batch=4, workers=3)
     epoch = loader.epoch(0)
     next(epoch)
     own = threads() - before
@@ -48,7 +79,7 @@ def test_what_is_broken_off_ends_its_threads(name: str, images: Path) -> None:
     loader.close()
     assert ended(own) and list(epoch) == []
     before = threads()
-    batches = iter(central)
+    batches = iter(crops)
     next(batches)
     own = threads() - before
     assert len(own) >= 3
@@ -67,10 +98,60 @@ def test_loaders_that_nobody_closed_do_not_keep_the_program(images: Path) -> Non
         text for kind, name in CASES for text in (kind, name, str(readable(name, images / "train")))
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.pipelines.left_open", *arguments],
+        [sys.executable, "-c", LEFT_OPEN, *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=600,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (left_open.CODE, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    "name", [pytest.param(GRAPH, marks=NEEDS["dali"]), pytest.param("ffcv", marks=NEEDS["ffcv"])]
+)
+def test_memory_does_not_grow(name: str, tmp_path: Path) -> None:
+    """Over epochs, and as many abandoned ones, in each of which DALI fails."""
+    root = write_images(tmp_path / "train", each=16, side=160)
+    if name == GRAPH:
+        path = root / "class1" / "003.jpg"
+        path.write_bytes(encoded(Image.open(path), "GIF"))
+    done = Forked(print_sizes, name, readable(name, root)).wait()
+    assert done.returncode == 0, done.stderr
+    assert name != GRAPH or "DALI cannot decode" in done.stderr
+    view, *sizes = json.loads(done.stdout)
+    assert growth(sizes) < 5 * view  # fifteen epochs lie between them: 90 such views
+
+
+def print_sizes(name: str, root: Path) -> None:
+    """Print the size of a batch's view, and this process's size after each epoch.
+
+    DALI gets every image, as ``trusting`` has it.
+    """
+    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**17)  # otherwise it grows with what is freed
+    trust(pytest.MonkeyPatch())
+    loader, sizes = opened(name, root, batch=16, augment=AugmentConfig.alike(crop=128)), []
+    for epoch in range(45):
+        for batch in loader.epoch(epoch):
+            view = batch.view1.nbytes
+        next(iter(loader.epoch(epoch)))
+        sizes.append(resident())
+    loader.close()
+    print(json.dumps([view, *sizes]))
+
+
+def resident() -> int:
+    """Return the bytes of memory that this process holds."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def growth(sizes: Sequence[int]) -> int:
+    """Return by how much a process grew with its epochs, in bytes, by its size after each.
+
+    The first third is for what is made once. Of the others the smallest sizes count: what comes and
+    goes is no growth. The process has to be one of its own, where nothing else takes or frees
+    memory; it may be forked, for what it has from the beginning is there in all its sizes.
+    """
+    third = len(sizes) // 3
+    return min(sizes[-third:]) - min(sizes[third:-third])

@@ -9,31 +9,28 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import get_args
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig, Pipeline
-from fastsiam.pipelines import build_loader
+from fastsiam.config import AugmentConfig, ConvertConfig
 from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.views.batch import Batch
-from tests.pipelines.cases import NEEDS, levels
+from tests.pipelines.cases import OPTIONAL, WITH_IMAGES, assert_near, batches, same
 from tests.pipelines.dali_cases import KINDS
 from tests.sources import gray_jpeg, picture
 from tests.views.cases import UNEQUAL
 
-EXACT = 1e-3  # float32's rounding in the normalisation, in levels
-
 PAIRS = [
-    pytest.param(name, kind, marks=NEEDS.get(name, []))
-    for name in get_args(Pipeline)
-    if name not in {"torchvision", "synthetic"}
+    pytest.param(*name.values, kind, marks=name.marks)
+    for name in WITH_IMAGES
     for kind in ("folder", "converted", "pixels")
-    if (name, kind) != ("ffcv", "folder")  # it reads converted files
+    if name.values != ("torchvision",) and (*name.values, kind) != ("ffcv", "folder")
 ]
+"""FFCV reads converted files."""
+HOW = {"batch": 10, "seed": 3}
 VIEWS = AugmentConfig.alike(crop=96)
 CROPS = VIEWS.changed(jitter_p=0, gray_p=0, blur_p=0)
 
@@ -85,50 +82,26 @@ def source(kind: str, all_kinds: Path) -> Path:
 @lru_cache(maxsize=12)
 def expected_of(root: Path, augment: AugmentConfig) -> list[Batch]:
     """Return torchvision's batches of an epoch."""
-    return batches("torchvision", root, augment, epoch=1)
-
-
-def batches(name: str, root: Path, augment: AugmentConfig, epoch: int, **rules: str) -> list[Batch]:
-    workers = 0 if name == "torchvision" else 2
-    data = DataConfig(data=str(root), pipeline=name, workers=workers, **rules)  # type: ignore[arg-type]
-    loader = build_loader(data, augment, batch=10, seed=3)
-    try:
-        return list(loader.epoch(epoch))
-    finally:
-        loader.close()
+    return batches("torchvision", root, 1, augment=augment, **HOW)
 
 
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
 def test_same_images_and_pixels(name: str, kind: str, all_kinds: Path) -> None:
     root = source(kind, all_kinds)
     for augment in (CROPS, VIEWS, UNEQUAL):
-        expected = expected_of(root, augment)
-        found = batches(name, root, augment, epoch=1)
-        assert len(found) == len(expected) == 4
-        for ours, theirs in zip(found, expected, strict=True):
-            assert torch.equal(ours.index, theirs.index)
-            assert torch.equal(ours.label, theirs.label) and ours.seen == theirs.seen
-            for one, other in zip(ours.views, theirs.views, strict=True):
-                assert levels(one, other, VIEWS).max() <= EXACT
+        found = batches(name, root, 1, augment=augment, **HOW)
+        assert len(found) == 4
+        assert_near(found, expected_of(root, augment))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=NEEDS.get(name, [])) for name in ("dali", "ffcv", "memory")]
-)
+@pytest.mark.parametrize("name", [*OPTIONAL, "memory"])
 def test_exif_and_alpha_are_applied_alike(name: str, all_kinds: Path) -> None:
-    rules = {"exif": "apply", "alpha": "white"}
+    rules: Any = {"exif": "apply", "alpha": "white"}
     source = all_kinds
     if name == "ffcv":
         source = all_kinds.with_name("ruled")
-        convert_data(
-            "folder",
-            ConvertConfig(
-                source=str(all_kinds), out=str(source), raw=True, exif="apply", alpha="white"
-            ),
-        )
-    expected = batches("torchvision", source, VIEWS, 1, **rules)
-    plain = expected_of(all_kinds, VIEWS)
-    assert any(not torch.equal(a.view1, b.view1) for a, b in zip(expected, plain, strict=True))
-    for ours, theirs in zip(batches(name, source, VIEWS, 1, **rules), expected, strict=True):
-        for one, other in zip(ours.views, theirs.views, strict=True):
-            assert levels(one, other, VIEWS).max() <= EXACT
+        config = ConvertConfig(source=str(all_kinds), out=str(source), raw=True, **rules)
+        convert_data("folder", config)
+    expected = batches("torchvision", source, 1, augment=VIEWS, **HOW, **rules)
+    assert not same(expected, expected_of(all_kinds, VIEWS))
+    assert_near(batches(name, source, 1, augment=VIEWS, **HOW, **rules), expected)

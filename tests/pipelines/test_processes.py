@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,17 +15,6 @@ from fastsiam.pipelines.convert.command import stoppable
 from fastsiam.pipelines.processes import forked
 from fastsiam.signals import ECHO, STOPS
 from tests.processes import Forked
-
-
-@contextlib.contextmanager
-def as_if(handler: Any) -> Iterator[None]:
-    """Have the signals handled so, also where whatever began the tests has them ignored."""
-    before = {number: signal.signal(number, handler) for number in STOPS}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
 
 
 def _twice(number: int) -> int:
@@ -117,6 +103,11 @@ def test_a_second_ctrl_c_ends_a_conversion_at_once(tmp_path: Path) -> None:
 
 
 def test_nohup_is_heeded() -> None:
-    with as_if(signal.SIG_IGN), stoppable("on"):
-        for number in STOPS:
-            signal.raise_signal(number)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in STOPS}
+    try:
+        with stoppable("on"):
+            for number in STOPS:
+                signal.raise_signal(number)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

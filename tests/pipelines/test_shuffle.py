@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +14,6 @@ from fastsiam.pipelines.mixture import shuffle_of
 from fastsiam.pipelines.shuffle import Window, full_shuffle
 from fastsiam.pipelines.store.base import BLOCK_IMAGES, in_order
 from tests.pipelines.test_order import epoch_of
-
-
-def order_of(images: int, window: int, **how: Any) -> Order:
-    return replace(
-        Order(images=images, batch=12, seed=1, shuffle=Window(window, in_order(images))), **how
-    )
 
 
 def test_a_block_is_read_within_a_shuffle_of_places() -> None:
@@ -45,25 +38,15 @@ def test_any_image_may_come_at_any_time() -> None:
 
 
 def test_in_place_of_bad_images_others_are_shown() -> None:
-    shown = epoch_of(order_of(1200, 100), 0)
+    order = Order(images=1200, batch=12, seed=1, shuffle=Window(100, in_order(1200)))
+    shown = epoch_of(order, 0)
     gone = sorted(shown[[0, 500, 1199]].tolist())
     bad = BadImages(1200, [BadImage(0, row, "", "", 0) for row in gone])
-    order = Order(images=1200, batch=12, seed=1, bad=bad, shuffle=Window(100, in_order(1200)))
-    instead = epoch_of(order, 0)
+    instead = epoch_of(replace(order, bad=bad), 0)
     same = np.setdiff1d(np.arange(1200), [0, 500, 1199])
     np.testing.assert_array_equal(instead[same], shown[same])
     assert not np.isin(instead, gone).any()
     np.testing.assert_array_equal(instead[[0, 500]], shown[[600, 1100]])  # half an epoch away
-
-
-def test_a_subset_has_the_blocks_of_its_images() -> None:
-    chosen = np.arange(0, 2000, 4)
-    window = shuffle_of(DataConfig(shuffle="window:9"), None, images=500)
-    assert isinstance(window, Window) and window.images == 9 and len(window.blocks) == 500
-    order = Order(
-        images=500, batch=10, seed=0, chosen=chosen, shuffle=Window(9, in_order(2000)[chosen])
-    )
-    assert np.array_equal(np.sort(epoch_of(order, 0)), chosen)
 
 
 def test_a_draw_that_is_noted_here_is_a_draw_for_ever() -> None:
@@ -73,6 +56,8 @@ def test_a_draw_that_is_noted_here_is_a_draw_for_ever() -> None:
         14, 3, 2, 13, 15, 5, 12, 4, 6, 10, 7, 11, 8, 9, 18, 16, 17, 0, 19, 1,
     ]  # fmt: skip
     assert full_shuffle(5, 7, 0).tolist() == [1, 0, 4, 3, 2]
+    shuffle = shuffle_of(DataConfig(shuffle="window:9"), None, images=500)
+    assert isinstance(shuffle, Window) and shuffle.images == 9 and len(shuffle.blocks) == 500
     for text in ("window", "window:", "window:0", "window:-1", "some", "full:1"):
         with pytest.raises(ValueError, match=r"shuffle must be full, or window:N"):
             DataConfig(shuffle=text)

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import logging
 import pickle
-from contextlib import closing
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from fastsiam.config import AugmentConfig, DataConfig, Pipeline
+from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.pipelines import (
     ViewLoader,
-    build_loader,
     lightly_batch,
-    open_split,
     solo_learn_batch,
     supervised_batch,
     transformers_batch,
     workers,
 )
 from fastsiam.views.batch import Batch, Crops
-from fastsiam.views.draws import draw_views
-from tests.pipelines.cases import SMALL, WITH_IMAGES, build, equal, first, readable
+from tests.pipelines.cases import SMALL, WITH_IMAGES, batches, opened, same
+from tests.pipelines.conftest import Loaders
 
 BATCH = 8
 
@@ -42,15 +37,7 @@ def loader_of(root: Path, *, batch: int = BATCH, seed: int = 0) -> ViewLoader:
 
 
 def epoch_of(root: Path, number: int) -> list[Batch]:
-    loader = build("native", root)
-    try:
-        return list(loader.epoch(number))
-    finally:
-        loader.close()
-
-
-def same(some: list[Batch], others: list[Batch]) -> bool:
-    return len(some) == len(others) and all(map(equal, some, others))
+    return batches("native", root, number)
 
 
 def test_each_iteration_is_the_next_epoch(root: Path) -> None:
@@ -110,57 +97,48 @@ def test_a_state_holds_the_bad_images(images: Path) -> None:
     assert 0 not in [index for batch in [*shown, *later] for index in batch.index.tolist()]
 
 
-@pytest.mark.parametrize("name", WITH_IMAGES)
-def test_a_batch_tells_names_and_draws(name: str, root: Path) -> None:
-    batch = first(build(name, root, workers=1), 2)
-    store = open_split(DataConfig(data=str(root)), "train")
-    index = batch.index.tolist()
-    sizes = [(picture.height, picture.width) for picture in map(store.decode, index)]
-    drawn = draw_views(SMALL, seed=0, epoch=2, index=index, size=sizes)
-    assert batch.params is not None
-    for field in drawn.__slots__:
-        np.testing.assert_array_equal(getattr(batch.params, field), getattr(drawn, field))
-    assert [Path(own).stem for own in batch.names] == [Path(store.name(i)).stem for i in index]
-
-
 def negative(crops: Crops) -> Crops:
     return tuple(255 - crop for crop in crops)
 
 
 @pytest.mark.parametrize("name", WITH_IMAGES)
-def test_a_transform_changes_the_crops_before_their_colours(name: Pipeline, root: Path) -> None:
+def test_a_transform_changes_the_crops_before_their_colours(
+    name: str, root: Path, loaders: Loaders
+) -> None:
     """Without colour operations the views are the negatives of the others."""
     plain: Any = {"jitter_p": 0.0, "gray_p": 0.0, "blur_p": 0.0, "mean": (0.5, 0.5, 0.5)}
     augment = AugmentConfig.alike(crop=16, **plain)
     if name == "torchvision":
         with pytest.raises(ValueError, match="the torchvision pipeline has no crops"):
-            build(name, root, augment=augment, crop_transform=negative)
+            opened(name, root, crop_transform=negative)
         return
-    made = first(build(name, root, augment=augment, crop_transform=negative), 1)
-    usual = first(build(name, root, augment=augment), 1)
+    made, usual = (
+        next(loaders(name, root, augment=augment, crop_transform=own).epoch(1))
+        for own in (negative, None)
+    )
     for view, other in zip(made.views, usual.views, strict=True):
         torch.testing.assert_close(view, -other, atol=2e-5, rtol=0)
+    broken = loaders(name, root, crop_transform=lambda crops: [crops[0].float()])
     with pytest.raises(ValueError, match=r"crop_transform must return uint8 .*float32"):
-        first(build(name, root, augment=augment, crop_transform=lambda crops: [crops[0].float()]))
+        next(broken.epoch(0))
 
 
 def test_workers_are_found_while_batches_are_made(
-    images: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    root: Path,
+    loaders: Loaders,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Views are those of any number of threads."""
     monkeypatch.setattr(workers, "own_cores", lambda: 4)
     caplog.set_level(logging.INFO)
-    data = DataConfig(data=str(images), pipeline="native", workers="auto")
-    tuned = build_loader(data, SMALL, batch=4)
-    one = build_loader(replace(data, workers=1), SMALL, batch=4)
-    with closing(tuned), closing(one):
-        assert tuned.tuned_workers is None  # type: ignore[attr-defined]
-        for epoch in range(12):
-            for batch, other in zip(tuned.epoch(epoch), one.epoch(epoch), strict=True):
-                assert equal(batch, other)
-        found = tuned.tuned_workers  # type: ignore[attr-defined]
-    assert found in range(1, 5)
-    assert f"loader threads: {found}; time of a step with each number: 4: " in caplog.text
+    tuned, one = (loaders("native", root, batch=4, workers=count) for count in ("auto", 1))
+    assert tuned.tuned_workers is None
+    for epoch in range(12):
+        assert same(list(tuned.epoch(epoch)), list(one.epoch(epoch)))
+    assert tuned.tuned_workers in range(1, 5)
+    said = f"loader threads: {tuned.tuned_workers}; time of a step with each number: 4: "
+    assert said in caplog.text
 
 
 def test_a_loader_says_which_pipeline_it_has(root: Path) -> None:
@@ -194,7 +172,7 @@ def test_batches_as_other_packages_take_them(root: Path) -> None:
     assert index is batch.index and views[0] is batch.view1 and targets is batch.label
     assert transformers_batch(batch) == {"pixel_values": batch.view1, "labels": batch.label}
     assert supervised_batch(batch) == (batch.view1, batch.label)
-    data = DataConfig(data=str(readable("native", root)), pipeline="native")
+    data = DataConfig(data=str(root), pipeline="native")
     with ViewLoader(data, SMALL, batch=BATCH, transform=lightly_batch) as loader:
         views, _, names = next(iter(loader))
     assert torch.equal(views[0], batch.view1) and names[0].endswith(".jpg")

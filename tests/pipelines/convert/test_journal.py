@@ -20,7 +20,7 @@ from fastsiam.pipelines.convert import convert, layout, writer
 from fastsiam.pipelines.convert.journal import Block
 from fastsiam.pipelines.store import BetonStore, FolderStore
 from tests.conftest import write_images
-from tests.conversions import Quiet, checked, go_on, run, same_images
+from tests.conversions import Quiet, checked, run, same_images
 from tests.processes import Forked
 from tests.sources import jpeg
 from tests.tiers import rest_slow
@@ -103,6 +103,14 @@ def test_killed_and_started_again_it_goes_on(
     assert checked(out) == []
 
 
+def resumed(source: Path, out: Path, **options: Any) -> str:
+    """Convert, and return the one message about what was done before."""
+    watcher = Quiet()
+    convert("folder", ConvertConfig(source=str(source), out=str(out), **options), watcher)
+    (said,) = watcher.said
+    return said
+
+
 def half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """Stop a conversion after some blocks; return source and target."""
     monkeypatch.setattr(layout, "BLOCK_BYTES", 10_000)
@@ -123,18 +131,13 @@ def test_another_source_or_other_options_start_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, out = half_done(tmp_path, monkeypatch)
-    for name in ("train.beton.partial", "train.beton.journal"):
-        shutil.copy(out / name, tmp_path / name)
-    (said,) = go_on(source, out, quality=80)
+    shutil.copytree(out, tmp_path / "other")
+    said = resumed(source, out, quality=80)
     assert said.startswith("starting train.beton over: the source, the options or the version")
-    (out / "train.beton").unlink()
-    for name in ("train.beton.partial", "train.beton.journal"):
-        shutil.copy(tmp_path / name, out / name)
-    jpeg_path = source / "class1" / "000.jpg"
-    jpeg_path.write_bytes(jpeg(5))
-    (said,) = go_on(source, out)
+    (source / "class1" / "000.jpg").write_bytes(jpeg(5))
+    said = resumed(source, tmp_path / "other")
     assert said.startswith("starting train.beton over")
-    assert checked(out) == []
+    assert checked(tmp_path / "other") == []
 
 
 def test_damaged_leftovers_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,8 +149,7 @@ def test_damaged_leftovers_are_made_again(tmp_path: Path, monkeypatch: pytest.Mo
     data[second.start + 100] ^= 1
     partial.write_bytes(data)
     journal.write_bytes(b"".join(lines) + lines[-1][:50])  # and the last line is torn
-    (said,) = go_on(source, out)
-    first_images = int(said.split(": ")[1].split(" ")[0])
+    first_images = int(resumed(source, out).split(": ")[1].split(" ")[0])
     assert first_images < 20  # only the first block was whole up to the damage
     assert checked(out) == []
     same_images(BetonStore(out / "train.beton"), FolderStore(source))

@@ -7,20 +7,29 @@ import os
 import pickle
 import signal
 import time
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from filelock import FileLock
 
+from fastsiam.config import DataConfig
 from fastsiam.config.urls import Url
 from fastsiam.errors import FileLostError
+from fastsiam.pipelines import open_split
 from fastsiam.pipelines.remote import RemoteFile, RemotePath, cache, storage
 from fastsiam.pipelines.remote.cache import Cache
 from fastsiam.pipelines.remote.storage import Facts
+from tests.clouds import read_all, reconnect, web_server
+from tests.conftest import write_images
 from tests.disks import fill, read_only, small_disk
+from tests.pipelines.cases import batches, same
+from tests.pipelines.conftest import Loaders
 from tests.processes import Forked
+from tests.sources import folder_members, tar
 
 CHUNK = 1 << 14
 """Bytes of a chunk in these tests."""
@@ -247,3 +256,58 @@ def test_a_process_that_is_stopped_while_it_adds_a_chunk_is_not_waited_for(
     with FileLock(kept.folder / "lock"):
         assert read(kept, server, 1) == [1] == read(kept, server, 1)
     assert read(kept, server, 1) == [1] and read(kept, server, 1) == []
+
+
+# Data sets that are read through it.
+
+
+@pytest.fixture
+def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a web server that the tests end: a request without an answer gives up soon."""
+    pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
+    monkeypatch.setenv("FASTSIAM_CLOUD_PATIENCE", "0.5")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    reconnect()
+    tar(tmp_path / "web" / "train.tar", folder_members(write_images(tmp_path / "images")))
+    yield tmp_path / "web"
+    reconnect()
+
+
+def test_a_second_epoch_needs_no_server(web: Path, loaders: Loaders) -> None:
+    """All of it is read in the first, as far as whole batches go, and is the same as on a disk."""
+    expected = batches("torchvision", str(web / "train.tar"), 0, 1)
+    with web_server(web) as address:
+        cache: Any = {"cache": str(web.parent / "cache"), "cache_gb": 0.1}
+        there = loaders("torchvision", f"{address}/train.tar", workers=2, **cache)
+        made = list(there.epoch(0))
+    assert same([*made, *there.epoch(1)], expected)
+
+
+def test_a_forked_process_reads_what_is_kept(web: Path, tmp_path: Path) -> None:
+    """It could not fetch anything."""
+    with web_server(web) as address:
+        there = open_split(
+            DataConfig(data=f"{address}/train.tar", cache=str(tmp_path / "cache"), cache_gb=0.1),
+            "train",
+        )
+        wanted = read_all(there)
+    if (child := os.fork()) == 0:
+        os._exit(0 if read_all(there) == wanted else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert wanted == read_all(open_split(DataConfig(data=str(web / "train.tar")), "train"))
+
+
+def test_a_full_shuffle_of_more_than_fits_keeps_nothing(
+    web: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = open_split(DataConfig(data=str(web / "train.tar")), "train")
+    folder = tmp_path / "cache"
+    with web_server(web) as address:
+        for shuffle in ("full", "window:8"):
+            settings = DataConfig(
+                data=f"{address}/train.tar", cache=str(folder), cache_gb=1e-6, shuffle=shuffle
+            )
+            for split in (open_split(settings, "train"), open_split(settings, "train")):
+                assert read_all(split) == read_all(here)
+            assert not [path for path in (folder / "chunks-1").iterdir() if "-" in path.name]
+    assert caplog.text.count("--shuffle full reads it at random; pass --shuffle window:16384") == 1

@@ -10,23 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from fastsiam.config import ConvertConfig, DataConfig
 from fastsiam.config.urls import place
 from fastsiam.errors import WorkerError
-from fastsiam.pipelines import Store, build_eval_loader, open_store
-from fastsiam.pipelines.convert.command import convert_data
+from fastsiam.pipelines import Store, open_store
 from fastsiam.pipelines.remote import file
 from tests.clouds import BUCKET, read_all, reconnect, upload, web_server
+from tests.conversions import run
 from tests.forms import FORMS
-from tests.pipelines.cases import NEEDS, SMALL, build_at, equal
+from tests.pipelines.cases import NEEDS, batches, central, same
 from tests.sources import folder_members, parquet
 
-BY = [pytest.param(name, workers, marks=NEEDS.get(name, [])) for name, workers in (
-    ("torchvision", 2), ("native", 2), ("dali", 2))]  # fmt: skip
 
-
-def opened(address: str, split: str = "train") -> Store:
-    return open_store(place(address), "val" if split == "val" else "train")
+def opened(address: str) -> Store:
+    return open_store(place(address), "train")
 
 
 def assert_same(one: Store, other: Store) -> None:
@@ -36,7 +32,7 @@ def assert_same(one: Store, other: Store) -> None:
     assert np.array_equal(one.sizes(), other.sizes())
     assert np.array_equal(one.dimensions(), other.dimensions())  # type: ignore[arg-type]
     assert [one.name(i) for i in images] == [other.name(i) for i in images]
-    assert equal_stores(one, other)
+    assert read_all(one) == [bytes(other.read(i)) for i in images]
 
 
 PLACED = ("shards", "tar of tars", "tar", "converted", "parts")
@@ -67,19 +63,17 @@ def test_every_form_is_what_it_is_on_a_disk(
         assert all(there.is_intact(i, there.read(i)) for i in range(len(there)))
 
 
-@pytest.mark.parametrize(("name", "workers"), BY)
-def test_views_are_those_of_a_disk(name: str, workers: int, data: str, shards: Path) -> None:
-    """Two epochs, the second from its second step on, and central crops."""
+@pytest.mark.parametrize(
+    "name", ["torchvision", "native", pytest.param("dali", marks=NEEDS["dali"])]
+)
+def test_views_are_those_of_a_disk(name: str, data: str, shards: Path) -> None:
+    """Two epochs, the first from its second step on, and central crops."""
     made, crops = [], []
     for address in (str(shards), data):
-        loader = build_at(name, address, workers=workers)
-        made.append([*loader.epoch(0), *loader.epoch(1, skip=1)])
-        loader.close()
-        config = DataConfig(data=address, pipeline=name, workers=workers)  # type: ignore[arg-type]
-        central = build_eval_loader(config, "val", SMALL, resize=16, batch=5)
-        crops.append([(batch.image, batch.label, batch.index) for batch in central])
-    assert len(made[0]) == len(made[1]) == 5
-    assert all(equal(one, other) for one, other in zip(*made, strict=True))
+        made.append(batches(name, address, 1, 0, skip=1, workers=2))
+        central_crops = central(name, address, split="val", resize=16, batch=5, workers=2)
+        crops.append([(batch.image, batch.label, batch.index) for batch in central_crops])
+    assert len(made[0]) == 5 and same(*made)
     for one, other in zip(*crops, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
@@ -95,10 +89,6 @@ def test_a_forked_process_is_refused(data: str) -> None:
         os._exit(3)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
     assert all(read_all(store))
-
-
-def equal_stores(one: Store, other: Store) -> bool:
-    return read_all(one) == [bytes(other.read(i)) for i in range(len(one))]
 
 
 def test_the_index_is_kept_and_made_anew_when_an_object_changes(
@@ -120,9 +110,8 @@ def test_parquet_is_converted(cloud: str, images: Path, tmp_path: Path) -> None:
     rows = [(d, name, int(name[5])) for name, d in folder_members(images / "train")]
     parquet(tmp_path / "table" / "data" / "train-0.parquet", rows, ["a", "b", "c"])
     data = upload(cloud, tmp_path / "table", "parquet")
-    for source, out in ((str(tmp_path / "table"), "here"), (data, "there")):
-        config = ConvertConfig(source=source, out=str(tmp_path / out), workers=2)
-        convert_data("parquet", config)
+    for source, out in ((tmp_path / "table", "here"), (data, "there")):
+        run("parquet", source, tmp_path / out, workers=2)
     assert_same(opened(str(tmp_path / "there")), opened(str(tmp_path / "here")))
 
 

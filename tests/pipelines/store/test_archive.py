@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fastsiam.errors import DataError
-from fastsiam.pipelines.store import ArchiveStore, FolderStore, archive, index, open_store
+from fastsiam.pipelines.store import ArchiveStore, archive, index, open_store
 from fastsiam.pipelines.store.files import Mapped
 from fastsiam.pipelines.store.index import ROW
 from tests.processes import Forked
@@ -80,19 +80,6 @@ def test_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.Monke
         for name, array in alone.items():
             np.testing.assert_array_equal(together[name], array)
         assert len(alone["rows"]) == (40 if tars is paths else 4)
-
-
-def test_deep_folders_are_listed_as_a_folder_is(tmp_path: Path) -> None:
-    names = ["a/z.jpg", "a/sub/b.jpg", "a/sub/a.jpg", "a-b/c.jpg", "a/aa.jpg", "b/x/y/z.jpg"]
-    for i, name in enumerate(names):
-        path = tmp_path / "images" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(jpeg(i))
-    members = [(name, jpeg(i)) for i, name in enumerate(names)]
-    store = ArchiveStore([tar(tmp_path / "t.tar", members)])
-    folder = FolderStore(tmp_path / "images")
-    assert store.classes == folder.classes
-    assert [bytes(store.read(i)) for i in range(6)] == [folder.read(i) for i in range(6)]
 
 
 def test_webdataset_shards(tmp_path: Path) -> None:

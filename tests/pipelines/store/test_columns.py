@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from fastsiam.config import ColumnNames, ConvertConfig
+from fastsiam.config import ColumnNames
 from fastsiam.errors import DataError
-from fastsiam.pipelines.convert import convert
 from fastsiam.pipelines.store import Store, open_store
 from tests.conftest import write_images
-from tests.conversions import Quiet
+from tests.forms import as_converted, write_list
 from tests.sources import jpeg
 
 PHOTO, MASK = ColumnNames("photo", "species"), ColumnNames("mask", "genus")
@@ -91,11 +90,19 @@ def test_one_of_several_columns_has_to_be_named(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+def test_columns_of_a_list(images: Path) -> None:
+    root = write_list(images / "list.csv", "path,a", [["train/class0/000.jpg", "a"]])
+    for names, said in (
+        (ColumnNames("", "b"), "no column 'b'.* pass --label-column"),
+        (ColumnNames("b"), "no column 'b'.* pass --image-column"),
+    ):
+        with pytest.raises(DataError, match=said):
+            open_store(root, "train", columns=names)
+
+
 def test_data_without_columns_refuse_their_names(images: Path, tmp_path: Path) -> None:
-    (beton, _) = convert(
-        "folder", ConvertConfig(source=str(images), out=str(tmp_path / "out")), Quiet()
-    )
-    for root in (images, beton.path, tmp_path / "out"):
+    out = as_converted(images, tmp_path / "out")
+    for root in (images, out / "train.beton", out):
         with pytest.raises(DataError, match=r"has no columns: leave out --image-column, or pass "):
             open_store(root, "train", columns=ColumnNames("photo"))
     with pytest.raises(DataError, match="leave out --image-column and --label-column"):

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import io
-import struct
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, TiffImagePlugin
 
-from fastsiam.config import ConvertConfig, DataConfig
+from fastsiam.config import DataConfig
 from fastsiam.errors import DataError
-from fastsiam.pipelines import open_split
-from fastsiam.pipelines.convert.command import convert_data
-from fastsiam.pipelines.store import BetonStore
+from fastsiam.pipelines import open_split, open_store
 from fastsiam.pipelines.store.decode import ImageRules, decode
 from fastsiam.pipelines.store.probe import Flags, probe
-from tests.sources import encoded, picture
+from tests.forms import as_converted
+from tests.sources import encoded, picture, rotated_jpeg
 
 ALL_16_BITS = np.arange(65536, dtype=np.uint16).reshape(256, 256)
-TO_8_BITS = np.rint(ALL_16_BITS.astype(float) * 255 / 65535).astype(np.uint8)
-TAGS = {"compression": 259, "planar": 284, "format": 339}
+PLANAR, EXTRA, FORMAT = 284, 338, 339
 RGBA = np.dstack([np.asarray(picture(0)), np.asarray(picture(1).convert("L"))])
 
 
@@ -34,132 +32,115 @@ def tiff(
     *,
     bits: tuple[int, ...],
     kind: int,
-    extra: int | None = None,
     strips: int = 1,
-    order: str = "<",
-    tags_by_name: Mapping[str, int] | None = None,
+    tags: Mapping[int, Any] | None = None,
 ) -> bytes:
     """Write a TIFF.
 
     Args:
         bits: of each channel.
         kind: PhotometricInterpretation; 0 is "white is zero", 1 "black is zero", 2 RGB.
-        extra: ExtraSamples of each channel beyond those of the kind; None without extra channels.
         strips: how many of equal size.
-        order: of bytes, "<" or ">".
-        tags_by_name: values of further tags.
+        tags: values of further tags, such as ``EXTRA``.
     """
-    shorts = {256: (width,), 257: (height,), 258: bits, 259: (1,), 262: (kind,), 277: (len(bits),)}
-    shorts |= {278: (height,)}
-    if extra is not None:
-        shorts[338] = (extra,) * (len(bits) - (3 if kind == 2 else 1))
-    shorts |= {TAGS[name]: (value,) for name, value in (tags_by_name or {}).items()}
-    entries, behind, start = [], b"", 8 + 2 + 12 * (len(shorts) + 2) + 4
-    tags = {tag: (3, values) for tag, values in shorts.items()}
-    at = start + sum(2 * len(values) for values in shorts.values() if len(values) > 2)
-    at, size = at + 8 * strips * (strips > 1), len(samples) // strips
-    tags |= {273: (4, tuple(at + size * n for n in range(strips))), 279: (4, (size,) * strips)}
-    for tag, (form, values) in sorted(tags.items()):
-        value = struct.pack(f"{order}{len(values)}{'H' if form == 3 else 'I'}", *values)
-        if len(value) > 4:
-            behind, value = behind + value, struct.pack(f"{order}I", start + len(behind))
-        entries.append(struct.pack(f"{order}HHI4s", tag, form, len(values), value.ljust(4, b"\0")))
-    head = (
-        (b"II*\0" if order == "<" else b"MM\0*")
-        + struct.pack(f"{order}IH", 8, len(entries))
-        + b"".join(entries)
-        + bytes(4)
-    )
-    return head + behind + samples
+    size, directory = len(samples) // strips, TiffImagePlugin.ImageFileDirectory_v2()
+    values = {256: width, 257: height, 258: bits, 259: 1, 262: kind, 277: len(bits), 278: height}
+    values |= {273: tuple(size * n for n in range(strips)), 279: (size,) * strips}
+    for tag, value in (values | dict(tags or {})).items():
+        directory[tag] = value
+    return b"II*\0\x08\0\0\0" + directory.tobytes(8) + samples
 
 
-def gray(data: bytes) -> NDArray[np.uint8]:
-    pixels = np.asarray(decode(data))
-    assert pixels.dtype == np.uint8 and (pixels == pixels[..., :1]).all()
-    return pixels[..., 0]
+RANDOM = np.random.default_rng(0).integers(0, 65536, (4, 5, 5), np.uint16)
+EIGHT = RANDOM.astype(np.uint8)
+FLOATS = np.linspace(0, 1, 511, dtype=np.float32)[None]
 
 
-@pytest.mark.parametrize("form", ["PNG", "TIFF", "PPM"])
-def test_16_bit_gray_is_scaled_by_its_range(form: str) -> None:
-    data = encoded(Image.fromarray(ALL_16_BITS), form)
-    assert np.array_equal(gray(data), TO_8_BITS)
-    assert probe(data).flags & Flags.DEEP
+def gray(values: NDArray[Any]) -> NDArray[np.uint8]:
+    return np.repeat(values[..., None], 3, axis=2).astype(np.uint8)
 
 
-def test_12_bits_have_a_range_of_their_own() -> None:
-    pairs = np.array([0x000, 0xFFF, 0x7FF, 0x800], np.uint16).reshape(2, 2)
-    packed = b"".join(bytes([a >> 4, (a & 15) << 4 | b >> 8, b & 255]) for a, b in pairs.tolist())
-    assert gray(tiff(packed, 2, 2, bits=(12,), kind=1)).tolist() == [
-        [0, 255],
-        [127, 128],
-    ]
+def planes(values: NDArray[Any]) -> bytes:
+    """Write colours (H, W, 3) whose channels lie in planes of their own."""
+    own = np.moveaxis(values[..., :3], -1, 0)
+    bits = (8 * values.itemsize,) * 3
+    return tiff(own.tobytes(), 4, 5, bits=bits, kind=2, strips=3, tags={PLANAR: 2})
 
 
-def test_floats_of_0_to_1_are_scaled() -> None:
-    values = np.linspace(0, 1, 511, dtype=np.float32)[None]
-    expected = np.floor(values.astype(np.float64) * 255 + 0.5)
-    assert np.array_equal(gray(encoded(Image.fromarray(values), "TIFF")), expected)
+def integers(kind: type[np.integer]) -> bytes:
+    """Write two integers of a type whose range is unknown."""
+    values, signed = np.array([[1, 100]], kind), 1 + np.issubdtype(kind, np.signedinteger)
+    bits = (8 * values.itemsize,)
+    return tiff(values.tobytes(), 1, 2, bits=bits, kind=1, tags={FORMAT: int(signed)})
 
 
-@pytest.mark.parametrize("value", [-0.01, float("nan")])
-def test_floats_of_another_range_are_refused_with_the_way_out(value: float, tmp_path: Path) -> None:
-    (tmp_path / "x.tif").write_bytes(
-        encoded(Image.fromarray(np.array([[0, value]], np.float32)), "TIFF")
-    )
-    with pytest.raises(DataError, match=r"floats from .* to .*scale.*fastsiam convert folder"):
-        open_split(DataConfig(data=str(tmp_path)), "train").decode(0)
-
-
-@pytest.mark.parametrize("kind", [np.int8, np.int16, np.int32, np.uint32])
-def test_integers_of_unknown_range_are_refused(kind: type[np.integer]) -> None:
-    values = np.array([[1, 100]], kind)
-    signed = 1 + np.issubdtype(kind, np.signedinteger)
-    with pytest.raises(ValueError, match="signed or 32-bit integers, whose range is unknown"):
-        decode(
-            tiff(
-                values.tobytes(),
-                1,
-                2,
-                bits=(8 * values.itemsize,),
-                kind=1,
-                tags_by_name={"format": int(signed)},
-            )
+DECODED: dict[str, tuple[bytes, NDArray[Any]]] = {
+    **{
+        f"gray of 16 bits in {form}": (
+            encoded(Image.fromarray(ALL_16_BITS), form),
+            gray(np.rint(ALL_16_BITS.astype(float) * 255 / 65535)),
         )
+        for form in ("PNG", "TIFF", "PPM")
+    },
+    "12 bits": (
+        tiff(b"\x00\x0f\xff\x7f\xf8\x00", 2, 2, bits=(12,), kind=1),
+        gray(np.array([[0, 255], [127, 128]])),
+    ),
+    "floats": (
+        encoded(Image.fromarray(FLOATS), "TIFF"), gray(np.floor(FLOATS.astype(float) * 255 + 0.5))
+    ),
+    "colours of 16 bits keep their high bytes": (
+        tiff(RANDOM[..., :3].tobytes(), 4, 5, bits=(16,) * 3, kind=2), RANDOM[..., :3] >> 8
+    ),
+    "colours of 16 bits in PPM": (
+        b"P6 5 4 65535\n" + RANDOM[..., :3].astype(">u2").tobytes(), np.rint(RANDOM[..., :3] / 257)
+    ),
+    "planes": (planes(EIGHT), EIGHT[..., :3]),
+    "channels beyond the colours": (
+        tiff(EIGHT.tobytes(), 4, 5, bits=(8,) * 5, kind=2, tags={EXTRA: (0, 0)}), EIGHT[..., :3]
+    ),
+    "channels beyond gray": (
+        tiff(EIGHT[..., :2].tobytes(), 4, 5, bits=(8,) * 2, kind=1, tags={EXTRA: 0}),
+        gray(EIGHT[..., 0]),
+    ),
+}  # fmt: skip
+REFUSED: dict[str, tuple[bytes, str]] = {
+    **{
+        str(kind): (integers(kind), "signed or 32-bit integers, whose range is unknown")
+        for kind in (np.int8, np.int16, np.int32, np.uint32)
+    },
+    "planes of 16 bits": (planes(RANDOM), r"a TIFF that Pillow misreads .*16-bit planes"),
+    "16 bits and more": (
+        tiff(bytes(80), 4, 5, bits=(16,) * 2, kind=1, tags={EXTRA: 0}),
+        "it is a TIFF that Pillow does not read; save it as",
+    ),
+    **{
+        f"floats down to {value}": (
+            encoded(Image.fromarray(np.array([[0, value]], np.float32)), "TIFF"),
+            r"floats from .* to .*scale.*fastsiam convert folder",
+        )
+        for value in (-0.01, float("nan"))
+    },
+}
 
 
-def test_colours_of_16_bits_keep_their_high_bytes() -> None:
-    values = np.random.default_rng(0).integers(0, 65536, (4, 5, 3), np.uint16)
-    data = tiff(values.tobytes(), 4, 5, bits=(16,) * 3, kind=2)
-    assert np.array_equal(np.asarray(decode(data)), values >> 8)
-    assert probe(data).flags & Flags.DEEP
-    data = b"P6 5 4 65535\n" + values.astype(">u2").tobytes()
-    assert np.array_equal(np.asarray(decode(data)), np.rint(values / 257.0))
-
-
-def test_channels_in_planes_of_their_own_are_read_or_refused() -> None:
-    values = np.random.default_rng(0).integers(0, 65536, (3, 4, 5), np.uint16)
-    eight, planar = (values >> 8).astype(np.uint8), {"planar": 2}
-    data = tiff(eight.tobytes(), 4, 5, bits=(8,) * 3, kind=2, strips=3, tags_by_name=planar)
-    assert np.array_equal(np.asarray(decode(data)), np.moveaxis(eight, 0, -1))
-    data = tiff(values.tobytes(), 4, 5, bits=(16,) * 3, kind=2, strips=3, tags_by_name=planar)
-    with pytest.raises(ValueError, match=r"a TIFF that Pillow misreads .*16-bit planes"):
-        decode(data)
-
-
-def test_channels_beyond_the_colours_are_left_out() -> None:
-    values = np.random.default_rng(0).integers(0, 256, (4, 5, 5), np.uint8)
-    five = tiff(values.tobytes(), 4, 5, bits=(8,) * 5, kind=2, extra=0)
-    two = tiff(values[..., :2].tobytes(), 4, 5, bits=(8,) * 2, kind=1, extra=0)
+@pytest.mark.parametrize("kind", DECODED)
+def test_pixels(kind: str) -> None:
+    """Each bit depth has a range of its own; channels beyond the colours are left out."""
+    data, expected = DECODED[kind]
     for alpha in ("drop", "white"):
         rules = ImageRules(alpha=alpha)
-        assert np.array_equal(np.asarray(decode(five, rules=rules)), values[..., :3])
-        assert np.array_equal(np.asarray(decode(two, rules=rules))[..., 0], values[..., 0])
+        assert np.array_equal(np.asarray(decode(data, rules=rules)), expected)
+    deep = kind.startswith(("gray of 16", "colours of 16 bits keep"))
+    assert not deep or probe(data).flags & Flags.DEEP
 
 
-def test_other_tiffs_are_refused() -> None:
-    data = tiff(bytes(80), 4, 5, bits=(16,) * 2, kind=1, extra=0)
-    with pytest.raises(ValueError, match="it is a TIFF that Pillow does not read; save it as"):
-        decode(data)
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_is_refused_with_the_way_out(kind: str, tmp_path: Path) -> None:
+    data, words = REFUSED[kind]
+    (tmp_path / "x.tif").write_bytes(data)
+    with pytest.raises(DataError, match=words):
+        open_split(DataConfig(data=str(tmp_path)), "train").decode(0)
 
 
 @pytest.mark.parametrize(
@@ -215,30 +196,18 @@ def test_the_first_page_or_frame_is_taken() -> None:
 def test_conversion_applies_the_rules_and_training_warns_of_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
     folder = tmp_path / "images"
     folder.mkdir()
-    (folder / "a.jpg").write_bytes(encoded(picture(0, width=60, height=40), "JPEG", exif=exif))
+    (folder / "a.jpg").write_bytes(rotated_jpeg(0))
     (folder / "b.png").write_bytes(encoded(Image.fromarray(RGBA), "PNG"))
     (folder / "c.png").write_bytes(encoded(Image.fromarray(ALL_16_BITS), "PNG"))
-    rules = ImageRules(exif="apply", alpha="white")
-    for name, config in {
-        "plain": ConvertConfig(source=str(folder), out=str(tmp_path / "plain"), raw=True),
-        "ruled": ConvertConfig(
-            source=str(folder), out=str(tmp_path / "ruled"), raw=True, exif="apply", alpha="white"
-        ),
-    }.items():
-        convert_data("folder", config)
-        store = BetonStore(tmp_path / name / "train.beton")
-        for i, file in enumerate(sorted(folder.iterdir())):
-            expected = decode(file.read_bytes(), rules=rules if name == "ruled" else ImageRules())
-            assert np.array_equal(np.asarray(store.decode(i)), np.asarray(expected))
     caplog.clear()
-    ruled, plain = (
-        DataConfig(data=str(tmp_path / name), exif="apply") for name in ("ruled", "plain")
-    )
-    open_split(ruled, "train")
-    assert not caplog.records
-    open_split(plain, "train")
-    assert "--exif apply has no effect" in caplog.text
+    for name, options in (("plain", {}), ("ruled", {"exif": "apply", "alpha": "white"})):
+        store = open_store(as_converted(folder, tmp_path / name, raw=True, **options), "train")
+        rules = ImageRules(**options)  # type: ignore[arg-type]
+        for i, file in enumerate(sorted(folder.iterdir())):
+            expected = decode(file.read_bytes(), rules=rules)
+            assert np.array_equal(np.asarray(store.decode(i)), np.asarray(expected))
+        open_split(DataConfig(data=str(tmp_path / name), exif="apply"), "train")
+        assert ("--exif apply has no effect" in caplog.text) == (name == "plain")
+        caplog.clear()

@@ -1,4 +1,4 @@
-"""Folders of every shape, images of every kind, and the messages for broken ones."""
+"""Folders of every shape, lists of files, and the message for a broken image."""
 
 from __future__ import annotations
 
@@ -6,42 +6,16 @@ import os
 import shlex
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
+from fastsiam.config import ColumnNames
 from fastsiam.errors import DataError
 from fastsiam.pipelines.store import FolderStore, open_store
+from fastsiam.train.image_list import names_of
 from tests.conftest import write_images
+from tests.forms import as_converted, as_list, write_list
 from tests.processes import fastsiam
-from tests.sources import tar
-
-PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
-
-
-def save(path: Path, mode: str = "RGB", **options: object) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(PIXELS).convert(mode).save(path, **options)  # type: ignore[arg-type]
-    return path
-
-
-def test_class_folders_are_sorted_and_may_be_deep(tmp_path: Path) -> None:
-    save(tmp_path / "zebra" / "a.jpg")
-    save(tmp_path / "ant" / "deep" / "deeper" / "b.JPEG")
-    save(tmp_path / "ant" / "c.PNG")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "ant" / "notes.txt").write_text("not an image")
-    save(tmp_path / ".hidden" / "x.jpg")
-    save(tmp_path / "ant" / "._c.jpg")
-    store = FolderStore(tmp_path)
-    assert store.classes == ("ant", "zebra")
-    assert store.labels.tolist() == [0, 0, 1]
-    assert [str(store.path(i).relative_to(tmp_path)) for i in range(3)] == [
-        "ant/c.PNG",
-        "ant/deep/deeper/b.JPEG",
-        "zebra/a.jpg",
-    ]
-    assert store.read(2) == (tmp_path / "zebra" / "a.jpg").read_bytes()
+from tests.sources import jpeg, put, tar
 
 
 def test_the_way_out_of_a_broken_image_is_one(tmp_path: Path) -> None:
@@ -64,11 +38,47 @@ def test_the_way_out_of_a_broken_image_is_one(tmp_path: Path) -> None:
 
 
 def test_links_that_lead_back_and_pipes_are_left_out(tmp_path: Path) -> None:
-    save(tmp_path / "a" / "0.jpg")
+    image = put(tmp_path / "a" / "0.jpg", jpeg(0))
     (tmp_path / "a" / "loop").symlink_to(tmp_path)
-    (tmp_path / "b").symlink_to(tmp_path / "a" / "0.jpg")
+    (tmp_path / "b").symlink_to(image)
     (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "1.jpg").symlink_to(tmp_path / "a" / "0.jpg")
+    (tmp_path / "c" / "1.jpg").symlink_to(image)
     os.mkfifo(tmp_path / "a" / "pipe.jpg")
     store = FolderStore(tmp_path)
     assert [store.name(i) for i in range(len(store))] == ["a/0.jpg", "c/1.jpg"]
+
+
+# Lists of files in CSV.
+
+
+def test_splits_labels_and_names_of_columns(images: Path) -> None:
+    names = ColumnNames("file", "kind")
+    rows = [[f"train/class0/00{i}.jpg", i % 3 - 1, "Train"] for i in range(6)]
+    rows += [["val/class1/000.jpg", 5, "validation"], ["val/class1/001.jpg", 0, "test"]]
+    root = write_list(images / "list.csv", "file,kind,split", rows)
+    train, val = (open_store(root, split, columns=names) for split in ("train", "val"))
+    assert train.labels.tolist() == [-1, 0, 1, -1, 0, 1] and val.labels.tolist() == [5]
+    assert train.classes == val.classes == tuple("012345")
+    assert names_of(val) == ["val/class1/000.jpg"]
+    assert open_store(root, "train", columns=ColumnNames("file")).classes == ()
+    texts = [["val/class0/000.jpg", "a"], ["val/class0/001.jpg", ""], ["val/class0/000.jpg", "b"]]
+    store = open_store(write_list(root, "path,label", texts), "train")
+    assert store.labels.tolist() == [0, -1, 1] and store.classes == ("a", "b")
+
+
+def test_csv_as_spreadsheets_write_it(images: Path) -> None:
+    (images / "a.csv").write_text(
+        "\ufeffpath, label\r\n\r\ntrain/class0/000.jpg, oak\r\n", encoding="utf-8"
+    )
+    store = open_store(images / "a.csv", "train")
+    assert store.classes == ("oak",) and names_of(store) == ["train/class0/000.jpg"]
+
+
+def test_a_list_is_converted(images: Path, tmp_path: Path) -> None:
+    """With the names of the list; a list of fewer rows is another source."""
+    root = as_list(images / "train", tmp_path)
+    out = as_converted(root, tmp_path / "out")
+    assert names_of(open_store(out, "train")) == names_of(open_store(root, "train"))
+    root.write_text("\n".join(root.read_text().splitlines()[:-1]))
+    with pytest.raises(DataError, match="was made with other options, of other images"):
+        as_converted(root, out)

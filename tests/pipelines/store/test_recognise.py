@@ -1,27 +1,52 @@
-"""Which data set lies at a path, and the messages where it is no data set or several."""
+"""Which data set lies at a path: its images, their classes, its splits."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from fastsiam.pipelines.store import open_store
-from tests.conftest import write_images
-from tests.sources import WNIDS, jpeg, tar
+from tests.sources import WNIDS, jpeg, put, tar
+
+DEEP = ["a/aa.jpg", "a/z.jpg", "a/sub/a.jpg", "a/sub/b.jpg", "a-b/c.jpg", "b/x/y/z.jpg"]
+KAGGLE = [f"ILSVRC/Data/CLS-LOC/train/{wnid}/0.JPEG" for wnid in WNIDS]
+CASES: dict[str, tuple[dict[str, Any], dict[str, list[str]]]] = {
+    "class folders may be deep, and others hidden or empty": (
+        {"zebra/a.jpg": "", "ant/deep/deeper/b.JPEG": "", "ant/c.PNG": "", "empty/x.txt": "",
+         "ant/notes.txt": "", ".hidden/x.jpg": "", "ant/._c.jpg": ""},
+        {"train": ["ant/c.PNG", "ant/deep/deeper/b.JPEG", "zebra/a.jpg"]},
+    ),
+    "deep folders": (dict.fromkeys(DEEP, ""), {"train": DEEP}),
+    "deep folders in a tar": ({"t.tar": DEEP[::-1]}, {"train": DEEP}),
+    "a word within a name tells no split": (
+        {"carnival.tar": ["a/0.jpg"], "._train.tar": ""}, {"train": ["a/0.jpg"]}
+    ),
+    "Kaggle's": (dict.fromkeys(KAGGLE, ""), {"train": [f"{wnid}/0.JPEG" for wnid in WNIDS]}),
+    "other names of splits": (
+        {"Train/a/0.jpg": "", "Validation/a/1.jpg": ""},
+        {"train": ["a/0.jpg"], "val": ["a/1.jpg"]},
+    ),
+}  # fmt: skip
+"""Files, with the members of tars, and the images that are there by split."""
 
 
-def test_a_word_within_a_name_tells_no_split(tmp_path: Path) -> None:
-    tar(tmp_path / "carnival.tar", [("a/0.jpg", jpeg(0))])
-    (tmp_path / "._train.tar").write_bytes(b"made by another system")
-    assert len(open_store(tmp_path, "train")) == 1
-
-
-def test_kaggles_layout_and_other_names_of_splits(tmp_path: Path) -> None:
-    for wnid in WNIDS:
-        path = tmp_path / "kaggle" / "ILSVRC/Data/CLS-LOC/train" / wnid / "0.JPEG"
-        path.parent.mkdir(parents=True)
-        path.write_bytes(jpeg(0))
-    assert open_store(tmp_path / "kaggle", "train").classes == WNIDS
-    write_images(tmp_path / "mixed" / "Train", each=2)
-    write_images(tmp_path / "mixed" / "Validation", each=1)
-    assert len(open_store(tmp_path / "mixed", "train")) == 6
-    assert len(open_store(tmp_path / "mixed", "val")) == 3
+@pytest.mark.parametrize("case", CASES)
+def test_layouts(case: str, tmp_path: Path) -> None:
+    files, splits = CASES[case]
+    for name, members in files.items():
+        if members:
+            tar(tmp_path / name, [(own, jpeg(i)) for i, own in enumerate(members)])
+        else:
+            put(tmp_path / name, name.encode())
+    for split, names in splits.items():
+        store: Any = open_store(tmp_path, split)  # type: ignore[arg-type]
+        assert [store.name(i) for i in range(len(store))] == names
+        assert store.classes == tuple(sorted({name.split("/")[0] for name in names}))
+        assert [store.classes[i] for i in store.labels] == [name.split("/")[0] for name in names]
+        for i, name in enumerate(names):
+            path = next(own for own in files if own.endswith((name, ".tar")) and own[0] != ".")
+            members = files[path]
+            content = jpeg(members.index(name)) if members else path.encode()
+            assert bytes(store.read(i)) == content

@@ -10,12 +10,11 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.errors import DataError, NoSplitError
 from fastsiam.pipelines.store import (
     ArchiveStore,
@@ -30,19 +29,12 @@ from fastsiam.pipelines.store.index import ROW, file_facts, keep, pack_texts
 from tests.conftest import write_images
 from tests.conversions import failing, run, same_images
 from tests.forms import FORMS, as_compressed, as_converted, as_on_the_hub, as_saved, write_list
-from tests.sources import cifar, folder_members, jpeg, tar
+from tests.sources import cifar, folder_members, jpeg, put, tar
 from tests.sources import tar_bytes as tarred
 from tests.tables import dataset
 
 Build = Callable[[Path], Path]
 """Writes what cannot be read below a folder; returns what is opened."""
-
-
-def put(path: Path, data: bytes | str = b"") -> Path:
-    """Write a file and the folders above it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data if isinstance(data, bytes) else data.encode())
-    return path
 
 
 def images(root: Path) -> Path:
@@ -70,30 +62,13 @@ def index_outside(root: Path) -> Path:
     return path
 
 
-def damaged(form: str, pattern: str, change: Callable[[bytes], bytes]) -> Build:
-    """Images in a form of which the first file that a pattern finds is changed."""
+def damaged(form: str, pattern: str, change: Callable[[bytes], bytes] | None) -> Build:
+    """Images in a form of which the first file that a pattern finds is changed, or removed."""
 
     def build(root: Path) -> Path:
         path = FORMS[form](images(root), root / "data")
         target = sorted(path.rglob(pattern))[0]
-        target.write_bytes(change(target.read_bytes()))
-        return path
-
-    return build
-
-
-def cut(data: bytes) -> bytes:
-    return data[:2000]
-
-
-def empty(data: bytes) -> bytes:
-    return b""
-
-
-def without(pattern: str, form: str = "saved") -> Build:
-    def build(root: Path) -> Path:
-        path = FORMS[form](images(root), root / "data")
-        sorted(path.rglob(pattern))[0].unlink()
+        target.write_bytes(change(target.read_bytes())) if change else target.unlink()
         return path
 
     return build
@@ -111,13 +86,6 @@ def labels(*columns: Sequence[object]) -> Build:
     return build
 
 
-def image_columns(root: Path) -> Path:
-    one = dataset([(jpeg(i), None, 0) for i in range(2)], ["a"], image="picture")
-    two = one.add_column("mask", one.with_format("arrow")[:]["picture"].to_pylist())
-    two.cast_column("mask", one.features["picture"]).save_to_disk(root / "two")
-    return root / "two"
-
-
 def no_image_column(root: Path) -> Path:
     one = dataset([(jpeg(i), None, 0) for i in range(2)], ["a"])
     one.remove_columns("image").to_parquet(root / "none.parquet")
@@ -126,6 +94,29 @@ def no_image_column(root: Path) -> Path:
 
 def beton(change: Callable[[bytes], bytes]) -> Build:
     return damaged("converted", "train.beton", change)
+
+
+def foreign(change: Callable[[bytes], bytes]) -> Build:
+    """A .beton file without checksums, as FFCV writes it."""
+
+    def without(data: bytes) -> bytes:
+        mark = data.index(b"fastsiam")
+        return change(data[:mark] + bytes(1024) + data[mark + 1024 :])
+
+    return beton(without)
+
+
+def with_images(data: bytes, count: int) -> bytes:
+    """Have the header of a .beton file count other images."""
+    return data[:8] + count.to_bytes(8, "little") + data[16:]
+
+
+THERE = "images/class0/000.jpg"
+
+
+def listing(header: str, rows: list[list[object]]) -> Build:
+    """A list beside the folder of ``images``."""
+    return lambda root: write_list(images(root).parent / "list.csv", header, rows)
 
 
 WHOLE_TAR = r"is no whole tar file"
@@ -162,10 +153,25 @@ CASES: dict[str, tuple[Build, str]] = {
         lambda root: put(root / "a.csv", b"path,label\na.jpg,caf\xe9\n"),
         "is not in UTF-8: save it in UTF-8",
     ),
+    "files of a list that are gone": (
+        listing("path,label", [[THERE, "a"], ["x.jpg", "b"], ["y.jpg", "b"]]),
+        "2 of 3 files, the first .*x.jpg; relative",
+    ),
+    "a list without paths": (listing("name,label", [[THERE, "a"]]), "no column 'path', only name"),
+    "a row without a path": (listing("path,label", [[THERE, "a"], ["", "b"]]), "no path in row 2"),
+    "a label beyond all classes": (
+        listing("path,label", [[THERE, 10**9]]), "label 1000000000, which is no number of a"
+    ),
+    "a list without rows": (listing("path,label", []), "names no images: it has no rows"),
+    "a row of another length": (
+        listing("path,label", [[THERE, "a", "b"]]), "has 3 fields in line 2 and 2 in its"
+    ),
     "an open quote": (lambda root: put(root / "a.csv", b'path\n"a.jpg\n'), "is damaged in line 2"),
     # tables
-    "a table that is cut": (damaged("saved", "data-00001*", cut), r"data-00001-of-00003.arrow"),
-    "a table that is gone": (without("data-00001*"), r"data-00001-of-00003.arrow"),
+    "a table that is cut": (
+        damaged("saved", "data-00001*", lambda d: d[:2000]), r"data-00001-of-00003.arrow"
+    ),
+    "a table that is gone": (damaged("saved", "data-00001*", None), r"data-00001-of-00003.arrow"),
     "a damaged state.json": (
         damaged("saved", "state.json", lambda _: json.dumps({"_data_files": "none"}).encode()),
         r"state.json cannot be read: .*; save the data set again",
@@ -177,19 +183,24 @@ CASES: dict[str, tuple[Build, str]] = {
     "no parquet": (
         lambda root: put(root / "a.parquet", b"PAR1 and no more"), "is no whole parquet file"
     ),
-    "two columns of images": (
-        image_columns, r"2 columns that can hold images \(picture, mask\)"
-    ),
     "no column of images": (no_image_column, r"no column that can hold images .*, only label"),
     "numbers and names": (labels([0, 1], "ab"), "numbers in some files and names in others"),
     # .beton files
-    "an empty beton": (beton(empty), "is empty"),
+    "an empty beton": (beton(lambda _: b""), "is empty"),
     "a zip for a beton": (beton(lambda d: b"PK\x03\x04" + d[4:]), "it says format"),
     "half a beton": (beton(lambda d: d[:3000]), "not where it should be|not whole"),
     "a row less": (beton(lambda d: d[:-24]), "lacks images"),
     "a damaged mark": (
         beton(lambda d: d.replace(b"fastsiam", b"fastsial", 1)),
         "the arguments of its image field are not ours",
+    ),
+    "no images in a beton": (foreign(lambda d: with_images(d, 0)), "holds no images"),
+    "more images than there is room for": (
+        foreign(lambda d: with_images(d, 10**6)), "it ends before its metadata of 1,000,000 images"
+    ),
+    "a table that is cut off": (foreign(lambda d: d[:-5]), "its allocation table is not whole"),
+    "a table that is too long": (
+        foreign(lambda d: d + bytes(1200)), "its allocation table is not where it should be"
     ),
     # archives of others
     "half of CIFAR": (
@@ -205,10 +216,10 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def refused(path: Path, words: str, split: Literal["train", "val"] = "train", **how: Any) -> str:
+def refused(path: Path, words: str) -> str:
     """Open a data set, expect a line with some words and return it."""
     with pytest.raises(DataError, match=words) as caught:
-        open_store(path, split, **how)
+        open_store(path, "train")
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -224,37 +235,23 @@ def test_what_cannot_be_opened_is_one_line(build: Build, words: str, tmp_path: P
     ("build", "words"),
     [
         (lambda root: tar(root / "t.tar", [("a/0.jpg", b"")]), "no val"),
-        (as_converted, "no val"),
-        (as_saved, "no val"),
-        (lambda images, root: images, r"no val/ or test/ folder"),
-        (lambda images, root: write_list(root / "a.csv", "path", [["x"]]), "no column 'split'"),
-        (lambda images, root: write_list(root / "a.csv", "path,split", [["x", "none"]]),
-         "no row whose split is val or .*, only 'none'"),
+        (lambda root: as_converted(images(root), root / "out"), "no val"),
+        (lambda root: as_saved(images(root), root / "out"), "no val"),
+        (images, r"no val/ or test/ folder"),
+        (listing("path", [["x"]]), "no column 'split'"),
+        (listing("path,split", [["x", "none"]]), "no row whose split is val or .*, only 'none'"),
     ],
-)  # fmt: skip
-def test_a_split_that_is_not_there(build: Any, words: str, tmp_path: Path) -> None:
-    own = (tmp_path,) if build.__code__.co_argcount == 1 else (images(tmp_path), tmp_path / "data")
+)
+def test_a_split_that_is_not_there(build: Build, words: str, tmp_path: Path) -> None:
     with pytest.raises(NoSplitError, match=words):
-        open_store(build(*own), "val")
+        open_store(build(tmp_path), "val")
 
 
-def test_lists_that_are_refused(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    there = "train/class0/000.jpg"
-    cases: list[tuple[str, list[list[object]], str, ColumnNames]] = [
-        ("path,label", [[there, "a"], ["x.jpg", "b"], ["y.jpg", "b"]],
-         "2 of 3 files, the first .*x.jpg; relative", AUTOMATIC),
-        ("name,label", [[there, "a"]], "no column 'path', only name, label", AUTOMATIC),
-        ("path,label", [[there, "a"], ["", "b"]], "no path in row 2", AUTOMATIC),
-        ("path,label", [[there, 10**9]], "label 1000000000, which is no number of a", AUTOMATIC),
-        ("path,a", [[there, "a"]], "no column 'b'.* pass --label-column", ColumnNames("", "b")),
-        ("path,a", [[there, "a"]], "no column 'b'.* pass --image-column", ColumnNames("b")),
-        ("path,label", [], "names no images: it has no rows", AUTOMATIC),
-        ("path,label", [[there, "a", "b"]], "has 3 fields in line 2 and 2 in its", AUTOMATIC),
-    ]  # fmt: skip
-    for header, rows, words, names in cases:
-        refused(write_list(images / "list.csv", header, rows), words, columns=names)
+def test_of_a_long_list_a_part_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(folder, "_LOOKED_FOR", 2)
-    path = write_list(images / "list.csv", "path", [["x"], [there], ["y"]])
+    path = listing("path", [["x"], [THERE], ["y"]])(tmp_path)
     refused(path, "2 of 2 files that were looked for, the first .*x")
 
 
