@@ -159,20 +159,7 @@ def evaluate_linear(
         "storage": config.storage if config.cached else None,
         "scale_min": None if config.cached else config.scale_min,
     }
-    name = f"LARS (trust {config.lars_trust:g}, no clip, biases too)" if is_lars else "SGD"
-    rates = ", ".join(f"{lr:g} ({lr * config.batch / 256:g})" for lr in config.rates)
-    crops = (
-        "trained on CACHED features of one central crop of each image, kept in "
-        f"{config.storage}: no augmentation"
-    )
-    subject.introduce(
-        f"linear evaluation on {images}: {name}, batch {config.batch:,}, {config.epochs} epochs, "
-        f"{_shared_settings(config)}",
-        f"base rates, and times {config.batch:,} / 256: {rates}",
-        crops if config.cached else _augmentation(config),
-        images.note,
-        why,
-    )
+    subject.introduce(*_linear_lines(config, images), images.note, why)
     details = "" if is_lars else "sgd", "cached" if config.cached else ""
     labelled = _Labelled("linear", images, config, protocol, *details)
     held = [part[:2] for part in subject.extract(images.val, "validation: images")]
@@ -203,6 +190,24 @@ def evaluate_linear(
         return lines
 
     return labelled.record(training, batches, lambda: held, summary, show)
+
+
+def _linear_lines(config: LinearConfig, images: LabelledImages) -> list[str]:
+    """Describe how the classifiers are trained."""
+    name = "SGD"
+    if config.optimizer == "lars":
+        name = f"LARS (trust {config.lars_trust:g}, no clip, biases too)"
+    rates = ", ".join(f"{lr:g} ({lr * config.batch / 256:g})" for lr in config.rates)
+    crops = (
+        "trained on CACHED features of one central crop of each image, kept in "
+        f"{config.storage}: no augmentation"
+    )
+    return [
+        f"linear evaluation on {images}: {name}, batch {config.batch:,}, {config.epochs} epochs, "
+        f"{_shared_settings(config)}",
+        f"base rates, and times {config.batch:,} / 256: {rates}",
+        crops if config.cached else _augmentation(config),
+    ]
 
 
 def evaluate_finetuned(

@@ -76,16 +76,12 @@ def evaluate_detection(
         pretrained.run, evaluation, *details, asked=config.json, place=place, console=console
     )
     schedule = schedule_of(config)
-    for line in (
-        f"{'UNTRAINED: ' * config.untrained}{pretrained}",
+    console.say(f"{'UNTRAINED: ' * config.untrained}{pretrained}")
+    console.say(
         f"{train.name}: {len(train):,} images; {val.name}: {len(val):,}; "
-        f"{len(train.classes)} classes",
-        f"{NAMES[config.detector]}, {'Mask' if config.task == 'coco' else 'Faster'} R-CNN: "
-        f"{schedule.steps:,} steps of {config.batch_size}, rate {config.lr:g}, drops at "
-        f"{', '.join(f'{drop:,}' for drop in schedule.drops)}; {evaluation.images.precision} on "
-        f"{devices(place)}; {counted(config.trials, 'trial')}",
-        *_not_the_protocols(evaluation),
-    ):
+        f"{len(train.classes)} classes"
+    )
+    for line in (_detector_line(config, evaluation, place), *_not_the_protocols(evaluation)):
         console.say(line)
     began = time.monotonic()
     torch.backends.cudnn.benchmark = False  # every batch has another shape
@@ -123,6 +119,17 @@ def evaluate_detection(
     record.summary.extend(_summary(record, config))
     files.keep(record, show)
     return record
+
+
+def _detector_line(config: DetectConfig, evaluation: Evaluation, place: Place) -> str:
+    """Describe the detector and its training."""
+    schedule = schedule_of(config)
+    return (
+        f"{NAMES[config.detector]}, {'Mask' if config.task == 'coco' else 'Faster'} R-CNN: "
+        f"{schedule.steps:,} steps of {config.batch_size}, rate {config.lr:g}, drops at "
+        f"{', '.join(f'{drop:,}' for drop in schedule.drops)}; {evaluation.images.precision} on "
+        f"{devices(place)}; {counted(config.trials, 'trial')}"
+    )
 
 
 def _open_data(config: DetectConfig) -> tuple[DetectionSet, DetectionSet]:
