@@ -28,6 +28,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, list[str]]]] = {
         {"Train/a/0.jpg": "", "Validation/a/1.jpg": ""},
         {"train": ["a/0.jpg"], "val": ["a/1.jpg"]},
     ),
+    "other names of tars": (
+        {"my-training-0.tar": ["a/0.jpg"], "my-valid-0.tar": ["b/1.jpg"]},
+        {"train": ["a/0.jpg"], "val": ["b/1.jpg"]},
+    ),
 }  # fmt: skip
 """Files, with the members of tars, and the images that are there by split."""
 
@@ -46,7 +50,7 @@ def test_layouts(case: str, tmp_path: Path) -> None:
         assert store.classes == tuple(sorted({name.split("/")[0] for name in names}))
         assert [store.classes[i] for i in store.labels] == [name.split("/")[0] for name in names]
         for i, name in enumerate(names):
-            path = next(own for own in files if own.endswith((name, ".tar")) and own[0] != ".")
+            path = next(x for x, inside in files.items() if x.endswith(name) or name in inside)
             members = files[path]
             content = jpeg(members.index(name)) if members else path.encode()
             assert bytes(store.read(i)) == content
