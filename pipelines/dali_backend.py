@@ -39,7 +39,7 @@ class DaliLoader(NativeLoader):
             true on a GPU. On a CPU the engine is three times as fast, and bit-identical to PIL.
     """
 
-    tunes_workers = False
+    decodes_for_gpu = tunes_workers = False
 
     def __init__(self, spec: LoaderSpec, *, dali_resizes: bool | None = None) -> None:
         super().__init__(spec)

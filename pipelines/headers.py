@@ -89,7 +89,8 @@ class Headers:
         Raises:
             DataError: a file cannot be read or is not an image; the message names it.
         """
-        places = np.flatnonzero(self._form[index] != PILLOW)
+        form = self._form[index]
+        places = np.flatnonzero((form != PILLOW) & (bool(self.decode) | (form != JPEG)))
         images = index[places]
         data = self._store.read_into(images, new_chunk)
         for number in np.flatnonzero(self._form[images] == _UNKNOWN).tolist():

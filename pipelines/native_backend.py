@@ -41,6 +41,8 @@ OnDevice = tuple[tuple[Tensor, ...], torch.cuda.Event | None]
 class NativeLoader(CropLoader):
     """The loader of the native pipeline."""
 
+    decodes_for_gpu: ClassVar[bool] = True
+    """Whether the engine decodes images for a GPU too."""
     tunes_workers: ClassVar[bool] = True
     """Whether ``--workers auto`` finds the fewest threads that suffice; see ``tuning``."""
 
@@ -48,6 +50,8 @@ class NativeLoader(CropLoader):
         super().__init__(spec)
         workers, self._prefetch = spec.data.workers, spec.data.prefetch
         self._engine = Engine(self._store, workers=workers)
+        if self._device.type == "cpu" or self.decodes_for_gpu:
+            _ = self._engine.headers.decode  # compiles the kernels, or raises, before training
         self._read: Read | None = None
         """Reads the images of the next batch; None means the engine."""
         self._finishes = self._device.type == "cpu"

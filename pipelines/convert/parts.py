@@ -64,13 +64,17 @@ def run_by_dask(config: ConvertConfig, words: Sequence[str]) -> dict[int, str]:
     add_package_to_path()
     failed: dict[int, str] = {}
     address = config.scheduler or os.environ.get("DASK_SCHEDULER_ADDRESS", "")
-    local = {"threads_per_worker": 1, "dashboard_address": None, "silence_logs": logging.CRITICAL}
     with ExitStack() as stack:
         stack.enter_context(stoppable("the same command makes the parts that are missing"))
-        try:  # without an address, dask starts workers here
-            client = distributed.Client(
-                address or None, set_as_default=False, **({} if address else local)
+        cluster = None
+        if not address:
+            cluster = stack.enter_context(
+                distributed.LocalCluster(
+                    threads_per_worker=1, dashboard_address=None, silence_logs=logging.CRITICAL
+                )
             )
+        try:
+            client = distributed.Client(cluster or address, set_as_default=False)
         except (OSError, ValueError) as error:
             raise FastSiamError(f"no dask scheduler answers at {address} ({error})") from error
         stack.enter_context(client)

@@ -79,7 +79,7 @@ class RemoteFile:
             if self._cache.keeps:
                 return
             ranges = [own for own in ranges if not all(map(self._cache.has, wanted[own]))]
-        _fetch_ahead(self.path, self.facts, ranges)
+        _ahead.begin(self.path, self.facts, ranges)
 
     def check(self) -> None:
         """Do nothing: every request checks that the object is the same version."""
@@ -95,9 +95,7 @@ class RemoteFile:
 
     def _of_server(self, start: int, stop: int) -> memoryview:
         """Return a range that was fetched ahead, or fetch it."""
-        with _lock:
-            request = _ahead.pop((self.path, (start, stop)), None)
-        if request is not None:
+        if (request := _ahead.take(self.path, (start, stop))) is not None:
             return request.result()
         cuts = [*range(start, stop, _BLOCK), stop]
         parts = storage.fetch(self.path, self.facts, list(itertools.pairwise(cuts)))
@@ -107,7 +105,7 @@ class RemoteFile:
         """Start to fetch those chunks that the cache does not have."""
         for chunk in wanted:
             if cache.keeps and not cache.has(chunk):
-                with _lock:
+                with _fetching_lock:
                     if chunk.name not in _fetching:
                         get = partial(storage.get, self.path, self.facts, chunk.start, chunk.stop)
                         future = storage.submit(partial(cache.fetch, chunk, get))
@@ -125,24 +123,38 @@ class RemoteFile:
             into[:] = self._of_server(start, start + len(into))
 
 
-_lock = threading.Lock()
-_ahead: dict[tuple[RemotePath, Range], Future[memoryview]] = {}
-"""Ranges that this process fetches ahead, until they are read."""
+class _Ahead:
+    """Ranges that are fetched ahead, until they are read."""
+
+    def __init__(self) -> None:
+        self._requests: dict[tuple[RemotePath, Range], Future[memoryview]] = {}
+        self._lock, self.bytes = threading.Lock(), 0
+
+    def begin(self, path: RemotePath, facts: Facts, ranges: Sequence[Range]) -> None:
+        """Request those ranges that are not here yet; the oldest make room."""
+        with self._lock:
+            for start, stop in dict.fromkeys(ranges):
+                if start < stop and (path, (start, stop)) not in self._requests:
+                    request = storage.submit(partial(storage.get, path, facts, start, stop))
+                    self._requests[path, (start, stop)] = request
+                    self.bytes += stop - start
+            while self.bytes > MOST_AHEAD and len(self._requests) > 1:
+                self._drop(next(iter(self._requests))).cancel()
+
+    def take(self, path: RemotePath, own: Range) -> Future[memoryview] | None:
+        """Remove and return the request for a range."""
+        with self._lock:
+            return self._drop((path, own)) if (path, own) in self._requests else None
+
+    def _drop(self, key: tuple[RemotePath, Range]) -> Future[memoryview]:
+        self.bytes -= key[1][1] - key[1][0]
+        return self._requests.pop(key)
+
+
+_ahead = _Ahead()
 _fetching: dict[str, Future[None]] = {}
 """Chunks that this process fetches, by the names of their files."""
-
-
-def _fetch_ahead(path: RemotePath, facts: Facts, ranges: Sequence[Range]) -> None:
-    """Request ranges that are not requested yet; the oldest make room."""
-    with _lock:
-        for own in ranges:
-            if own[0] < own[1] and (path, own) not in _ahead:
-                _ahead[path, own] = storage.submit(partial(storage.get, path, facts, *own))
-        size = sum(stop - start for _, (start, stop) in _ahead)
-        while size > MOST_AHEAD and len(_ahead) > 1:
-            oldest = next(iter(_ahead))
-            _ahead.pop(oldest).cancel()
-            size -= oldest[1][1] - oldest[1][0]
+_fetching_lock = threading.Lock()
 
 
 def _end(name: str, _: Future[None]) -> None:

@@ -32,7 +32,7 @@ from ..remote.path import Place
 from .base import PlacedStore, is_image_name
 from .files import File, FileReader, Mapped, open_file
 from .index import ROW, Index, are_small, file_facts, open_index, pack_texts, unpack_texts
-from .labels import number_classes, parse_labels
+from .labels import number_classes
 from .probe import Bytes, Flags, probe
 
 _WNID = re.compile(r"n\d{8}")
@@ -246,10 +246,11 @@ def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source:
             f"{source} holds folders train/ and others: unpack it, or make a tar of each split, "
             "train.tar and val.tar"
         )
-    if any(texts):  # of WebDataset: numbers in ImageNet's shards
-        labels = parse_labels(texts)
-    else:  # the first folder below the shared ones
+    labels: NDArray[np.int64] | list[str | None] = [text or None for text in texts]
+    if not any(texts):  # the first folder below the shared ones
         labels = [parts[shared] if len(parts) > shared + 1 else None for parts in paths]
+    elif all(text.isascii() and text.isdigit() for text in {*texts} - {""}):
+        labels = np.array([int(text[:18] or -1) for text in texts])  # as ImageNet's shards have
     rows["label"], classes = number_classes(labels, source)
     names = ["/".join(parts[shared:]) for parts in paths]
     order = sorted(range(len(names)), key=[_files_first(name) for name in names].__getitem__)

@@ -44,6 +44,11 @@ class MixedStore(Store):
         """Say where the images come from."""
         return " and ".join(map(str, self._stores))
 
+    def check(self) -> None:
+        """Raise if a mapped file lost bytes: each data set checks its own."""
+        for store in self._stores:
+            store.check()
+
     def read(self, index: int) -> Bytes:
         """Return an image's bytes."""
         store, own = self._place(index)

@@ -16,14 +16,21 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from fastsiam.errors import ImageError
+from fastsiam.errors import BackendError, ImageError
 from fastsiam.pipelines import headers
 from fastsiam.pipelines.cuts import Cuts
 from fastsiam.pipelines.engine import Engine
 from fastsiam.pipelines.store import Store
 from tests.conftest import write_images
 from tests.forms import FORMS, Write
-from tests.pipelines.cases import WITH_IMAGES, assert_near, batches, change_image, same
+from tests.pipelines.cases import (
+    WITH_IMAGES,
+    assert_near,
+    batches,
+    change_image,
+    opened,
+    same,
+)
 from tests.pipelines.conftest import Loaders
 from tests.sources import (
     cifar,
@@ -236,3 +243,23 @@ def test_batches_are_made_without_libjpeg(odd: Path, monkeypatch: pytest.MonkeyP
     expected = batches("native", odd, 0, 1)
     monkeypatch.setattr(headers, "decoder", lambda: 0)
     assert same(batches("native", odd, 0, 1), expected)
+
+
+def test_without_libjpeg_pillow_alone_reads_jpegs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(headers, "decoder", lambda: 0)
+    known, both = headers.Headers(ListStore([jpeg(0), jpeg(1)])), np.arange(2)
+    known.read(both)
+    assert known.read_images(both, lambda: memoryview(bytearray(1 << 20))) == {}
+
+
+def test_kernels_are_missed_when_a_loader_is_opened(
+    odd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at the first batch, when a run has begun."""
+
+    def missing() -> int:
+        raise BackendError("no compiler")
+
+    monkeypatch.setattr(headers, "decoder", missing)
+    with pytest.raises(BackendError, match="no compiler"):
+        opened("native", odd)

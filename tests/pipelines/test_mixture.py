@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastsiam.config import DataConfig, Pipeline
+from fastsiam.errors import FileLostError
 from fastsiam.pipelines import Order, build_loader, open_split
 from fastsiam.pipelines.mixture import Mixture, positions_of, shuffle_of
 from fastsiam.pipelines.store import MixedStore, Store, open_store, picked
@@ -22,6 +24,7 @@ from fastsiam.pipelines.store.base import in_order
 from fastsiam.pipelines.subsets import open_training
 from tests.forms import FORMS
 from tests.pipelines.cases import SMALL, WITH_IMAGES, equal, first
+from tests.sources import jpeg, tar
 
 
 @st.composite
@@ -105,6 +108,17 @@ def test_stores_of_every_kind_are_read_as_one(images: Path, tmp_path: Path) -> N
         assert mixed.decode(index).tobytes() == store.decode(own).tobytes()
     blocks = mixed.blocks()
     assert all(blocks[a:b].min() > blocks[:a].max() for a, b in pairwise(first[1:]))
+
+
+def test_each_data_set_checks_its_own_files(tmp_path: Path) -> None:
+    """Also where together they have more files than one data set checks."""
+    names = [tmp_path / "one" / "0.tar", *(tmp_path / "many" / f"{i}.tar" for i in range(17))]
+    tars = [tar(path, [("a/0.jpg", jpeg(0))]) for path in names]
+    mixed = MixedStore([open_store(tmp_path / name, "train") for name in ("one", "many")])
+    mixed.check()
+    os.truncate(tars[0], 100)
+    with pytest.raises(FileLostError, match=r"one/0\.tar changed while it was read"):
+        mixed.check()
 
 
 @pytest.mark.parametrize("name", [one for one in WITH_IMAGES if one.values != ("ffcv",)])
