@@ -7,6 +7,7 @@ settings, and a library that fails or is missing affects only its own runner.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import socket
@@ -31,7 +32,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _FRESH = multiprocessing.get_context("spawn")
 _PATIENCE = 5.0
 """Seconds that a process has to end when it is told to."""
-_PATIENCE_ON_GPU = 300.0
+_PATIENCE_ON_GPU = 150.0
 """Seconds that a runner may take for an answer on a GPU: it compiles a ResNet-50 in a minute."""
 
 
@@ -140,10 +141,11 @@ class Runner:
         """End its processes."""
         for pool in self._pools:
             pool.shutdown(wait=False, cancel_futures=True)
-        for process in psutil.wait_procs(self._processes, _PATIENCE)[1]:
-            process.kill()
-        for pool in self._pools:
-            pool.shutdown()
+        _, alive = psutil.wait_procs(self._processes, _PATIENCE)
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(alive, _PATIENCE)  # the next runner is to find their GPU memory free
 
     def _ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Call a function in each process; return its results.
@@ -243,7 +245,9 @@ def _begin_rank(environment: Mapping[str, str], rank: int, ranks: int, port: int
     place |= {"MASTER_PORT": port}
     own = {name: str(value) for name, value in place.items()}
     set_up_worker({**environment, "MASTER_ADDR": "127.0.0.1", **own})
-    if not os.environ.get("FASTSIAM_DEBUG"):  # libraries print much
+    if os.environ.get("FASTSIAM_DEBUG"):
+        faulthandler.enable()  # says where compiled code crashes
+    else:  # libraries print much
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
