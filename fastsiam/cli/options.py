@@ -277,15 +277,14 @@ def merge_sources(flags: Mapping[str, Any]) -> Settings:
     Raises:
         ValueError: one of them names nothing that holds settings.
     """
-    given = Settings(recipe=flags.get("recipe", ""), flags=flags)
-    sources = [given]
+    sources, recipe = [Settings(flags=flags)], str(flags.get("recipe", ""))
     if "config" in flags:
         sources.insert(0, read_settings(Path(flags["config"])))
     resume = next((x for own in sources[::-1] if (x := str(own.flags.get("resume", "")))), "")
     if resume in _FRESH:
-        return merge(*sources)
+        return merge(*sources, recipe=recipe)
     run = _resumed_run(resume, str(flags.get("out", "")))
-    merged = merge(run, *sources)  # a file that names no folder leaves the run's
+    merged = merge(run, *sources, recipe=recipe)  # a file that names no folder leaves the run's
     return replace(merged, flags={**merged.flags, "out": merged.flags["out"] or run.flags["out"]})
 
 

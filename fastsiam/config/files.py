@@ -211,11 +211,16 @@ def _method_of(recipe: str) -> str:
     return str(CHANGES[recipe].get("method", SimSiamConfig.name))
 
 
-def merge(*sources: Settings) -> Settings:
+def merge(*sources: Settings, recipe: str = "") -> Settings:
     """Merge settings: each source overrides the ones before, and all override the recipe.
 
-    The last source that names a recipe or a method decides it; settings of other methods are left
+    The last source that names a method, or a recipe, decides it; settings of other methods are left
     out.
+
+    Args:
+        sources: from the weakest to the strongest.
+        recipe: name; by default that of the last source with one, else the first recipe. It decides
+            the method only if no source does.
 
     Returns:
         Every setting, and the recipe.
@@ -223,7 +228,7 @@ def merge(*sources: Settings) -> Settings:
     Raises:
         ValueError: there is no such recipe or method.
     """
-    recipe, method = "", ""
+    method = ""
     for source in sources[::-1]:
         recipe, method = recipe or source.recipe, method or source.method
     recipe = recipe or next(iter(RECIPES))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import urlsplit
 
 from .setting import Config, check_name, require, setting
 
@@ -67,14 +66,15 @@ class NodesConfig(Config):
         Raises:
             ValueError: it is not HOST or HOST:PORT.
         """
-        try:
-            parts = urlsplit(f"//{self.rendezvous}")
-            host, port = parts.hostname or "", parts.port or DEFAULT_PORT
-        except ValueError:  # no number, or an address of version 6 without brackets
-            host, port = "", 0
-        text = f"rendezvous is HOST:PORT, such as node1:29500, not {self.rendezvous!r}"
-        require(bool(host), text)
-        return host, port
+        form = r"(?P<host>[^][:/?#@\s]+|\[[0-9a-fA-F:.]+\])(:(?P<port>\d{1,5}))?"
+        found = re.fullmatch(form, self.rendezvous)
+        port = int(found["port"] or DEFAULT_PORT) if found else 0
+        require(
+            0 < port < 2**16,
+            f"rendezvous is HOST:PORT, such as node1:29500, not {self.rendezvous!r}",
+        )
+        assert found is not None
+        return found["host"].strip("[]"), port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

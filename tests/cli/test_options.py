@@ -137,6 +137,10 @@ def test_flag_beats_file_beats_recipe_in_any_order(tmp_path: Path) -> None:
         assert parse(*arguments) == ("cifar10", expected)
     other = with_settings(RECIPES["demo"](), lr=0.5, batch=64)
     assert parse("--recipe", "demo", *named) == ("demo", other)
+    file.write_text("method: byol\ndim: 64\nencoder_momentum: 0.9\n")
+    flags = parse("--recipe", "imagenet", *named)[1].to_flags()
+    assert (flags["method"], flags["dim"]) == ("byol", 64)
+    assert parse("--recipe", "imagenet", "--method", "simsiam", *named)[1] == RECIPES["imagenet"]()
     file.write_text("optim:\n  lr: -1\n")
     said = refused("--config", str(file))
     assert f"lr must be above 0, not -1.0 (with the settings of {file})" in said
