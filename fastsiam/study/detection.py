@@ -6,10 +6,12 @@ the highest AP on the test set. The paper searches the rate too, and does not sa
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -22,11 +24,14 @@ from fastsiam.config.study import StudyDetectConfig
 from fastsiam.console import Console, counted
 from fastsiam.environment import environment
 from fastsiam.errors import NOT_FINITE, FastSiamError
+from fastsiam.evaluate.detection.command import preflight
 from fastsiam.evaluate.detection.protocol import FIGURES, PAPER, protocol_of
-from fastsiam.files import explained, parsed_json, write_json
+from fastsiam.evaluate.subject import network_facts, open_network
+from fastsiam.files import explained, parsed_json, quoted, write_json, written_for_user
 from fastsiam.report.markdown import markdown
 from fastsiam.run.records import Record
-from fastsiam.signals import ending_with
+from fastsiam.signals import ending_with, signal_name
+from fastsiam.study.runner import RANKS_LINES
 from fastsiam.study.runs import Run
 from fastsiam.study.scales import Scale
 
@@ -57,7 +62,9 @@ class DetectionRow:
     lr: float = 0.0
     """The learning rate with the highest AP."""
     trials: tuple[dict[str, Any], ...] = ()
-    """Figures of each trial at that rate, in percent."""
+    """Figures of each trial at that rate, in percent, without those that diverged."""
+    diverged: int = 0
+    """Number of trials at that rate that diverged."""
     differences: tuple[str, ...] = ()
     """Settings that are not the protocol's."""
 
@@ -83,11 +90,16 @@ def detection_rows(scale: Scale, folder: Path, config: StudyDetectConfig) -> lis
         variant = _VARIANTS[title]
         settings = scale.settings(variant, seed=0)
         run = Run(folder / f"{variant}-seed-0", variant, 0, scale, settings)
+        run.check_settings()
         if run.is_trained:
             rows.append(DetectionRow(title, str(run.folder)))
+        elif run.is_diverged:
+            rows.append(DetectionRow(title, "", f"the training of {run.folder} diverged"))
         else:
             study = "transfer" if variant in ("epochs-2x", "transfer") else "related-2x"
             command = f"fastsiam study run {study} --scale {scale.name}"
+            command += f" --epochs {config.epochs}" if config.epochs else ""
+            command += f" --out {quoted(config.out)}"
             rows.append(DetectionRow(title, "", f"{run.folder} is not trained: {command}"))
     return rows
 
@@ -101,78 +113,89 @@ def do_detection(
         rows: those without a network stay as they are.
         config: the learning rates.
         detector: settings of all detectors, with the number of trials.
-        folder: for the records, one file for each network, rate and first seed.
+        folder: for the records, one file for each network, rate and seed.
 
     Raises:
-        FastSiamError: an evaluation failed, or the folder has one with other settings.
+        FastSiamError: a network or the data cannot be read, or an evaluation failed.
     """
-    console, found = Console(), []
-    for row in rows:
-        if not row.network:
+    console, weights = Console(), dict[str, str]()
+    for row in rows:  # all networks are read before the first detector is trained
+        if row.network:
+            if not weights:
+                preflight(Path(row.network), detector)
+            weights[row.title] = _weights_of(row, detector)
+        else:
             console.say(f"no row {row.title!r}: {row.missing}")
-        found.append(_with_figures(row, config, detector, folder) if row.network else row)
-    return found
+    return [
+        _with_figures(row, config, detector, folder, weights[row.title]) if row.network else row
+        for row in rows
+    ]
+
+
+def _weights_of(row: DetectionRow, detector: DetectConfig) -> str:
+    """Return the hash of a row's network."""
+    own = replace(detector, untrained=row.untrained)
+    pretrained = open_network(Path(row.network), own)
+    return network_facts(pretrained, pretrained.network(), untrained=row.untrained).fingerprint
 
 
 def _with_figures(
-    row: DetectionRow, config: StudyDetectConfig, detector: DetectConfig, folder: Path
+    row: DetectionRow,
+    config: StudyDetectConfig,
+    detector: DetectConfig,
+    folder: Path,
+    weights: str,
 ) -> DetectionRow:
     """Search the learning rate with the first trial, then train the other trials."""
-    detector = replace(detector, untrained=row.untrained, json="")
-    first: dict[float, Record] = {}
-    for lr in config.lrs:
-        if record := _evaluated(row, replace(detector, lr=lr, trials=1), folder):
-            first[lr] = record
+
+    def evaluated(lr: float, seed: int) -> Record | None:
+        own = replace(
+            detector, lr=lr, seed=seed, trials=1, untrained=row.untrained, json="", resume="auto"
+        )
+        return _evaluated(row, own, folder / detector.task, weights)
+
+    found = {lr: evaluated(lr, detector.seed) for lr in config.lrs}
+    first = {lr: record for lr, record in found.items() if record}
     if not first:
         raise FastSiamError(f"{row.title}: the loss diverged at every rate; pass lower ones, --lrs")
     best = max(first, key=lambda lr: first[lr].results[0]["AP"])
-    records = [first[best]]
-    if detector.trials > 1:
-        others = replace(detector, lr=best, seed=detector.seed + 1, trials=detector.trials - 1)
-        if record := _evaluated(row, others, folder):
-            records.append(record)
+    others = [evaluated(best, detector.seed + number) for number in range(1, detector.trials)]
+    records = [first[best], *filter(None, others)]
     return replace(
         row,
         searched={lr: record.results[0]["AP"] for lr, record in first.items()},
         lr=best,
         trials=tuple(
-            {key: value for key, value in line.items() if key not in ("trial", "seconds")}
+            {key: value for key, value in record.results[0].items() if key != "trial"}
             for record in records
-            for line in record.results
         ),
+        diverged=others.count(None),
         differences=tuple(
             x for x in first[best].protocol["differences"] if not x.startswith(("trials", "lr"))
         ),
     )
 
 
-def _evaluated(row: DetectionRow, detector: DetectConfig, folder: Path) -> Record | None:
-    """Return the record of one evaluation, which is made if it is missing; None if it diverged.
+def _evaluated(
+    row: DetectionRow, detector: DetectConfig, folder: Path, weights: str
+) -> Record | None:
+    """Return the record of one trial, which is made if it is missing; None if it diverged.
+
+    The name of its file has a hash of weights, data and protocol: others have files of their own.
 
     Raises:
-        FastSiamError: it failed, or the file holds one with other settings.
+        FastSiamError: it failed, or the file cannot be read.
     """
+    data = str(Path(detector.data).resolve())
+    identity = json.dumps([weights, data, detector.precision, protocol_of(detector)])
     name = row.title.lower().replace(",", "").replace(" ", "-")
-    path = folder / detector.task / f"{name}-lr-{detector.lr:g}-seed-{detector.seed}.json"
+    mark = f"{zlib.crc32(identity.encode()):08x}"
+    path = folder / f"{name}-lr-{detector.lr:g}-seed-{detector.seed}-{mark}.json"
     diverged = path.with_suffix(".diverged")
     if not path.exists() and not diverged.exists():
         _evaluate(row, detector, path, diverged)
     if diverged.exists():
         return None
-    record = _read(path)
-    wanted = protocol_of(detector)
-    own = {key: record.protocol.get(key) for key in wanted}
-    if changed := [
-        f"{key} {own[key]}, not {wanted[key]}" for key in wanted if own[key] != wanted[key]
-    ]:
-        raise FastSiamError(
-            f"{path} has other settings ({'; '.join(changed)}); move it away, or choose another "
-            "--out"
-        )
-    return record
-
-
-def _read(path: Path) -> Record:
     with explained(FastSiamError, f"cannot read {path}"):
         content = path.read_text()
     try:
@@ -184,26 +207,30 @@ def _read(path: Path) -> Record:
 def _evaluate(row: DetectionRow, detector: DetectConfig, path: Path, diverged: Path) -> None:
     """Run ``fastsiam eval detect`` in its own process, with its output in a log."""
     log = path.with_suffix(".log")
-    trials = counted(detector.trials, "trial")
-    Console().say(f"{row.title}, rate {detector.lr:g}, {trials}: the output is in {log}")
+    said = f"{row.title}, rate {detector.lr:g}, seed {detector.seed}"
+    Console().say(f"{said}: the output is in {log}")
     words = [sys.executable, "-m", "fastsiam", "eval", "detect", row.network, "--json", str(path)]
     with explained(FastSiamError, f"cannot write {log}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out:
-            ended = subprocess.run(
+            before = out.tell()
+            code = subprocess.run(
                 [*words, *_options(detector)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 preexec_fn=ending_with(os.getpid()),
-            )
-    if not ended.returncode:
+            ).returncode
+        lines = log.read_bytes()[before:].decode(errors="replace").splitlines()
+    if not code:
         return
-    *_, last = ["no output", *log.read_text(errors="replace").splitlines()]
-    if NOT_FINITE not in last:
-        raise FastSiamError(f"{row.title} failed ({last.removeprefix('error: ')}); see {log}")
-    Console().say(f"{row.title}, rate {detector.lr:g}: diverged")
-    diverged.touch()
+    if code < 0 or not any(NOT_FINITE in line for line in lines[-RANKS_LINES:]):
+        *_, last = ["no output", *lines]
+        why = f"killed by {signal_name(-code)}" if code < 0 else last.removeprefix("error: ")
+        raise FastSiamError(f"{said} failed ({why}); see {log}")
+    Console().say(f"{said}: diverged")
+    with written_for_user(diverged) as temporary:
+        temporary.touch()
 
 
 def _options(detector: DetectConfig) -> list[str]:
@@ -225,6 +252,11 @@ def table(rows: Sequence[DetectionRow], detector: DetectConfig) -> str:
         tables.append(_table(rows, "coco masks", "mask "))
     apart = dict.fromkeys(text for row in rows for text in row.differences)
     said = [f"Not the protocol's: {'; '.join(apart)}."] if apart else []
+    said += [
+        f"{row.title}: {counted(row.diverged, 'further trial')} diverged."
+        for row in rows
+        if row.diverged
+    ]
     return "\n\n".join([*tables, *said])
 
 

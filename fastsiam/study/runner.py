@@ -29,7 +29,7 @@ from fastsiam.study.scales import Scale
 
 _TICK = 0.1
 """Seconds between two polls of the processes."""
-_RANKS_LINES = 20
+RANKS_LINES = 20
 """Number of last lines of a log that contain a run's error: lines of other ranks may follow it."""
 
 
@@ -70,7 +70,7 @@ def _check_images(run: Run) -> None:
 
     from fastsiam.distributed import Place
     from fastsiam.evaluate.subject import labelled_loaders
-    from fastsiam.train.image_list import ImageList
+    from fastsiam.train.image_list import ImageList, fingerprint
     from fastsiam.train.images import run_images
 
     scale, config, place = run.scale, run.config, Place(0, 1, torch.device("cpu"))
@@ -84,7 +84,7 @@ def _check_images(run: Run) -> None:
     own = run_images(config, None).listed
     for folder in sorted(run.folder.parent.glob("*-seed-*")):
         listed = ImageList.load(folder)
-        if own and listed and listed.names != own.names:
+        if own and listed and fingerprint(listed.names) != fingerprint(own.names):
             raise DataError(
                 f"{folder} was trained on other images than those of {config.data.root}; pass its "
                 "--data, or choose another --out"
@@ -279,4 +279,4 @@ def _failed(run: Run, code: int) -> FastSiamError:
 
 def _last_lines(path: Path) -> list[str]:
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    return [line.strip() for line in lines if line.strip()][-_RANKS_LINES:]
+    return [line.strip() for line in lines if line.strip()][-RANKS_LINES:]

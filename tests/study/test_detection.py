@@ -13,6 +13,7 @@ from fastsiam.config.detect import DetectConfig
 from fastsiam.config.study import StudyDetectConfig
 from fastsiam.errors import FastSiamError
 from fastsiam.run.log import read_metrics
+from fastsiam.study import detection
 from fastsiam.study.detection import (
     DetectionRow,
     detection_rows,
@@ -25,6 +26,7 @@ from tests.evaluate.conftest import trained_run  # noqa: F401
 from tests.evaluate.detection.conftest import made  # noqa: F401
 from tests.evaluate.detection.test_command import QUICK
 from tests.processes import Forked, fork_programs
+from tests.run.test_records import record_of
 
 
 def work(rows: list[DetectionRow], config: StudyDetectConfig, how: DetectConfig, out: Path) -> None:
@@ -71,7 +73,7 @@ def test_the_best_rate_is_used_for_all_trials(
     ended = Forked(work, rows, config, how, tmp_path).wait(300)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "no row 'BYOL': run it" in ended.stderr
-    assert "SimSiam, base, rate 1e+30: diverged" in ended.stderr
+    assert "SimSiam, base, rate 1e+30, seed 0: diverged" in ended.stderr
     record = json.loads((tmp_path / "record.json").read_text())
     row, missing = record["rows"]
     assert [lr for lr, _ in row["searched"]] == [0.01, 0.02] and missing["trials"] == []
@@ -88,20 +90,65 @@ def test_the_best_rate_is_used_for_all_trials(
     assert "paper: AP50" in head and "75.5" in first and f"{row['lr']:g}" in first
     assert "BYOL" in second and second.split("|")[-2].strip() == "0"
 
-    with pytest.raises(FastSiamError, match=r"other settings \(steps 2, not 3; .*\); move it away"):
-        do_detection(rows, config, replace(how, steps=3), tmp_path)
     broken = next(path for path in files if "seed-1" in path.name)
     broken.write_text("{}")
     with pytest.raises(FastSiamError, match="is no record of an evaluation; delete it"):
         do_detection(rows, config, how, tmp_path)
 
 
-def test_failures_stop_it(trained_run: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_other_weights_data_and_settings_are_other_evaluations(
+    trained_run: Path,  # noqa: F811
+    made: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A trial that diverges is told, with whatever the further ones give."""
+    done: list[Path] = []
+    line = {"trial": 1, "seed": 0, "AP50": 30.0, "AP": 20.0, "AP75": 10.0}
+    plain = record_of("knn").to_dict() | {
+        "kind": "detect", "results": [line], "protocol": {"differences": []}
+    }  # fmt: skip
+
+    def evaluate(row: DetectionRow, how: DetectConfig, path: Path, diverged: Path) -> None:
+        done.append(path)
+        diverged.parent.mkdir(parents=True, exist_ok=True)
+        if how.seed == 1:
+            diverged.touch()
+        else:
+            path.write_text(json.dumps(plain))
+
+    monkeypatch.setattr(detection, "_evaluate", evaluate)
+    rows = [DetectionRow(title, str(trained_run)) for title in ("SimSiam, base", "scratch")]
+    config = StudyDetectConfig(lrs=(0.02,))
+    how = replace(QUICK, data=str(made / "voc"), trials=3)
+    found = do_detection(rows, config, how, tmp_path)
+    assert [(len(row.trials), row.diverged) for row in found] == [(2, 1), (2, 1)]
+    assert "scratch: 1 further trial diverged." in table(found, how)
+    assert len({*done}) == 6
+    shutil.copytree(made / "voc", tmp_path / "voc")
+    for other in ({"steps": 4}, {"precision": "bf16"}, {"data": str(tmp_path / "voc")}):
+        before = len(done)
+        do_detection(rows, config, replace(how, **other), tmp_path)
+        assert len({*done}) == len(done) == before + 6
+    do_detection(rows, config, how, tmp_path)
+    assert len(done) == 24
+
+
+def test_failures_stop_it(trained_run: Path, made: Path, tmp_path: Path) -> None:  # noqa: F811
     rows = [DetectionRow("SwAV", str(trained_run))]
-    how = replace(QUICK, data=str(tmp_path / "nowhere"))
+    how = replace(QUICK, data=str(made / "voc"))
+    with pytest.raises(FastSiamError, match=r"no data at .*nowhere"):
+        do_detection(rows, StudyDetectConfig(), replace(how, data="nowhere"), tmp_path / "none")
+    gone = [*rows, DetectionRow("BYOL", str(tmp_path / "gone"))]
+    with pytest.raises(FastSiamError, match="gone"):
+        do_detection(gone, StudyDetectConfig(), how, tmp_path / "none")
+    assert not (tmp_path / "none").exists()  # both are told before anything is trained
+    shutil.copytree(made / "voc", tmp_path / "voc")
+    for image in (tmp_path / "voc").rglob("*.jpg"):
+        image.write_bytes(b"none")
+    how = replace(how, data=str(tmp_path / "voc"))
     ended = Forked(work, rows, StudyDetectConfig(), how, tmp_path / "out").wait(300)
     assert ended.returncode == 1
-    assert "SwAV failed (" in ended.stdout and "nowhere" in ended.stdout
-    assert ".log" in ended.stdout
+    assert "SwAV, rate 0.01, seed 0 failed (" in ended.stdout and ".log" in ended.stdout
     with pytest.raises(ValueError, match="lrs must be rates, each once"):
         StudyDetectConfig(lrs=(0.1, 0.1))
