@@ -248,6 +248,7 @@ def write_record(path: Path, record: StudyRecord) -> None:
         FastSiamError: the file cannot be written.
     """
     plain = asdict(record)
+    del plain["panels"]  # the catalogue has them
     text = json.dumps({"study": plain.pop("name"), **plain}, indent=2, allow_nan=False)
     text = _FLAT_LIST.sub(lambda found: "[" + re.sub(r"\n\s+", " ", found[1]) + "]", text)
     with written_for_user(path) as temporary:
@@ -255,7 +256,7 @@ def write_record(path: Path, record: StudyRecord) -> None:
 
 
 def read_record(path: Path) -> StudyRecord:
-    """Read a record; the paper's claims come from the present catalogue.
+    """Read a record; the paper's claims and the picture's panels come from the present catalogue.
 
     Raises:
         DataError: the file cannot be read, or is not a record of a study.
@@ -265,14 +266,15 @@ def read_record(path: Path) -> StudyRecord:
     try:
         plain = parsed_json(content)
         environments = tuple(map(dict, plain.pop("environments")))
-        name = plain.pop("study")
-        claims = {row.variant: row.claims for row in STUDIES[name].rows}
+        study = STUDIES[plain.pop("study")]
+        claims = {row.variant: row.claims for row in study.rows}
         names = {"", *(row["variant"] for row in plain["rows"])}
         rows = [
             row | {"claims": tuple(x for x in claims.get(row["variant"], ()) if x.than in names)}
             for row in plain["rows"]
         ]
-        record: StudyRecord = checked(StudyRecord, plain | {"name": name, "rows": rows}, "")
+        own = {"name": study.name, "panels": study.panels, "rows": rows}
+        record: StudyRecord = checked(StudyRecord, plain | own, "")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is not a record of `fastsiam study`: {error}") from error
     return replace(record, environments=environments)
