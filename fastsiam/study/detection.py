@@ -15,7 +15,6 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from fastsiam.config.detect import DetectConfig
@@ -34,6 +33,7 @@ from fastsiam.signals import ending_with, signal_name
 from fastsiam.study.runner import RANKS_LINES
 from fastsiam.study.runs import Run
 from fastsiam.study.scales import Scale
+from fastsiam.study.table import averaged
 
 _SCRATCH, _SUPERVISED = "scratch", "ImageNet supervised"
 _VARIANTS = {
@@ -149,9 +149,7 @@ def _with_figures(
     """Search the learning rate with the first trial, then train the other trials."""
 
     def evaluated(lr: float, seed: int) -> Record | None:
-        own = replace(
-            detector, lr=lr, seed=seed, trials=1, untrained=row.untrained, json="", resume="auto"
-        )
+        own = replace(detector, lr=lr, seed=seed, trials=1, untrained=row.untrained, json="")
         return _evaluated(row, own, folder / detector.task, weights)
 
     found = {lr: evaluated(lr, detector.seed) for lr in config.lrs}
@@ -274,7 +272,7 @@ def write_detection(
             "study": "detection",
             "source": "Table 5",
             "scale": config.scale,
-            "protocol": protocol_of(replace(detector, json="")) | {"lr": list(config.lrs)},
+            "protocol": protocol_of(detector) | {"lr": list(config.lrs)},
             "rows": [asdict(row) | {"searched": sorted(row.searched.items())} for row in rows],
             "environment": environment(),
             "date": time.strftime("%Y-%m-%d"),
@@ -291,15 +289,9 @@ def _table(rows: Sequence[DetectionRow], task: str, prefix: str) -> str:
             [
                 row.title,
                 *(f"{figure:.1f}" for figure in PAPER[task][row.title]),
-                *map(_mean, columns),
+                *(averaged(column, 1) for column in columns),
                 f"{row.lr:g}" if row.trials else "-",
                 str(len(row.trials)),
             ]
         )
     return markdown([*heads, "rate", "trials"], lines)
-
-
-def _mean(values: Sequence[float]) -> str:
-    if not values:
-        return "-"
-    return f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")

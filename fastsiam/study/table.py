@@ -44,12 +44,12 @@ def cells(record: StudyRecord) -> tuple[list[str], list[list[str]]]:
         ("setting", lambda row: row.setting or "as the recipe"),
         *([("original: linear top-1, %", lambda row: _figure(row.original))] * has_originals),
         ("paper: linear top-1, %", lambda row: _figure(row.paper)),
-        (f"ours: {record.measure}, %", lambda row: _mean([x.top1 for x in row.results], 1)),
-        *([("ours: linear top-1, %", lambda row: _mean(row.linear, 1))] * record.has_linear),
+        (f"ours: {record.measure}, %", lambda row: averaged([x.top1 for x in row.results], 1)),
+        *([("ours: linear top-1, %", lambda row: averaged(row.linear, 1))] * record.has_linear),
         ("seeds", _seeds),
-        ("std", lambda row: _mean([x.z_std for x in row.results], 2)),
-        ("rank", lambda row: _mean([x.rank for x in row.results], 1)),
-        ("loss", lambda row: _mean([x.loss for x in row.results], 3)),
+        ("std", lambda row: averaged([x.z_std for x in row.results], 2)),
+        ("rank", lambda row: averaged([x.rank for x in row.results], 1)),
+        ("loss", lambda row: averaged([x.loss for x in row.results], 3)),
         ("verdict", lambda row: "; ".join(
             f"{_claimed(record, claim)}: {verdict.outcome}"
             for claim, verdict in verdicts[row.variant]
@@ -91,7 +91,7 @@ def _beside(record: StudyRecord) -> str:
     if record.pixels is not None:
         untrained = [one.untrained for one in record.every_result]
         said += f"kNN of raw pixels: {record.pixels:.1f}%, "
-        said += f"of untrained networks: {_mean(untrained, 1)}%; "
+        said += f"of untrained networks: {averaged(untrained, 1)}%; "
     return said
 
 
@@ -118,7 +118,7 @@ def _claimed(record: StudyRecord, claim: Claim) -> str:
     return f"{claim.kind} {'to' if claim.kind == 'alike' else 'than'} {other!r}"
 
 
-def _mean(values: Sequence[float | None], digits: int) -> str:
+def averaged(values: Sequence[float | None], digits: int) -> str:
     """Format mean and standard deviation of the values that are not None."""
     there = [value for value in values if value is not None]
     if not there:
