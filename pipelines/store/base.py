@@ -130,6 +130,10 @@ class Store(ABC):
         """Decode by these rules from now on; before the store is picked from or shared."""
         self.rules = rules
 
+    def rules_of(self, index: int) -> ImageRules:
+        """Return the rules that an image is decoded by; the data sets of a mixture may differ."""
+        return self.rules
+
     def header(self, index: int, data: Bytes) -> Probe:
         """Read an image's header, ``data`` being what ``read(index)`` returned.
 
@@ -219,7 +223,7 @@ class Store(ABC):
             data = self.read(index)
         try:
             with span("decode"):
-                return decode(data, self.raw_size(index), self.rules)
+                return decode(data, self.raw_size(index), self.rules_of(index))
         except ValueError as error:
             raise self.cannot_decode(index, error) from error
 
