@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
+import signal
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -81,6 +83,21 @@ def test_a_pickle_keeps_arguments_and_position(root: Path) -> None:
         with pickle.loads(pickle.dumps(loader)) as other:
             other.load_state_dict(loader.state_dict())
             assert same([*other], epoch_of(root, 0)[1:])
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_forked_process_opens_the_images_again(root: Path, taken: int) -> None:
+    """It lacks the threads of the loader that its parent opened."""
+    data = DataConfig(data=str(root), pipeline="native", workers=2)
+    with ViewLoader(data, SMALL, batch=BATCH) as loader:
+        steps, shown = len(loader), [*islice(loader, taken)]
+        if not (child := os.fork()):
+            signal.alarm(60)  # ends it, if it waits for a thread
+            done = len([*loader])
+            loader.close()
+            os._exit(done)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == steps
+        assert len(shown) == taken and len([*loader]) == steps
 
 
 def test_a_state_holds_the_bad_images(images: Path) -> None:
