@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastsiam.config import DataConfig, Pipeline
-from fastsiam.errors import FileLostError
+from fastsiam.errors import DataError, FileLostError
 from fastsiam.pipelines import Order, build_loader, open_split
+from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.pipelines.mixture import Mixture, positions_of, shuffle_of
 from fastsiam.pipelines.store import MixedStore, Store, open_store, picked
 from fastsiam.pipelines.store.base import in_order
@@ -153,6 +154,13 @@ def test_a_converted_data_set_keeps_its_orientation_alone(name: Pipeline, tmp_pa
         for root, exif in ((plain, "apply"), (converted, "apply"), (plain, "ignore"))
     )
     assert same(files, beton) and not same(files, ignored)
+
+
+def test_ffcv_refuses_a_mixture_and_offers_no_conversion(halves: list[Path]) -> None:
+    """It would be one of the first data set alone."""
+    data = DataConfig(data=str(halves[0]), mixed_with=(str(halves[1]),))
+    with pytest.raises(DataError, match=r"reads one \.beton .* choose --pipeline native$"):
+        BACKENDS["ffcv"].require_readable(open_training(data)[0])
 
 
 def test_what_is_held_out_is_of_each_data_set(halves: list[Path]) -> None:

@@ -167,6 +167,12 @@ def test_a_loader_says_which_pipeline_it_has(root: Path) -> None:
         assert loader.pipeline == "native"
 
 
+def test_positions_may_be_a_list(root: Path) -> None:
+    chosen: Any = [*range(1, 23, 2)]
+    with ViewLoader(root, SMALL, batch=BATCH, chosen=chosen) as loader:
+        assert {*next(iter(loader)).index.tolist()} < {*chosen}
+
+
 def test_objects_of_other_packages_are_refused(root: Path) -> None:
     with pytest.raises(TypeError, match=r"data is the path .* not a list: the loader reads the"):
         ViewLoader([1, 2], batch=BATCH)  # type: ignore[arg-type]
