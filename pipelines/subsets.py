@@ -226,7 +226,7 @@ def read_list(store: Store, path: Path) -> NDArray[np.int64]:
     """
     with explained(DataError, f"cannot read the list {path}"):
         text = path.read_text("utf-8", "surrogateescape")
-    lines = [line for line in map(str.strip, text.splitlines()) if line]
+    lines = [line for line in map(str.strip, text.split("\n")) if line]
     if not lines:
         raise DataError(f"the list {path} names no image")
     names = [store.name(i) for i in range(len(store))]
