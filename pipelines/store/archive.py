@@ -186,12 +186,8 @@ def _parts(number: int, file: File, read: Callable[[int, int], Bytes]) -> list[_
         if path.suffix == ".tar" and not path.name.startswith("."):
             inner.append(_Part(number, start, start + member.size, path.stem))
         elif is_image_name(path.name):
-            if inner:
-                raise DataError(
-                    f"{file.path} holds tars beside images ({member.name}): unpack it, and point "
-                    "--data at a folder that has only one kind"
-                )
-            break  # a tar of images, which ``_scan`` walks
+            inner.clear()  # a tar of images, which ``_scan`` walks; it skips tars among them
+            break
     stem = file.path.stem
     return inner or [_Part(number, 0, len(file), stem if _WNID.fullmatch(stem) else "")]
 

@@ -16,7 +16,7 @@ from fastsiam.pipelines.store.files import Mapped
 from fastsiam.pipelines.store.index import ROW
 from tests.pipelines.cases import batches
 from tests.processes import Forked
-from tests.sources import encoded, imagenet_train_tar, jpeg, tar
+from tests.sources import encoded, imagenet_train_tar, jpeg, tar, tar_bytes
 
 
 def test_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
@@ -106,6 +106,14 @@ def test_a_size_that_an_index_cannot_hold_is_unknown(tmp_path: Path) -> None:
     dimensions = store.dimensions()
     assert dimensions is not None and dimensions.tolist() == [[0, 0], [30, 40]]
     assert batches("memory", tmp_path / "t.tar", batch=2)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_images_and_tars_the_images_are_read(order: int, tmp_path: Path) -> None:
+    """In whatever order they lie."""
+    members = [("a.tar", tar_bytes([("0.jpg", jpeg(0))])), ("b/1.jpg", jpeg(1)), ("c.tar", b"")]
+    store = ArchiveStore([tar(tmp_path / "t.tar", members[::order])])
+    assert [store.name(i) for i in range(len(store))] == ["b/1.jpg"]
 
 
 def test_a_tar_of_two_splits_is_refused(tmp_path: Path) -> None:

@@ -155,10 +155,6 @@ CASES: dict[str, tuple[Build, str]] = {
         tar_damaged(lambda d: d + d), "another tar after its end, at .* or join them with tar --con"
     ),
     "a sparse member": (sparse_tar, "stored sparsely; create the tar without --sparse"),
-    "tars beside images": (
-        tar_of(more=[("a.tar", tarred([("0.jpg", jpeg(0))])), ("1.jpg", jpeg(1))]),
-        r"holds tars beside images \(1\.jpg\)",
-    ),
     "a number that is no class": (
         tar_of("0.jpg", more=[("0.cls", b"99999999999")]), "which is no number of a class"
     ),
