@@ -108,8 +108,9 @@ def build_loader(
     Raises:
         BackendError: the pipeline's package is missing.
         DataError: the data cannot be read, or holds fewer images than a batch.
-        ValueError: the batch cannot be shared equally among the ranks, ``chosen`` is not ascending,
-            or the pipeline has no crops that ``crop_transform`` could change.
+        ValueError: the batch cannot be shared equally among the ranks, ``rank`` is not one of them,
+            ``chosen`` is not ascending, or the pipeline has no crops that ``crop_transform`` could
+            change.
     """
     import torch
 
@@ -117,6 +118,7 @@ def build_loader(
 
     augment, dtype = augment or AugmentConfig(), dtype or torch.float32
     device = torch.device(device)
+    chosen = None if chosen is None else np.asarray(chosen)
     if data.loads_images:
         store = open_training_images(data, batch=batch, chosen=chosen, store=store)
         data = _with_pipeline(data, store, device, chosen)
@@ -201,6 +203,7 @@ def _positions(store: Store, chosen: NDArray[np.int64] | None) -> NDArray[np.int
     """Return the positions of the chosen images, or of all."""
     if chosen is None:
         return np.arange(len(store))
+    chosen = np.asarray(chosen)
     if not (np.diff(chosen, prepend=-1, append=len(store)) > 0).all():
         raise ValueError(f"chosen must be ascending positions among {len(store):,} images")
     return chosen

@@ -112,10 +112,14 @@ class Backend:
             DataError: it cannot; the message says what to do.
         """
         if not self.reads(store):
+            ways = f"choose --pipeline {ENGINE}"
+            if store.sets is None:
+                ways += (
+                    ", or make one with fastsiam convert folder --source "
+                    f"{quoted(store.origin or store.root)} --out DIR and train with --data DIR"
+                )
             raise DataError(
-                f"--pipeline {self.name} reads one .beton file on a disk, not {store}: choose "
-                f"--pipeline {ENGINE}, or make one with fastsiam convert folder --source "
-                f"{quoted(store.origin or store.root)} --out DIR and train with --data DIR"
+                f"--pipeline {self.name} reads one .beton file on a disk, not {store}: {ways}"
             )
 
     def made(self, loader: object) -> bool:

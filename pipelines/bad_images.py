@@ -111,9 +111,11 @@ class BadImages:
         """
         if not found:
             return
+        known = dict(self._known)
         for own in found:
-            self._known[own.index] = min(own, self._known.get(own.index, own))
-        check_number(len(self._known), self._images, self.list()[-1])
+            known[own.index] = min(own, known.get(own.index, own))
+        check_number(len(known), self._images, max(known.values()))
+        self._known = known  # the run that is saved then has not too many
 
 
 def check_number(bad: int, images: int, last: BadImage | ImageError) -> None:

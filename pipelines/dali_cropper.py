@@ -225,13 +225,14 @@ class Cropper:
             head = self._store.header(index, data)
         except ImageError:  # Pillow may read headers that ``probe`` refuses
             return self._by_pil(index)
-        height, width = self._store.rules.size(head)
+        rules = self._store.rules_of(index)
+        height, width = rules.size(head)
         if self._dimensions is not None and (height, width) != tuple(self._dimensions[index]):
             return self._by_pil(index)  # it may refuse the image for that
         if self._store.raw_size(index) is not None:
             return _ppm(data, height, width), height, width
         # Pillow refuses truncated or damaged images; DALI's decoders may fill in pixels.
-        odd = self._store.rules.needs_pillow(head) or width * height > MOST_PIXELS
+        odd = rules.needs_pillow(head) or width * height > MOST_PIXELS
         if not odd and is_all_code(data, head):
             return np.frombuffer(data, np.uint8), height, width
         return self._by_pil(index)

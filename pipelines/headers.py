@@ -134,11 +134,12 @@ class Headers:
             image = store.decode(index)
             (height, width), form = (image.height, image.width), PILLOW
         else:
-            height, width = store.rules.size(head)
+            rules = store.rules_of(index)
+            height, width = rules.size(head)
             form = JPEG
             if store.raw_size(index) is not None:
                 form = PIXELS
-            elif store.rules.needs_pillow(head):
+            elif rules.needs_pillow(head):
                 form = PILLOW
         self._height[index], self._width[index] = height, width
         self._form[index] = form  # last, because other threads read it first

@@ -41,6 +41,10 @@ class Order:
     def __post_init__(self) -> None:
         assert self.chosen is None or len(self.chosen) == self.images
         assert self.shuffle is None or len(self.shuffle) == self.images
+        if self.batch < 1:
+            raise ValueError(f"batch must be at least 1, not {self.batch}")
+        if not 0 <= self.rank < self.world:
+            raise ValueError(f"rank {self.rank} is not one of {self.world}: ranks count from 0")
         if self.batch % self.world:
             raise ValueError(
                 f"a global batch of {self.batch} cannot be shared equally by {self.world} ranks; "

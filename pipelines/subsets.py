@@ -9,8 +9,6 @@ positions in the data set, which ``build_loader`` and ``build_eval_loader`` take
 from __future__ import annotations
 
 import hashlib
-import logging
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +22,8 @@ from fastsiam.views import rng
 
 from .remote.cache import cached
 from .store import MixedStore, Split, Store, open_store, picked
+from .store.base import warn_once
 from .store.decode import ImageRules
-
-log = logging.getLogger(__name__)
 
 _SHOWN = 3
 """Most lines of a list that a message names."""
@@ -106,18 +103,13 @@ def _opened(data: DataConfig, split: Split) -> Store:
         size = sum(map(len, store.files)) / 1e9
         if size > data.cache_gb:  # chunks would be dropped before their next image is shown
             kept.keeps = False
-            _warn_once(
+            warn_once(
                 f"--cache keeps nothing: {data.data} has {size:,.1f} GB, more than --cache-gb "
                 f"{data.cache_gb:g}, and --shuffle full reads it at random; pass --shuffle "
                 "window:16384 or a larger --cache-gb"
             )
     store.set_rules(ImageRules(exif=data.exif, alpha=data.alpha))
     return store
-
-
-@cache
-def _warn_once(message: str) -> None:
-    log.warning(message)
 
 
 def has_validation(root: Path | Url, columns: ColumnNames = AUTOMATIC) -> bool:
@@ -234,7 +226,7 @@ def read_list(store: Store, path: Path) -> NDArray[np.int64]:
     """
     with explained(DataError, f"cannot read the list {path}"):
         text = path.read_text("utf-8", "surrogateescape")
-    lines = [line for line in map(str.strip, text.splitlines()) if line]
+    lines = [line for line in map(str.strip, text.split("\n")) if line]
     if not lines:
         raise DataError(f"the list {path} names no image")
     names = [store.name(i) for i in range(len(store))]

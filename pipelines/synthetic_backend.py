@@ -54,4 +54,4 @@ class SyntheticLoader:
 
     def close(self) -> None:
         """Free the batches."""
-        del self._batches
+        self._batches.clear()

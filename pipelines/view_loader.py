@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -19,6 +20,10 @@ if TYPE_CHECKING:  # loads torch
     from fastsiam.views.batch import Batch, Loader
 
     from .loaders import CropTransform
+
+_inherited: list[Loader] = []
+"""Loaders that were open when this process was forked. It lacks their threads, and deleting or
+closing one would wait for them."""
 
 
 class ViewLoader:
@@ -163,6 +168,7 @@ class ViewLoader:
 
     def close(self) -> None:
         """End threads and processes and free memory; the next iteration opens the images again."""
+        self._leave_inherited()
         if self._loader is not None:
             self._loader.close()
             self._loader = None
@@ -178,7 +184,9 @@ class ViewLoader:
         return self.__dict__ | {"_loader": None}
 
     def _opened(self) -> Loader:
+        self._leave_inherited()
         if self._loader is None:
+            self._process = os.getpid()
             from torch import distributed
 
             from . import build_loader
@@ -194,6 +202,12 @@ class ViewLoader:
             )
             self._add_known()
         return self._loader
+
+    def _leave_inherited(self) -> None:
+        """Leave the loader that was opened before this process was forked."""
+        if self._loader is not None and self._process != os.getpid():
+            _inherited.append(self._loader)
+            self._loader = None
 
     def _add_known(self) -> None:
         """Tell the loader, if it is open, which images a state says are bad."""

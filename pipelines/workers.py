@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -30,6 +31,7 @@ class _Closes(Protocol):
 
 _open: weakref.WeakSet[_Closes] = weakref.WeakSet()
 """Loaders, and generators of batches, that may have threads or processes."""
+os.register_at_fork(after_in_child=_open.clear)  # a forked process lacks them, and would wait
 
 
 def close_at_exit(loader: _Closes) -> None:

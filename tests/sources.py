@@ -48,6 +48,11 @@ def rotated_jpeg(seed: int) -> bytes:
     return jpeg(seed, exif=exif)
 
 
+def with_junk(data: bytes) -> bytes:
+    """Return a JPEG with bytes between two markers, which Pillow skips and others refuse."""
+    return data.replace(b"\xff\xdb", b"junk\xff\xdb", 1)
+
+
 def put(path: Path, data: bytes | str = b"") -> Path:
     """Write a file and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)

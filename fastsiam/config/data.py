@@ -42,8 +42,8 @@ class DataConfig(Config):
         "",
         "Training images: a folder of images (with train/ beside val/ or test/, or without), of "
         "tars, of parquet files, or of a Hugging Face dataset saved to disk; a .tar, .parquet or "
-        ".beton file; a converted folder; a list of image files (.csv or .parquet with a column "
-        "path); or an address s3://, gs://, az:// or https:// of tars, .beton or parquet. Repeat "
+        ".beton file; a converted folder; a list of image files (.csv with a column path); or an "
+        "address s3://, gs://, az:// or https:// of tars, .beton or parquet. Repeat "
         "--data to train on a mixture; the first is evaluated. Default: $FASTSIAM_DATA, else "
         "./data.",
     )

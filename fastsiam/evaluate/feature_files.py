@@ -113,7 +113,7 @@ def _images(
 
 def _rows(subject: Subject, loader: EvalLoader, splits: NDArray[np.str_] | None) -> Iterator[Rows]:
     """Yield all ranks' features, with what is written beside them, in the data set's order."""
-    names, classes = loader.names(), loader.classes
+    names, classes = _as_utf8(loader.names()), _as_utf8(loader.classes)
     for features, labels, positions in _in_order(subject, loader):
         numbers, shown = labels.tolist(), positions.tolist()
         columns: dict[str, list[Any]] = {
@@ -124,6 +124,11 @@ def _rows(subject: Subject, loader: EvalLoader, splits: NDArray[np.str_] | None)
         if splits is not None:
             columns["split"] = splits[shown].tolist()
         yield features.cpu().numpy(), columns
+
+
+def _as_utf8(names: Iterable[str]) -> list[str]:
+    r"""Write bytes of file names that are not UTF-8 as \udc80 to \udcff."""
+    return [name.encode("utf-8", "backslashreplace").decode() for name in names]
 
 
 def _in_order(subject: Subject, loader: EvalLoader) -> Iterator[tuple[Tensor, ...]]:
@@ -156,7 +161,7 @@ def _write_npy(rows: Iterable[Rows], out: Path) -> None:
         written_whole(out) as temporary,
         written_whole(_table_of(out)) as temporary_table,
         temporary.open("wb") as array,
-        temporary_table.open("w", newline="") as file,
+        temporary_table.open("w", encoding="utf-8", newline="") as file,
     ):
         table, count, header = csv.writer(file), 0, {"descr": "<f4", "fortran_order": False}
         for features, columns in rows:

@@ -8,17 +8,15 @@ from contextlib import closing
 from dataclasses import fields, replace
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import DataError
-from fastsiam.pipelines import Store, build_loader, open_split
+from fastsiam.pipelines import Store, build_loader, open_training_images
 from fastsiam.pipelines.automatic import choose_pipeline, settled
 from fastsiam.report.pictures import Captioned, denormalize, picture_grid
 from fastsiam.views.batch import Batch
-from fastsiam.views.draws import draw_views
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +40,7 @@ def show_views(
     Raises:
         FastSiamError: a pipeline cannot make the views.
     """
-    store = open_split(sources[0], "train")
+    store = open_training_images(sources[0], batch=1)
     images = min(images, len(store))
     sources = [_settled(source, store) for source in sources]
     batches = [_first_batch(x, augment, images=images, epoch=epoch, seed=seed) for x in sources]
@@ -59,8 +57,8 @@ def show_views(
     ]
     side = max(96, *(array.shape[1] for _, array in views))
     sheet = picture_grid(groups, columns=max(1, 8 // len(views)), side=side)
-    size = np.array([(picture.height, picture.width) for picture in pictures])
-    params = draw_views(augment, seed=seed, epoch=epoch, index=index, size=size)
+    params = batches[0].params
+    assert params is not None
     record = [
         {
             "path": store.where(i),

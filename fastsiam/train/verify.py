@@ -23,6 +23,7 @@ from fastsiam.config.run import VerifyConfig
 from fastsiam.console import tally
 from fastsiam.errors import CheckpointError, FastSiamError
 from fastsiam.pipelines import BadImages, Order, Store
+from fastsiam.pipelines.headers import Headers
 from fastsiam.pipelines.mixture import shuffle_of
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
@@ -164,14 +165,13 @@ class _Sizes:
     """Heights and widths of a store's images, from its table or from the images' headers."""
 
     def __init__(self, store: Store) -> None:
-        self._store, known = store, store.dimensions()
+        self._headers, known = Headers(store), store.dimensions()
         self._known = np.zeros((len(store), 2), np.int64) if known is None else known
 
     def of(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return height and width of the given images, (N, 2) int64."""
         for i in index[self._known[index, 0] == 0].tolist():
-            found = self._store.header(i, self._store.read(i))
-            self._known[i] = self._store.rules.size(found)
+            self._known[i] = self._headers.size(i)
         return self._known[index]
 
 

@@ -83,8 +83,16 @@ def prepare(data: Bytes, raw_size: tuple[int, int] | None, config: ConvertConfig
             return Record(data, RAW, height, width, UNCHANGED)
         how = "resized" if pixels else "re-encoded: pixels"
         return _encode(decode(data, raw_size), config, how, pixels=pixels)
-    found = _checked(data)
     rules = ImageRules(exif=config.exif, alpha=config.alpha)
+    try:
+        found = probe(data)
+    except ValueError as refusal:  # Pillow reads some files whose headers ``probe`` refuses
+        try:
+            image = decode(data, rules=rules)
+        except ValueError:
+            raise refusal from None
+        return _encode(image, config, "re-encoded: damaged header", pixels=bool(config.raw))
+    _check(found, data)
     how = _why_not(found, rules, config)
     if how != UNCHANGED:
         return _encode(decode(data, rules=rules), config, how, pixels=bool(config.raw))
@@ -95,9 +103,8 @@ def prepare(data: Bytes, raw_size: tuple[int, int] | None, config: ConvertConfig
     return Record(data, JPEG, found.height, found.width, how)
 
 
-def _checked(data: Bytes) -> Probe:
-    """Read an image's header; ValueError if the image is too large or has no end."""
-    found = probe(data)
+def _check(found: Probe, data: Bytes) -> None:
+    """Raise a ValueError if an image is too large or has no end."""
     if found.height * found.width > MOST_PIXELS or max(found.height, found.width) > _LARGEST_SIDE:
         raise ValueError(
             f"it declares {found.width:,} x {found.height:,} pixels, more than "
@@ -105,7 +112,6 @@ def _checked(data: Bytes) -> Probe:
         )
     if found.scan and not ends(data, found.scan):
         raise ValueError("it is truncated: it has no end marker")
-    return found
 
 
 def _why_not(found: Probe, rules: ImageRules, config: ConvertConfig) -> str:

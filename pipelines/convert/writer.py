@@ -88,6 +88,7 @@ def write(
     try:
         with journal.locked(journal_path) as log:
             if path.exists():
+                journal_path.unlink(missing_ok=True)
                 about = check_existing(path, plan)
                 partial.unlink(missing_ok=True)
             else:
@@ -96,7 +97,7 @@ def write(
                 _check_bad(store, done, config)
                 about = _finish(store, done, partial, plan)
                 os.replace(partial, path)
-            journal_path.unlink(missing_ok=True)
+                journal_path.unlink(missing_ok=True)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise DataError(

@@ -32,14 +32,15 @@ from ..remote.path import Place
 from .base import PlacedStore, is_image_name
 from .files import File, FileReader, Mapped, open_file
 from .index import ROW, Index, are_small, file_facts, open_index, pack_texts, unpack_texts
-from .labels import number_classes
+from .labels import number_classes, parse_labels
 from .probe import Bytes, Flags, probe
 
 _WNID = re.compile(r"n\d{8}")
 _LARGEST_CLASS_FILE = 1024
 _LARGEST_READ = 2**20
 """No header of a tar is longer, whatever it says of itself."""
-_BLOCK = tarfile.BLOCKSIZE
+_BLOCK, _MAGIC = tarfile.BLOCKSIZE, b"ustar"
+"""A tar's unit, and what every header of one contains."""
 _REMOTE_TARS = 8
 """Tars on another machine that are read at a time."""
 _HEADERS, _STRETCH = 2**15, 2**25
@@ -185,7 +186,8 @@ def _parts(number: int, file: File, read: Callable[[int, int], Bytes]) -> list[_
         if path.suffix == ".tar" and not path.name.startswith("."):
             inner.append(_Part(number, start, start + member.size, path.stem))
         elif is_image_name(path.name):
-            break  # a tar of images, which ``_scan`` walks
+            inner.clear()  # a tar of images, which ``_scan`` walks; it skips tars among them
+            break
     stem = file.path.stem
     return inner or [_Part(number, 0, len(file), stem if _WNID.fullmatch(stem) else "")]
 
@@ -208,7 +210,9 @@ def _scan(file: File, part: _Part, read: Callable[[int, int], Bytes]) -> _Found:
         elif is_image_name(name):
             try:
                 head = probe(read(start, start + member.size))
-                size = min(head.width, 0xFFFF), min(head.height, 0xFFFF), head.flags
+                size = head.width, head.height, head.flags
+                if max(size[:2]) > 0xFFFF:  # more than a row can hold: unknown
+                    size = 0, 0, head.flags
             except ValueError:
                 size = 0, 0, int(Flags.BAD)
             rows.append((start, member.size, -1, part.file, *size))
@@ -246,11 +250,9 @@ def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source:
             f"{source} holds folders train/ and others: unpack it, or make a tar of each split, "
             "train.tar and val.tar"
         )
-    labels: NDArray[np.int64] | list[str | None] = [text or None for text in texts]
+    labels = parse_labels(texts)  # ImageNet's shards have numbers
     if not any(texts):  # the first folder below the shared ones
         labels = [parts[shared] if len(parts) > shared + 1 else None for parts in paths]
-    elif all(text.isascii() and text.isdigit() for text in {*texts} - {""}):
-        labels = np.array([int(text[:18] or -1) for text in texts])  # as ImageNet's shards have
     rows["label"], classes = number_classes(labels, source)
     names = ["/".join(parts[shared:]) for parts in paths]
     order = sorted(range(len(names)), key=[_files_first(name) for name in names].__getitem__)
@@ -296,21 +298,30 @@ def _members(
                 tar.members.clear()  # type: ignore[attr-defined]  # or a million of them stay
                 at = start + member.offset_data
                 if member.islnk() and is_image_name(PurePosixPath(member.name).name):
-                    raise tarfile.ReadError(
-                        f"{member.name} is a link to {member.linkname}; "
-                        "create the tar with tar --hard-dereference"
+                    raise DataError(
+                        f"{path} cannot be read in place: {member.name} is a link to "
+                        f"{member.linkname}; create the tar with tar --hard-dereference"
                     )
                 if not member.isreg():
                     continue
                 if member.sparse is not None:
-                    raise tarfile.ReadError(f"{member.name} is stored sparsely")
+                    raise DataError(
+                        f"{path} cannot be read in place: {member.name} is stored sparsely; create "
+                        "the tar without --sparse"
+                    )
                 if not 0 <= member.size < 2**32 or at + member.size > end:
                     raise tarfile.ReadError("unexpected end of data")
                 yield member, at
             # The module takes a damaged header for the end; a whole tar ends with a block of zeros.
-            last = read(start + tar.offset, min(start + tar.offset + _BLOCK, end))
-            if len(last) < _BLOCK or any(last):
-                raise tarfile.ReadError(f"damaged or cut after {start + tar.offset:,} bytes")
+            place = start + tar.offset
+            rest = bytes(read_little(place, end))
+            if len(rest) < _BLOCK or any(rest[:_BLOCK]):
+                raise tarfile.ReadError(f"damaged or cut after {place:,} bytes")
+            if _MAGIC in rest:
+                raise DataError(
+                    f"{path} has another tar after its end, at {place:,} bytes, as cat leaves it: "
+                    "keep the tars apart in a folder, or join them with tar --concatenate"
+                )
     except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(
             f"{path} is no whole tar file ({error}); fetch it again, or check it with tar -tf"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
+from functools import cache
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -21,12 +23,14 @@ from .decode import ImageRules, decode
 from .files import File, Mapped
 from .probe import Bytes, Probe, probe
 
+log = logging.getLogger(__name__)
+
 Split = Literal["train", "val"]
 NewChunk = Callable[[], memoryview]
 """Returns writable memory for several images."""
 
 SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
-    "train": ("train",),
+    "train": ("train", "training"),
     "val": ("val", "validation", "valid", "test"),
 }
 """Names of folders and files for each split; the first that exists is taken."""
@@ -130,6 +134,10 @@ class Store(ABC):
         """Decode by these rules from now on; before the store is picked from or shared."""
         self.rules = rules
 
+    def rules_of(self, index: int) -> ImageRules:
+        """Return the rules that an image is decoded by; the data sets of a mixture may differ."""
+        return self.rules
+
     def header(self, index: int, data: Bytes) -> Probe:
         """Read an image's header, ``data`` being what ``read(index)`` returned.
 
@@ -219,7 +227,7 @@ class Store(ABC):
             data = self.read(index)
         try:
             with span("decode"):
-                return decode(data, self.raw_size(index), self.rules)
+                return decode(data, self.raw_size(index), self.rules_of(index))
         except ValueError as error:
             raise self.cannot_decode(index, error) from error
 
@@ -353,8 +361,7 @@ def choose_split(split: Split, files: Sequence[Place], folder: Place) -> list[Pl
     """
 
     def words(path: Place) -> set[str]:
-        found = re.split(r"[^a-z]+", path.stem.lower())
-        return {"train" if word == "training" else word for word in found}
+        return {*re.split(r"[^a-z]+", path.stem.lower())}
 
     for word in SPLIT_NAMES[split]:
         named = [path for path in files if word in words(path)]
@@ -383,6 +390,12 @@ def find_split(path: Place, split: Split) -> list[Place]:
 def list_visible(folder: Place, ending: str) -> list[Place]:
     """Return the files of a folder whose names end so and are not hidden, sorted."""
     return sorted(path for path in folder.glob(f"*{ending}") if not path.name.startswith("."))
+
+
+@cache
+def warn_once(message: str) -> None:
+    """Log a warning, unless this process did so before."""
+    log.warning(message)
 
 
 def is_image_name(name: str) -> bool:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import struct
 import zlib
 from dataclasses import asdict
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,13 +24,11 @@ from fastsiam.errors import DataError
 from fastsiam.files import explained
 
 from ..remote.path import Place
-from .base import PlacedStore, blocks
+from .base import PlacedStore, blocks, warn_once
 from .decode import ImageRules
 from .files import open_file
 from .labels import number_classes
 from .probe import Bytes
-
-log = logging.getLogger(__name__)
 
 VERSION = 2
 HEADER = np.dtype(
@@ -128,7 +125,7 @@ class BetonStore(PlacedStore):
             wanted = getattr(rules, option)
             converted = self.about.get("options", {}).get(option, default)
             if wanted not in (default, converted):
-                _warn_once(
+                warn_once(
                     f"--{option} {wanted} has no effect on {self.root}, which was converted with "
                     f"--{option} {converted}: convert the images again with --{option} {wanted}"
                 )
@@ -178,11 +175,6 @@ class BetonStore(PlacedStore):
         """Return the part that an image lies in, and its position there."""
         number = int(self.file[index])
         return self._parts[number], self.position(index) - int(self._first[number])
-
-
-@cache
-def _warn_once(message: str) -> None:
-    log.warning(message)
 
 
 class _Part:

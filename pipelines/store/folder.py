@@ -19,7 +19,15 @@ from fastsiam.errors import DataError, NoSplitError
 from fastsiam.files import explained, reason
 from fastsiam.kernels import library
 
-from .base import IMAGE_ENDINGS, SPLIT_NAMES, NewChunk, Split, Store, is_image_name
+from .base import (
+    IMAGE_ENDINGS,
+    SPLIT_NAMES,
+    NewChunk,
+    Split,
+    Store,
+    is_image_name,
+    warn_once,
+)
 from .columns import LABELS
 from .labels import number_classes, parse_labels
 from .probe import Bytes
@@ -166,10 +174,16 @@ class FolderStore(FileStore):
     def __init__(self, root: Path) -> None:
         names: list[bytes] = []
         labels: list[int] = []
+        broken: list[str] = []
         with tally(f"listing {root}, files and folders") as listed:
-            flat, folders = _list(root, listed)
-            walked = ((folder, _walk(root, folder, listed)) for folder in folders)
+            flat, folders = _list(root, listed, broken)
+            walked = ((folder, _walk(root, folder, listed, broken)) for folder in folders)
             found = [(folder, images) for folder, images in walked if images]
+        if broken:
+            warn_once(
+                f"{root} has links to images that are not there, which are left out: "
+                f"{len(broken):,}, such as {broken[0]}"
+            )
         if flat and found:
             raise DataError(
                 f"{root} holds images both by themselves ({flat[0]}) and in folders "
@@ -189,8 +203,11 @@ class FolderStore(FileStore):
         super().__init__(root, root, names, np.array(labels, np.int64), classes)
 
 
-def _list(folder: Path, listed: Tally) -> tuple[list[str], list[str]]:
-    """Return the sorted names of a folder's images and its sub-folders, hidden ones skipped."""
+def _list(folder: Path, listed: Tally, broken: list[str]) -> tuple[list[str], list[str]]:
+    """Return the sorted names of a folder's images and its sub-folders, hidden ones skipped.
+
+    Append to ``broken`` the paths of images that are links to files that are not there.
+    """
     images, folders = [], []
     with explained(DataError, f"cannot list {folder}"), os.scandir(folder) as entries:
         for entry in entries:
@@ -200,6 +217,8 @@ def _list(folder: Path, listed: Tally) -> tuple[list[str], list[str]]:
                 images.append(entry.name)
             elif entry.is_dir() and not (entry.is_symlink() and _leads_up(folder, entry.path)):
                 folders.append(entry.name)
+            elif is_image_name(entry.name) and not os.path.exists(entry.path):
+                broken.append(entry.path)
     listed.add(len(images) + len(folders))
     return sorted(images), sorted(folders)
 
@@ -210,12 +229,12 @@ def _leads_up(folder: Path, link: str) -> bool:
     return os.path.commonpath([target, os.path.realpath(folder)]) == target
 
 
-def _walk(root: Path, folder: str, listed: Tally) -> list[bytes]:
+def _walk(root: Path, folder: str, listed: Tally, broken: list[str]) -> list[bytes]:
     """Return the paths, relative to ``root``, of all images in a folder and below it."""
-    images, folders = _list(root / folder, listed)
+    images, folders = _list(root / folder, listed, broken)
     names = [os.fsencode(f"{folder}/{name}") for name in images]
     for name in folders:
-        names += _walk(root, os.path.join(folder, name), listed)
+        names += _walk(root, os.path.join(folder, name), listed, broken)
     return names
 
 

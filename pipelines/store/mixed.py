@@ -29,7 +29,9 @@ class MixedStore(Store):
     def __init__(self, stores: Sequence[Store]) -> None:
         self._stores = stores
         self.kind = f"{len(stores)} data sets: {', '.join(str(store.root) for store in stores[1:])}"
-        self.root, self.rules = stores[0].root, stores[0].rules
+        self.root = stores[0].root
+        # for messages: a .beton file has the default rules
+        self.rules = next((s.rules for s in stores if s.rules != ImageRules()), ImageRules())
         self.files = [file for store in stores for file in store.files]
         lengths = [len(store) for store in stores]
         self._first = np.cumsum([0, *lengths])
@@ -82,11 +84,10 @@ class MixedStore(Store):
         known = [own for store in self._stores if (own := store.dimensions()) is not None]
         return self._of_whole(known) if len(known) == len(self._stores) else None
 
-    def set_rules(self, rules: ImageRules) -> None:
-        """Decode by these rules from now on."""
-        super().set_rules(rules)
-        for store in self._stores:
-            store.set_rules(rules)
+    def rules_of(self, index: int) -> ImageRules:
+        """Return the rules of an image's data set."""
+        store, own = self._place(index)
+        return store.rules_of(own)
 
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each image: (images,)."""

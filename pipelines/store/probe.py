@@ -186,7 +186,7 @@ def _jpeg(data: Bytes) -> Probe:
         if length < 2 or following > end:
             break
         if marker in _SOF or marker in _OTHER_SOF:
-            if length < 8 + 3 * data[body + 5]:
+            if length < 8 or length < 8 + 3 * data[body + 5]:
                 raise ValueError("its JPEG header is damaged")
             bits, height, width, channels = struct.unpack_from(">BHHB", data, body)
             size = (height, width)

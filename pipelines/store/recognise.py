@@ -16,7 +16,16 @@ from fastsiam.files import explained
 
 from ..remote.path import Place, RemotePath, opened
 from .archive import ArchiveStore
-from .base import SPLIT_NAMES, Split, Store, choose_split, find_split, is_image_name, list_visible
+from .base import (
+    SPLIT_NAMES,
+    Split,
+    Store,
+    choose_split,
+    find_split,
+    is_image_name,
+    list_visible,
+    warn_once,
+)
 from .beton import BetonStore
 from .cifar import ARCHIVES as CIFAR_ARCHIVES
 from .cifar import CifarStore
@@ -170,6 +179,11 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
     for folder in folders.values():
         if (folder / "train").is_dir():
             raise DataError(f"{root} holds data sets of their own: name one, such as {folder}")
+    if held := [folders[name].name for name in SPLIT_NAMES["val"] if name in folders]:
+        warn_once(
+            f"{root} has a folder {held[0]}/ and no train/, so its images are training images too; "
+            "move the others into a folder train/"
+        )
     return _open_images(root, split, columns, in_order)
 
 
@@ -185,13 +199,13 @@ def _open_images(folder: Place, split: Split, columns: ColumnNames, in_order: bo
 
 
 def _has_parquet(folder: Place) -> bool:
-    """Tell whether a folder has parquet files; one of images is not listed to its end."""
+    """Tell whether a folder has parquet files and no images; one is not listed beyond an image."""
+    found = False
     with explained(DataError, f"cannot list {folder}"):
         entries = os.scandir(folder) if isinstance(folder, Path) else folder.iterdir()
         with contextlib.closing(entries):
-            for entry in entries:
-                if entry.name.endswith(PARQUET) and not entry.name.startswith("."):
-                    return True
+            for entry in entries:  # in any order
                 if is_image_name(entry.name):
                     return False
-    return False
+                found |= entry.name.endswith(PARQUET) and not entry.name.startswith(".")
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,16 @@ def test_files_hold_features_and_names(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(BackendError, match=r"f\.parquet needs pyarrow: pip install"):
         write_features(run, replace(config, force=True), HERE)
+
+
+def test_a_name_that_is_no_utf8_is_escaped(run: Path, tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "own", classes=1, each=2)
+    (folder / "class0/000.jpg").rename(folder / "class0" / os.fsdecode(b"\xe9.jpg"))
+    for name in ("f.npy", "f.parquet"):
+        config = FeaturesConfig(out=str(tmp_path / name), data=str(folder), workers=0)
+        write_features(run, config, HERE)
+    names = [row["name"] for row in table_of(tmp_path / "f.npy")]
+    assert names == ["class0/001.jpg", r"class0/\udce9.jpg"]
 
 
 def table_of(out: Path) -> list[dict[str, str]]:

@@ -162,9 +162,12 @@ def test_too_many(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     message = (
         r"9 of 24 images cannot be decoded, the last one class\d/00\d\.jpg \(.*\), .* at most 8:"
     )
+    found = BadImages(IMAGES)
     with pytest.raises(DataError, match=message) as error:
-        load("torchvision", folder)
+        load("torchvision", folder, bad=found)
     assert not isinstance(error.value, ImageError)
+    found.share()  # as the run does that saves before it ends
+    assert len(found) == 8
     with pytest.raises(DataError, match="9 of 24 images cannot be decoded"):
         list(central("torchvision", folder, bad_images="replace"))
 

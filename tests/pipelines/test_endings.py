@@ -87,6 +87,12 @@ def test_what_is_broken_off_ends_its_threads(name: str, images: Path, loaders: L
     assert ended(own)
 
 
+def test_noise_is_closed_more_than_once(images: Path) -> None:
+    loader = opened("synthetic", images)
+    loader.close()
+    loader.close()
+
+
 @pytest.mark.dali
 @pytest.mark.ffcv
 def test_loaders_that_nobody_closed_do_not_keep_the_program(images: Path) -> None:

@@ -16,15 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastsiam.config import DataConfig, Pipeline
-from fastsiam.errors import FileLostError
+from fastsiam.errors import DataError, FileLostError
 from fastsiam.pipelines import Order, build_loader, open_split
+from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.pipelines.mixture import Mixture, positions_of, shuffle_of
 from fastsiam.pipelines.store import MixedStore, Store, open_store, picked
 from fastsiam.pipelines.store.base import in_order
 from fastsiam.pipelines.subsets import open_training
+from tests.conftest import write_images
 from tests.forms import FORMS
-from tests.pipelines.cases import SMALL, WITH_IMAGES, equal, first
-from tests.sources import jpeg, tar
+from tests.pipelines.cases import SMALL, WITH_IMAGES, batches, equal, first, same
+from tests.sources import jpeg, put, rotated_jpeg, tar
 
 
 @st.composite
@@ -138,6 +140,27 @@ def test_every_pipeline_shows_a_mixture_as_it_shows_one_folder(
         mixed = first(make(data), epoch)
         assert equal(mixed, first(make(one, shuffle=shuffle), epoch))
         assert mixed.names == [store.name(i) for i in mixed.index.tolist()]
+
+
+@pytest.mark.parametrize("name", ["native", "torchvision", "memory"])
+def test_a_converted_data_set_keeps_its_orientation_alone(name: Pipeline, tmp_path: Path) -> None:
+    """The others of a mixture have the user's ``--exif``, whichever is the first one."""
+    plain = write_images(tmp_path / "plain", classes=1)
+    for i in range(8):
+        put(tmp_path / f"turned/a/{i}.jpg", rotated_jpeg(i))
+    turned, converted = tmp_path / "turned", FORMS["converted"](plain, tmp_path / "converted")
+    files, beton, ignored = (
+        batches(name, root, batch=4, mixed_with=(str(turned),), exif=exif)
+        for root, exif in ((plain, "apply"), (converted, "apply"), (plain, "ignore"))
+    )
+    assert same(files, beton) and not same(files, ignored)
+
+
+def test_ffcv_refuses_a_mixture_and_offers_no_conversion(halves: list[Path]) -> None:
+    """It would be one of the first data set alone."""
+    data = DataConfig(data=str(halves[0]), mixed_with=(str(halves[1]),))
+    with pytest.raises(DataError, match=r"reads one \.beton .* choose --pipeline native$"):
+        BACKENDS["ffcv"].require_readable(open_training(data)[0])
 
 
 def test_what_is_held_out_is_of_each_data_set(halves: list[Path]) -> None:

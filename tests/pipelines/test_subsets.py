@@ -74,6 +74,8 @@ def test_a_list_of_names(folder: Path) -> None:
     lines = ["n02_5.JPEG", "", "class1/002.jpg\r", "  class0/n01_5.JPEG ", "n01_5.JPEG", ""]
     names = [store.name(i) for i in listed(folder, *lines)]
     assert names == ["class0/n01_5.JPEG", "class1/002.jpg", "class2/n02_5.JPEG"]
+    (folder / "images/class1/000.jpg").rename(folder / "images/class1/a\u2028b.jpg")
+    assert len(listed(folder, "a\u2028b.jpg")) == 1  # which Python takes for the end of a line
     missing = r"^4 of the 5 images .*list\.txt names are not there in .*: a, b, c, \.\.\.$"
     with pytest.raises(DataError, match=missing):
         listed(folder, "a", "b", "n01_5.JPEG", "c", "class1/n01_5.JPEG")

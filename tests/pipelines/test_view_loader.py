@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
+import signal
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,21 @@ def test_a_pickle_keeps_arguments_and_position(root: Path) -> None:
             assert same([*other], epoch_of(root, 0)[1:])
 
 
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_forked_process_opens_the_images_again(root: Path, taken: int) -> None:
+    """It lacks the threads of the loader that its parent opened."""
+    data = DataConfig(data=str(root), pipeline="native", workers=2)
+    with ViewLoader(data, SMALL, batch=BATCH) as loader:
+        steps, shown = len(loader), [*islice(loader, taken)]
+        if not (child := os.fork()):
+            signal.alarm(60)  # ends it, if it waits for a thread
+            done = len([*loader])
+            loader.close()
+            os._exit(done)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == steps
+        assert len(shown) == taken and len([*loader]) == steps
+
+
 def test_a_state_holds_the_bad_images(images: Path) -> None:
     """A loader that finds them again would replace one that was shown already."""
     (images / "train" / "class0" / "000.jpg").write_bytes(b"no image")
@@ -148,6 +165,12 @@ def test_a_loader_says_which_pipeline_it_has(root: Path) -> None:
     data = DataConfig(data=str(root), pipeline="native")
     with ViewLoader(data, SMALL, batch=BATCH) as loader:
         assert loader.pipeline == "native"
+
+
+def test_positions_may_be_a_list(root: Path) -> None:
+    chosen: Any = [*range(1, 23, 2)]
+    with ViewLoader(root, SMALL, batch=BATCH, chosen=chosen) as loader:
+        assert {*next(iter(loader)).index.tolist()} < {*chosen}
 
 
 def test_objects_of_other_packages_are_refused(root: Path) -> None:

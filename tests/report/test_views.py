@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,12 @@ def test_columns_carry_the_pipelines_names(
     monkeypatch.setattr(views, "picture_grid", note)
     show_views(sources(small, "torchvision", "memory"), small.augment, **FEW)
     assert names == ["torchvision 1", "torchvision 2", "memory 1", "memory 2"]
+
+
+def test_all_data_sets_of_a_mixture_are_shown(small: TrainConfig) -> None:
+    mixture = [replace(own, mixed_with=(own.data,)) for own in sources(small, "native")]
+    _, record, _ = show_views(mixture, small.augment, images=48, epoch=0, seed=0)
+    assert sorted(row["index"] for row in record) == list(range(48))
 
 
 def test_a_pipeline_that_cannot_is_an_error(small: TrainConfig, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from tests.configs import flags, with_settings
 from tests.conftest import small_config, write_data
 from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
+from tests.sources import with_junk
 from tests.train.runs import OLD, trained, verified
 
 NOTHING: dict[str, Any] = {"knn_every": 0, "tracker": "none"}
@@ -30,9 +31,14 @@ ALL = "log lines agree: images and augmentations of steps 1 to 12"
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 12 steps in 4 epochs, a log line every 2 and at the end; nobody changes it."""
+    """A run of 12 steps in 4 epochs, a log line every 2 and at the end; nobody changes it.
+
+    Only Pillow reads one of its images.
+    """
     folder = tmp_path_factory.mktemp("logged")
     config = small_config(write_data(folder / "data"), folder / "run")
+    odd = folder / "data/train/class0/000.jpg"
+    odd.write_bytes(with_junk(odd.read_bytes()))
     return trained(config, log_every=2, **NOTHING)
 
 

@@ -31,6 +31,7 @@ def test_an_existing_file_is_never_overwritten(images: Path, tmp_path: Path) -> 
     with pytest.raises(DataError, match="of other images, or of files with other times"):
         run("folder", images, out)
     assert (out / "train.beton").read_bytes() == before
+    assert sorted(os.listdir(out)) == ["manifest.json", "train.beton", "val.beton"]
 
 
 def test_a_full_disk_is_one_line_and_no_half_file(tmp_path: Path) -> None:

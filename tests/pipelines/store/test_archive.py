@@ -8,13 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fastsiam.errors import DataError
 from fastsiam.pipelines.store import ArchiveStore, archive, index, open_store
 from fastsiam.pipelines.store.files import Mapped
 from fastsiam.pipelines.store.index import ROW
+from tests.pipelines.cases import batches
 from tests.processes import Forked
-from tests.sources import imagenet_train_tar, jpeg, tar
+from tests.sources import encoded, imagenet_train_tar, jpeg, tar, tar_bytes
 
 
 def test_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
@@ -94,6 +96,24 @@ def test_webdataset_shards(tmp_path: Path) -> None:
     assert store.labels.tolist() == [0, 0, 10, 10, 20, 20]
     assert store.classes == tuple(map(str, range(21)))
     assert open_store(tmp_path, "val").labels.tolist() == [5]
+    members = [("0.jpg", jpeg(0)), ("0.cls", b"-1"), ("1.jpg", jpeg(1)), ("1.cls", b"2")]
+    assert ArchiveStore([tar(tmp_path / "none.tar", members)]).labels.tolist() == [-1, 2]
+
+
+def test_a_size_that_an_index_cannot_hold_is_unknown(tmp_path: Path) -> None:
+    wide = encoded(Image.new("RGB", (2**16, 2)), "PNG")
+    store = ArchiveStore([tar(tmp_path / "t.tar", [("a/0.png", wide), ("a/1.jpg", jpeg(1))])])
+    dimensions = store.dimensions()
+    assert dimensions is not None and dimensions.tolist() == [[0, 0], [30, 40]]
+    assert batches("memory", tmp_path / "t.tar", batch=2)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_images_and_tars_the_images_are_read(order: int, tmp_path: Path) -> None:
+    """In whatever order they lie."""
+    members = [("a.tar", tar_bytes([("0.jpg", jpeg(0))])), ("b/1.jpg", jpeg(1)), ("c.tar", b"")]
+    store = ArchiveStore([tar(tmp_path / "t.tar", members[::order])])
+    assert [store.name(i) for i in range(len(store))] == ["b/1.jpg"]
 
 
 def test_a_tar_of_two_splits_is_refused(tmp_path: Path) -> None:

@@ -37,15 +37,22 @@ def test_the_way_out_of_a_broken_image_is_one(tmp_path: Path) -> None:
         open_store(tmp_path / "more.tar", "train").decode(0)
 
 
-def test_links_that_lead_back_and_pipes_are_left_out(tmp_path: Path) -> None:
+def test_links_that_lead_back_and_pipes_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Links to images that are gone, too, which a warning counts."""
     image = put(tmp_path / "a" / "0.jpg", jpeg(0))
     (tmp_path / "a" / "loop").symlink_to(tmp_path)
     (tmp_path / "b").symlink_to(image)
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "1.jpg").symlink_to(image)
     os.mkfifo(tmp_path / "a" / "pipe.jpg")
+    for name in ("2.jpg", "3.jpg"):
+        (tmp_path / "c" / name).symlink_to("gone.jpg")
     store = FolderStore(tmp_path)
     assert [store.name(i) for i in range(len(store))] == ["a/0.jpg", "c/1.jpg"]
+    (said,) = caplog.messages
+    assert "links to images that are not there, which are left out: 2, such as" in said
 
 
 # Lists of files in CSV.

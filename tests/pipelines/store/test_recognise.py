@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fastsiam.pipelines.store import open_store
+from fastsiam.pipelines.store import open_store, recognise
 from tests.sources import WNIDS, jpeg, put, tar
 
 DEEP = ["a/aa.jpg", "a/z.jpg", "a/sub/a.jpg", "a/sub/b.jpg", "a-b/c.jpg", "b/x/y/z.jpg"]
@@ -27,6 +29,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, list[str]]]] = {
     "other names of splits": (
         {"Train/a/0.jpg": "", "Validation/a/1.jpg": ""},
         {"train": ["a/0.jpg"], "val": ["a/1.jpg"]},
+    ),
+    "still other names of splits": (
+        {"training/a/0.jpg": "", "test/a/1.jpg": ""}, {"train": ["a/0.jpg"], "val": ["a/1.jpg"]}
+    ),
+    "a class called train": (
+        {"train/car/0.jpg": "", "train/train/1.jpg": ""}, {"train": ["car/0.jpg", "train/1.jpg"]}
     ),
     "other names of tars": (
         {"my-training-0.tar": ["a/0.jpg"], "my-valid-0.tar": ["b/1.jpg"]},
@@ -54,3 +62,28 @@ def test_layouts(case: str, tmp_path: Path) -> None:
             members = files[path]
             content = jpeg(members.index(name)) if members else path.encode()
             assert bytes(store.read(i)) == content
+
+
+def test_images_of_a_val_folder_that_are_trained_on_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("cat", "dog", "val"):
+        put(tmp_path / name / "0.jpg")
+    for _ in range(2):
+        assert open_store(tmp_path, "train").classes == ("cat", "dog", "val")
+    assert caplog.messages == [
+        f"{tmp_path} has a folder val/ and no train/, so its images are training images too; move "
+        "the others into a folder train/"
+    ]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_images_beside_parquet_are_the_data(
+    order: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In whatever order the system lists them."""
+    for name in ("0.jpg", "1.jpg", "features.parquet"):
+        put(tmp_path / name)
+    listed = SimpleNamespace(scandir=lambda folder: (x for x in [*os.scandir(folder)][::order]))
+    monkeypatch.setattr(recognise, "os", listed)
+    assert len(open_store(tmp_path, "train")) == 2

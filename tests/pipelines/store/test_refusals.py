@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import shutil
+import tarfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,15 @@ def tar_damaged(change: Callable[[bytes], bytes]) -> Build:
     """A tar of two classes after some change of its bytes."""
     members = [(f"{i // 5}/{i}.jpg", jpeg(i)) for i in range(10)]
     return lambda root: put(root / "train.tar", change(tarred(members)))
+
+
+def sparse_tar(root: Path) -> Path:
+    """A tar of an image that is mostly a hole, as ``tar --sparse`` stores it."""
+    member = tarfile.TarInfo("a.jpg")
+    member.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": "900", "size": "1"}
+    with tarfile.open(root / "t.tar", "w") as made:
+        made.addfile(member)
+    return root / "t.tar"
 
 
 def index_outside(root: Path) -> Path:
@@ -141,6 +151,10 @@ CASES: dict[str, tuple[Build, str]] = {
         tar_damaged(lambda d: d.replace(b"1/5.jpg", b"1/5?jpg")), f"{WHOLE_TAR}.*damaged or cut"
     ),
     "cut in a later image": (tar_damaged(lambda d: d[: d.index(b"1/5.jpg") + 900]), WHOLE_TAR),
+    "another tar behind it": (
+        tar_damaged(lambda d: d + d), "another tar after its end, at .* or join them with tar --con"
+    ),
+    "a sparse member": (sparse_tar, "stored sparsely; create the tar without --sparse"),
     "a number that is no class": (
         tar_of("0.jpg", more=[("0.cls", b"99999999999")]), "which is no number of a class"
     ),
