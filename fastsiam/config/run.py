@@ -10,6 +10,8 @@ from .setting import Config, check_name, require, setting
 
 DEFAULT_PORT = 29500
 """Port of ``--rendezvous`` if it names none."""
+LONGEST_WAIT = 1e9
+"""Longest timeout in seconds: gloo counts nanoseconds in 64 bits."""
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 
 
@@ -26,7 +28,10 @@ class NodesConfig(Config):
         "", "Several machines: HOST:PORT where they meet, one of them and a free port there."
     )
     rendezvous_timeout: float = setting(
-        600.0, "Several machines: seconds to wait for the others at a start or restart.", above=0
+        600.0,
+        "Several machines: seconds to wait for the others at a start or restart.",
+        above=0,
+        at_most=LONGEST_WAIT,
     )
     gpus: int = setting(
         1, "GPUs of this machine, one process each; with --device cpu: CPU processes.", at_least=1
@@ -86,6 +91,7 @@ class RunConfig(NodesConfig):
         "Several ranks: seconds that one waits for the others, slow reading and compiling "
         "included, before the run ends with an error.",
         above=0,
+        at_most=LONGEST_WAIT,
     )
     max_restarts: int = setting(
         0,
