@@ -185,7 +185,11 @@ class SlurmConfig(Config):
             not self.seeds or bool(re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", self.seeds)),
             f"seeds are numbers and ranges, such as 0-4 or 0,2, not {self.seeds!r}",
         )
-        for option in ("time", "name", "partition", "account", "mem"):
+        require(
+            bool(re.fullmatch(r"[\w.,:=@+-]+", self.name)),
+            f"name is of letters, digits and . , : = @ + - _, not {self.name!r}",
+        )
+        for option in ("time", "partition", "account", "mem"):
             value = getattr(self, option)
             require(not re.search(r"\s", value), f"{option} has no spaces: {value!r}")
         require("\n" not in self.sbatch, f"sbatch is one line, not {self.sbatch!r}")
