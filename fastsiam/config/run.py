@@ -110,9 +110,9 @@ class RunConfig(NodesConfig):
     )
     resume: str = setting(
         "auto",
-        "auto: from the run folder's last checkpoint; never: start a new run; or the path of a "
-        "run or checkpoint, whose settings are used. With another --out it branches off there, "
-        "with other optimizer settings if given.",
+        "auto: from the run folder's last checkpoint; never: refuse a folder that holds a run; or "
+        "the path of a run or checkpoint, whose settings are used. With another --out it branches "
+        "off there, with other optimizer settings if given.",
     )
     extend: int = setting(
         0,
