@@ -59,7 +59,7 @@ def _shared(can_draw: bool) -> RichConsole:
     """Return the console of this process, which all bars share so that Rich can stack them."""
     out: Any = _Stderr()
     force = None if can_draw else False
-    return RichConsole(file=out, force_terminal=force, highlight=False, soft_wrap=True)
+    return RichConsole(file=out, force_terminal=force, highlight=False, soft_wrap=True, emoji=False)
 
 
 class Console:

@@ -152,6 +152,12 @@ def test_lines_where_nothing_can_be_drawn(
     assert "step 1/4 loss 0.5" in shown()
 
 
+def test_names_are_said_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rich would read colours in brackets and pictures between colons."""
+    Console().say("run folder runs/lr:b:64 [red]x[/red]")
+    assert capsys.readouterr().err == "run folder runs/lr:b:64 [red]x[/red]\n"
+
+
 def test_a_status_is_a_line_in_a_log_and_a_spinner_in_a_terminal(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

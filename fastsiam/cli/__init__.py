@@ -6,6 +6,7 @@ torch is imported by the commands that need it, never for ``--help``.
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import sys
@@ -46,6 +47,8 @@ def main() -> None:
     for NCCL, NCCL for the other ranks, and they for this one.
     """
     _open_what_is_closed()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")  # paths need not be UTF-8
     begin()
     try:
         _run()

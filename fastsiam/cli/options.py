@@ -285,7 +285,8 @@ def merge_sources(flags: Mapping[str, Any]) -> Settings:
         return merge(*sources, recipe=recipe)
     run = _resumed_run(resume, str(flags.get("out", "")))
     merged = merge(run, *sources, recipe=recipe)  # a file that names no folder leaves the run's
-    return replace(merged, flags={**merged.flags, "out": merged.flags["out"] or run.flags["out"]})
+    flags = {**merged.flags, "out": merged.flags["out"] or run.flags["out"]}
+    return replace(merged, flags=flags, recipe=run.recipe or merged.recipe)
 
 
 def _resumed_run(path: str, out: str) -> Settings:

@@ -10,6 +10,8 @@ from .setting import Config, check_name, require, setting
 
 DEFAULT_PORT = 29500
 """Port of ``--rendezvous`` if it names none."""
+LONGEST_WAIT = 1e9
+"""Longest timeout in seconds: gloo counts nanoseconds in 64 bits."""
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 
 
@@ -26,7 +28,10 @@ class NodesConfig(Config):
         "", "Several machines: HOST:PORT where they meet, one of them and a free port there."
     )
     rendezvous_timeout: float = setting(
-        600.0, "Several machines: seconds to wait for the others at a start or restart.", above=0
+        600.0,
+        "Several machines: seconds to wait for the others at a start or restart.",
+        above=0,
+        at_most=LONGEST_WAIT,
     )
     gpus: int = setting(
         1, "GPUs of this machine, one process each; with --device cpu: CPU processes.", at_least=1
@@ -86,6 +91,7 @@ class RunConfig(NodesConfig):
         "Several ranks: seconds that one waits for the others, slow reading and compiling "
         "included, before the run ends with an error.",
         above=0,
+        at_most=LONGEST_WAIT,
     )
     max_restarts: int = setting(
         0,
@@ -104,9 +110,9 @@ class RunConfig(NodesConfig):
     )
     resume: str = setting(
         "auto",
-        "auto: from the run folder's last checkpoint; never: start a new run; or the path of a "
-        "run or checkpoint, whose settings are used. With another --out it branches off there, "
-        "with other optimizer settings if given.",
+        "auto: from the run folder's last checkpoint; never: refuse a folder that holds a run; or "
+        "the path of a run or checkpoint, whose settings are used. With another --out it branches "
+        "off there, with other optimizer settings if given.",
     )
     extend: int = setting(
         0,
@@ -179,7 +185,11 @@ class SlurmConfig(Config):
             not self.seeds or bool(re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", self.seeds)),
             f"seeds are numbers and ranges, such as 0-4 or 0,2, not {self.seeds!r}",
         )
-        for option in ("time", "name", "partition", "account", "mem"):
+        require(
+            bool(re.fullmatch(r"[\w.,:=@+-]+", self.name)),
+            f"name is of letters, digits and . , : = @ + - _, not {self.name!r}",
+        )
+        for option in ("time", "partition", "account", "mem"):
             value = getattr(self, option)
             require(not re.search(r"\s", value), f"{option} has no spaces: {value!r}")
         require("\n" not in self.sbatch, f"sbatch is one line, not {self.sbatch!r}")

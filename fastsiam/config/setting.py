@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import inspect
+import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -27,7 +28,7 @@ _NAMES = {
 _PARSERS: dict[Any, Callable[[Any], Any]] = {
     bool: lambda text: {"true": True, "false": False}[text.lower()],
     int: int,
-    float: float,
+    float: lambda value: _finite(float(value)),  # also of a number
 }
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "above": operator.gt,
@@ -66,7 +67,7 @@ class Setting:
         return " and ".join(f"{x.replace('_', ' ')} {end}" for x, end in self.bounds.items())
 
     def allows(self, number: float) -> bool:
-        """Tell whether a number is in the range; nan is in no range."""
+        """Tell whether a number is in the range."""
         return all(_COMPARISONS[name](number, end) for name, end in self.bounds.items())
 
     def checked(self, value: Any) -> Any:
@@ -202,9 +203,9 @@ def checked(kind: Any, value: Any, name: str) -> Any:
             return value
         if isinstance(value, Mapping):
             return _dataclass_of(kind, value, f"{name}." if name else "")
-    elif type(value) is kind:
+    elif type(value) is kind and kind is not float:
         return value
-    elif (kind is float and type(value) is int) or isinstance(value, str):
+    elif isinstance(value, str) or (kind is float and type(value) in (int, float)):
         with contextlib.suppress(ValueError, KeyError, OverflowError):
             return _PARSERS[kind](value)
     raise ValueError(f"{name or 'settings'} must be {_description(kind)}, not {value!r}")
@@ -216,6 +217,12 @@ def _dataclass_of(kind: Any, values: Mapping[Any, Any], prefix: str) -> Any:
     for name in values:
         check_name("setting", f"{prefix}{name}", known)
     return kind(**{k: checked(hints[k], v, f"{prefix}{k}") for k, v in values.items()})
+
+
+def _finite(number: float) -> float:
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is not finite")
+    return number
 
 
 def _description(kind: Any) -> str:

@@ -97,7 +97,8 @@ def _options(config: TrainConfig, job: SlurmConfig) -> list[str]:
         "open-mode": "append",
         "output": f"{job.name}-{'%A_%a' if job.seeds else '%j'}.log",
     }
-    return [*(f"--{name}={x}" for name, x in asked.items() if x), "--requeue", *job.sbatch.split()]
+    others = [job.sbatch.strip()] if job.sbatch.strip() else []
+    return [*(f"--{name}={x}" for name, x in asked.items() if x), "--requeue", *others]
 
 
 def _out(given: str, job: SlurmConfig) -> str:
@@ -111,10 +112,11 @@ def _arguments(recipe: str, config: TrainConfig, job: SlurmConfig) -> list[str]:
     """Return the shortest command line for the settings, without those that the script sets."""
     usual = merge(Settings(recipe=recipe, flags={"method": config.model.method.name})).flags
     decided = {*_BY_THE_JOB, *(["seed"] if job.seeds else [])}
+    named = {"method", *(["data"] if config.data.mixed_with else [])}
     changed = {
         name: value
         for name, value in config.to_flags().items()
-        if name not in decided and (value != usual.get(name) or name == "method")
+        if name not in decided and (value != usual.get(name) or name in named)
     }
     return ["--recipe", recipe, *as_arguments(changed)]
 

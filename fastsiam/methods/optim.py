@@ -14,8 +14,6 @@ from fastsiam.methods import ParamGroup
 
 SETTINGS = ("momentum", "weight_decay", "trust", "adapt_all")
 """Settings in a parameter group, besides the learning rate, which every step sets."""
-_TOO_SMALL = 0.01
-"""Share of the peak rate below which a cosine cannot restart from the last rate."""
 
 
 def build_optimizer(config: OptimConfig, groups: Sequence[ParamGroup]) -> torch.optim.Optimizer:

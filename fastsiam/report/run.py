@@ -15,6 +15,7 @@ from fastsiam.config.train import changes_text
 from fastsiam.console import rounded
 from fastsiam.errors import DataError
 from fastsiam.files import written_for_user
+from fastsiam.report.drawing import shown
 from fastsiam.report.page import Figure, Section, Table, flat, render, text_of
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import Record, read_records
@@ -114,7 +115,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
         sections,
     )
     with written_for_user(out) as temporary:
-        temporary.write_text(text)
+        temporary.write_bytes(text.encode(errors="backslashreplace"))  # names need not be UTF-8
     return out
 
 
@@ -128,6 +129,7 @@ def _read(folder: Path, runs: Sequence[Path]) -> Run:
         )
     unique = len({run.resolve().name for run in runs}) == len(runs) and folder.name
     name = folder.name if unique else str(folder)
+    name = name.encode(errors="backslashreplace").decode()  # it need not be UTF-8
     return Run(name, folder, lines, RunSettings.read(folder), read_records(folder))
 
 
@@ -152,7 +154,7 @@ def _chart(runs: Sequence[Run], field: str, limits: tuple[float | None, float | 
             axes.plot(
                 [line["epoch"] for line in lines],
                 [line[field] for line in lines],
-                label=run.name,
+                label=shown(f" {run.name}"),  # matplotlib hides labels that begin with "_"
                 linewidth=1.4,
                 marker="o" if field == "top1" or len(lines) == 1 else None,
                 markersize=3.5,

@@ -33,6 +33,7 @@ from fastsiam.run.trackers import check_trackers
 from fastsiam.train.compile import CompilationError
 from fastsiam.train.introduction import introduce
 from fastsiam.train.loop import train
+from fastsiam.train.memory import oom_error
 from fastsiam.train.monitor import Evaluate, Watched
 from fastsiam.train.resolve import ResolvedConfig, resolve
 from fastsiam.train.start import initial_weights, refuse_existing_run, take_weights, will_resume
@@ -204,9 +205,15 @@ def _train(
             introduce(console, resolved, loader, folder.path)
             if resolved.damaged:
                 checkpoints.rename_corrupt(folder.path)
-        method = _fresh_method(resolved, console)
-        # Compiling must not overlap with a loader at work: see TrainingStep.prepare.
-        resolved, step = prepared_step(resolved, method, console)
+        try:
+            method = _fresh_method(resolved, console)
+            # Compiling must not overlap with a loader at work: see TrainingStep.prepare.
+            resolved, step = prepared_step(resolved, method, console)
+        except (RuntimeError, MemoryError) as error:
+            done = 0 if resolved.start is None else resolved.start.step
+            if lacking := oom_error(error, resolved.config, at=done + 1, saved="no step was taken"):
+                raise lacking from error
+            raise
         if place.is_leader:  # write only after data, settings and model are known to work
             _begin_folder(resolved, recipe, folder)
             bad.write()

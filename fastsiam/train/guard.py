@@ -42,7 +42,7 @@ class CollapseGuard:
 
     Args:
         on_collapse: "warn" or "stop".
-        batch: images per batch.
+        batch: number of images that the measures are of.
         centred: whether BN centres the embeddings.
     """
 

@@ -67,10 +67,10 @@ def oom_error(
     A step may be half done, so nothing is saved.
 
     Args:
-        error: raised by a step, a batch or an evaluation.
+        error: raised by a step, a batch, an evaluation or the preparation of the steps.
         config: settings of the run.
         at: the step that was not finished.
-        saved: names the last good checkpoint, as a string.
+        saved: names the last good checkpoint, as a string, or says that there is nothing to save.
     """
     if not lacks_memory(error):
         return None

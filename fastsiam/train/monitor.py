@@ -114,7 +114,9 @@ class LogPoints:
         self._digest, self._batch = digest, config.optim.batch
         self._finite = FiniteCheck(place.device)
         self._guard = CollapseGuard(
-            config.monitor.on_collapse, batch=self._batch, centred=config.model.method.centred
+            config.monitor.on_collapse,
+            batch=self._batch // config.optim.accumulate,
+            centred=config.model.method.centred,
         )
         self._initial, self._loader = initial, loader
         if initial is not None:

@@ -151,6 +151,11 @@ def _starting_point(
         given = checkpoints.load(path)
         if start is None:
             start, folder = given, run_folder(path) or path.parent
+        elif start.step > given.step and (run_folder(path) or path).resolve() == run.resolve():
+            raise CheckpointError(
+                f"{path} is at step {given.step:,}, but {run} is at step {start.step:,}; pass "
+                f"--resume {quoted(run)} to resume it there, or another --out to branch off"
+            )
         elif start.step < given.step:
             raise CheckpointError(
                 f"{run} already holds a run at step {start.step:,}, before step {given.step:,} of "

@@ -54,6 +54,11 @@ def test_wrong_usage_exits_2(arguments: list[str], message: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_path_that_is_not_utf_8_is_printed_as_it_is() -> None:
+    command = [sys.executable, "-m", "fastsiam", "config", "--data", b"caf\xe9"]
+    assert b'data = "caf\xe9"\n' in subprocess.run(command, check=True, capture_output=True).stdout
+
+
 def test_interrupted_before_the_first_step_it_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -194,6 +194,7 @@ def test_the_settings_of_a_run_that_continues(
     assert config == with_settings(resumed, log_every=9)
     file.write_text(f'[run]\nresume = "{run}"\n')
     assert parse("--config", str(file))[1] == resumed
+    assert parse("--resume", str(run), "--recipe", "byol") == ("demo", resumed)
 
     for path in (run, run / "config.json"):  # a new run with the same settings is elsewhere
         recipe, config = parse("--config", str(path), "--lr", "0.125")

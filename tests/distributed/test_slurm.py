@@ -32,14 +32,16 @@ OPTIONS = {
     "nodes": r"\d+", "ntasks-per-node": r"\d+", "gpus-per-node": r"\d+", "cpus-per-task": r"\d+",
     "mem": r"\d+[KMGT]?", "time": r"\d+-\d+|\d+:\d\d:\d\d", "signal": r"USR1@\d+",
     "open-mode": r"append|truncate", "output": r"\S+\.log", "requeue": "", "exclusive": "",
-    "constraint": r"\S+",
+    "constraint": "h100 & nvme",
 }  # fmt: skip
 
 
 def options(script: str) -> dict[str, str]:
-    found = re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", script, re.M)
-    assert len(found) == len(dict(found)) == script.count("#SBATCH")
-    return dict(found)
+    lines = re.findall(r"^#SBATCH (--.+)$", script, re.M)
+    assert len(lines) == script.count("#SBATCH")
+    found = [word.removeprefix("--").partition("=") for x in lines for word in shlex.split(x)]
+    assert len({name for name, _, _ in found}) == len(found)
+    return {name: value for name, _, value in found}
 
 
 @pytest.mark.parametrize(
@@ -47,7 +49,7 @@ def options(script: str) -> dict[str, str]:
     [
         ({}, SlurmConfig()),
         (SEVERAL, SlurmConfig(time="2-12", partition="gpu", account="a", mem="0", seeds="0-4")),
-        ({"gpus": 2}, SlurmConfig(sbatch="--constraint=h100 --exclusive", warning=60)),
+        ({"gpus": 2}, SlurmConfig(sbatch="--constraint='h100 & nvme' --exclusive", warning=60)),
     ],
 )
 def test_sbatch_takes_it(run: dict[str, object], job: SlurmConfig, small: TrainConfig) -> None:
@@ -77,6 +79,13 @@ def test_its_command_is_the_run(run: dict[str, object], small: TrainConfig) -> N
     recipe, found = parse(*shlex.split(line))
     assert recipe == "cifar10" and found.run.out == "$out"
     assert with_settings(found, out=config.run.out) == config
+
+
+def test_the_first_data_set_of_a_mixture_may_be_the_default() -> None:
+    config = with_settings(TrainConfig(), mixed_with=("b", "c"))
+    line = slurm_script("imagenet", config, SlurmConfig())
+    assert " --data '' --data b --data c " in line
+    assert parse("--data", "", "--data", "b", "--data", "c")[1].data == config.data
 
 
 FAKE = """\
@@ -171,6 +180,7 @@ def test_machines_meet_on_the_first_and_each_seed_has_its_folder(
         ({"time": "a day"}, "time has no spaces"),
         ({"seeds": "0..4"}, "seeds are numbers and ranges"),
         ({"partition": "a b"}, "partition has no spaces"),
+        ({"name": "a'b"}, "name is of letters, digits and"),
         ({"cpus": 0}, "cpus must be at least 1"),
         ({"requeues": -1}, "requeues must be at least 0"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
@@ -48,6 +49,13 @@ def test_the_page_is_whole_and_alone(small: TrainConfig, tmp_path: Path) -> None
     knn = {"kind": "knn", "k": 20, "temperature": 0.2, "bank": 24, "top1": 50.0, "epoch": 7.17391}
     (run / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in [*lines, knn]))
     shutil.copytree(run, tmp_path / "same")
+    odd = [tmp_path / name for name in ("_<b>", r"$\x$", "caf\udce9")]
+    for copy in odd:
+        shutil.copytree(run, copy)
+    page = write_report(odd, tmp_path / "odd.html").read_text()
+    assert all(name in page for name in ("<td>_&lt;b&gt;</td>", r"<td>$\x$</td>", r"caf\udce9"))
+    (chart, *_) = re.findall(r"data:image/svg\+xml;base64,([^\"]+)", page)
+    assert b" _&lt;b&gt; -->" in base64.b64decode(chart)
     out = tmp_path / "new" / "folder" / "page.html"
     page = write_report([run, tmp_path / "same"], out).read_text()
     assert "50.00 at epoch 7.17 (k 20" in page and "All runs have the same settings." in page

@@ -200,6 +200,14 @@ def test_the_guard_speaks_up(
         assert checkpoints.load(tmp_path / "run").step == 120
 
 
+def test_the_guard_knows_that_a_part_of_a_batch_has_few_images(small: TrainConfig) -> None:
+    """Centred outputs of four images have three dimensions at most, which is no collapse."""
+    config = with_settings(small, batch=16, accumulate=4, knn_every=0, on_collapse="stop")
+    run = trained(config, max_steps=1)
+    (line,) = [line for line in read_metrics(run) if line["kind"] == "train"]
+    assert line["rank"] < 4
+
+
 class HostReads(TorchDispatchMode):
     """Counts reads of a tensor's value by the host, which on a GPU wait for the device."""
 

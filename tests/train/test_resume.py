@@ -12,6 +12,7 @@ from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -107,6 +108,16 @@ def out_of_memory(config: TrainConfig, error: Exception, kind: str) -> None:
     assert said.endswith(f"; the last good checkpoint is {saved} (step 4)")
 
 
+def out_of_memory_at_the_start(config: TrainConfig) -> None:
+    """Compiling takes as much memory as a step, and comes before the first one."""
+    trained(config, max_steps=4)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(TrainingError) as caught:
+        patch.setattr(TrainingStep, "prepare", Mock(side_effect=GPU_ERROR))
+        trained(config)
+    assert str(caught.value).startswith("out of GPU memory at step 5 with --batch 8; to resume")
+    assert str(caught.value).endswith("; no step was taken")
+
+
 def damage(path: Path) -> None:
     """Flip a bit in the middle of a file."""
     content = bytearray(path.read_bytes())
@@ -166,6 +177,7 @@ GPU_ERROR = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 G
 ENDINGS: dict[str, Callable[[TrainConfig], None]] = {
     "memory": partial(out_of_memory, error=MemoryError(), kind="memory"),
     "GPU memory": partial(out_of_memory, error=GPU_ERROR, kind="GPU memory"),
+    "GPU memory at the start": out_of_memory_at_the_start,
     "damaged checkpoint": damaged_checkpoint,
     "unreadable checkpoint": unreadable_checkpoint,
     "half of a save": partial(killed_in_a_save, at=0, has_links=True),

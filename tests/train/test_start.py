@@ -200,6 +200,9 @@ def test_a_branch_is_not_lost_to_the_run_that_continued(
     ):
         trained(branch)
     assert own.read_bytes() == before
+    older = checkpoints.previous(own.parents[1])
+    with pytest.raises(CheckpointError, match=r"previous\.pt is at step 8, but \S+ is at step 9"):
+        trained(branch, resume=older)
     trained(branch, resume=own.parents[1])
     assert [line[0] for line in history(tmp_path / "branch")] == list(range(7, 13))
 
