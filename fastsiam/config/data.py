@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -55,7 +54,6 @@ class DataConfig(Config):
         "Shares of the data sets of a mixture in every batch, such as 0.7,0.3. Default: in "
         "proportion to their images.",
         above=0,
-        below=inf,
     )
     image_column: str = setting(
         "",

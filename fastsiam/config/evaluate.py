@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import inf
 from typing import Literal, Self
 
 from .data import Alpha, Exif, ImagePipeline, share
@@ -185,7 +184,6 @@ class LinearConfig(LabelConfig):
         "one classifier each. Default: 0.1 for lars (the authors' code; the paper's text says "
         "0.02), 30 for sgd, 0.1,0.3,1,3,10,30 where auto chooses sgd.",
         above=0,
-        below=inf,
     )
     batch: int = setting(
         0,

@@ -176,9 +176,8 @@ def to_toml(config: TrainConfig, *, recipe: str) -> str:
                 heading = one.section
                 lines += ["", *_comment(f"{heading}.")]
             value = values[one.name]
-            # JSON's text is TOML's, except for one character; floats may be inf.
+            # JSON's text is TOML's, except for one character.
             text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-            text = repr(value) if isinstance(value, float) else text
             lines += ["", *_comment(one.help), f"{one.name} = {text}"]
     return "\n".join(lines) + "\n"
 

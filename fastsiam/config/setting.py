@@ -13,6 +13,7 @@ import operator
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
+from math import isfinite
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -75,6 +76,8 @@ class Setting:
         numbers = value if isinstance(value, tuple) else () if value is None else (value,)
         if not all(map(self.allows, numbers)):
             raise ValueError(f"{self.flag} must be {self.range}, not {value}")
+        if not all(isfinite(x) for x in numbers if isinstance(x, float)):
+            raise ValueError(f"{self.flag} must be finite, not {value}")
         return value
 
 
