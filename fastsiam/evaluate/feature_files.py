@@ -156,7 +156,7 @@ def _write_npy(rows: Iterable[Rows], out: Path) -> None:
         written_whole(out) as temporary,
         written_whole(_table_of(out)) as temporary_table,
         temporary.open("wb") as array,
-        temporary_table.open("w", newline="") as file,
+        temporary_table.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
     ):
         table, count, header = csv.writer(file), 0, {"descr": "<f4", "fortran_order": False}
         for features, columns in rows:
@@ -182,7 +182,8 @@ def _write_parquet(rows: Iterator[Rows], out: Path) -> None:
         for group in _grouped(rows):
             features = np.concatenate([part for part, _ in group])
             columns: dict[str, Any] = {
-                name: [value for _, part in group for value in part[name]] for name in group[0][1]
+                name: [_unicode(value) for _, part in group for value in part[name]]
+                for name in group[0][1]
             }
             flat = pa.array(features.reshape(-1))
             columns["feature"] = pa.FixedSizeListArray.from_arrays(flat, features.shape[1])
@@ -190,6 +191,13 @@ def _write_parquet(rows: Iterator[Rows], out: Path) -> None:
             if writer is None:
                 writer = stack.enter_context(pq.ParquetWriter(temporary, batch.schema))
             writer.write_batch(batch)
+
+
+def _unicode(value: Any) -> Any:
+    """Return a value; what cannot be read in a name that is not UTF-8 is replaced."""
+    if not isinstance(value, str):
+        return value
+    return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _grouped(rows: Iterable[Rows]) -> Iterator[list[Rows]]:

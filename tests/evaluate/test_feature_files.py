@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -92,6 +93,20 @@ def test_projections_of_images_without_labels_and_a_broken_image(run: Path, tmp_
     with pytest.raises(FastSiamError, match=r"cannot decode .*003\.jpg"):
         write_features(run, replace(config, out=str(tmp_path / "f.npy")), HERE)
     assert not list(tmp_path.glob("f.*"))
+
+
+def test_names_that_are_not_utf_8_are_written(run: Path, tmp_path: Path) -> None:
+    """Tables have their bytes; parquet, which takes UTF-8 alone, has a sign for each other byte."""
+    import pyarrow.parquet as pq
+
+    folder = write_images(tmp_path / "own", classes=1, each=2) / "class0"
+    (folder / "000.jpg").rename(folder / os.fsdecode(b"0\xe9.jpg"))
+    config = FeaturesConfig(out=str(tmp_path / "f.npy"), data=str(folder), workers=0)
+    write_features(run, config, HERE)
+    assert b"\n1,0\xe9.jpg," in (tmp_path / "f.npy.csv").read_bytes().replace(b"\r", b"")
+    write_features(run, replace(config, out=str(tmp_path / "f.parquet")), HERE)
+    names = pq.read_table(tmp_path / "f.parquet")["name"].to_pylist()
+    assert names == ["001.jpg", "0\ufffd.jpg"]
 
 
 def test_files_that_are_there_stay(run: Path, tmp_path: Path) -> None:
