@@ -20,7 +20,7 @@ from fastsiam.errors import BackendError, FastSiamError, NoSplitError
 from fastsiam.evaluate.features import collected
 from fastsiam.evaluate.knn import Nearest
 from fastsiam.evaluate.subject import Subject, open_subject
-from fastsiam.files import explained, written_whole
+from fastsiam.files import as_utf8, explained, written_whole
 from fastsiam.pipelines import build_eval_loader, open_split
 from fastsiam.pipelines.store import Split
 from fastsiam.pipelines.subsets import open_whole
@@ -182,7 +182,7 @@ def _write_parquet(rows: Iterator[Rows], out: Path) -> None:
         for group in _grouped(rows):
             features = np.concatenate([part for part, _ in group])
             columns: dict[str, Any] = {
-                name: [_unicode(value) for _, part in group for value in part[name]]
+                name: [_storable(value) for _, part in group for value in part[name]]
                 for name in group[0][1]
             }
             flat = pa.array(features.reshape(-1))
@@ -193,11 +193,9 @@ def _write_parquet(rows: Iterator[Rows], out: Path) -> None:
             writer.write_batch(batch)
 
 
-def _unicode(value: Any) -> Any:
-    """Return a value; what cannot be read in a name that is not UTF-8 is replaced."""
-    if not isinstance(value, str):
-        return value
-    return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+def _storable(value: Any) -> Any:
+    """Return a value as parquet holds it, which takes no text but UTF-8."""
+    return as_utf8(value) if isinstance(value, str) else value
 
 
 def _grouped(rows: Iterable[Rows]) -> Iterator[list[Rows]]:

@@ -15,6 +15,7 @@ from fastsiam.config.train import changes_text
 from fastsiam.console import rounded
 from fastsiam.errors import DataError
 from fastsiam.files import written_for_user
+from fastsiam.report.drawing import shown
 from fastsiam.report.page import Figure, Section, Table, flat, render, text_of
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import Record, read_records
@@ -114,7 +115,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
         sections,
     )
     with written_for_user(out) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, "utf-8")
     return out
 
 
@@ -149,10 +150,11 @@ def _chart(runs: Sequence[Run], field: str, limits: tuple[float | None, float | 
     for run in runs:
         lines = run.lines("knn" if field == "top1" else "train")
         if lines:
+            name = shown(run.name)
             axes.plot(
                 [line["epoch"] for line in lines],
                 [line[field] for line in lines],
-                label=run.name,
+                label=f" {name}" if name.startswith("_") else name,  # legends leave _ out
                 linewidth=1.4,
                 marker="o" if field == "top1" or len(lines) == 1 else None,
                 markersize=3.5,

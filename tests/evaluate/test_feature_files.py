@@ -96,7 +96,7 @@ def test_projections_of_images_without_labels_and_a_broken_image(run: Path, tmp_
 
 
 def test_names_that_are_not_utf_8_are_written(run: Path, tmp_path: Path) -> None:
-    """Tables have their bytes; parquet, which takes UTF-8 alone, has a sign for each other byte."""
+    """Tables have their bytes; parquet, which takes UTF-8 alone, has other bytes escaped."""
     import pyarrow.parquet as pq
 
     folder = write_images(tmp_path / "own", classes=1, each=2) / "class0"
@@ -106,7 +106,7 @@ def test_names_that_are_not_utf_8_are_written(run: Path, tmp_path: Path) -> None
     assert b"\n1,0\xe9.jpg," in (tmp_path / "f.npy.csv").read_bytes().replace(b"\r", b"")
     write_features(run, replace(config, out=str(tmp_path / "f.parquet")), HERE)
     names = pq.read_table(tmp_path / "f.parquet")["name"].to_pylist()
-    assert names == ["001.jpg", "0\ufffd.jpg"]
+    assert names == ["001.jpg", r"0\udce9.jpg"]
 
 
 def test_files_that_are_there_stay(run: Path, tmp_path: Path) -> None:
