@@ -133,6 +133,11 @@ def explained(kind: type[FastSiamError], what: str) -> Iterator[None]:
         raise kind(f"{what}: {reason(error)}") from error
 
 
+def as_utf8(text: str) -> str:
+    r"""Return a text that UTF-8 can hold: other bytes of a name become such as ``\udce9``."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def quoted(path: object) -> str:
     """Return a path or another word quoted for a shell, for commands in messages."""
     return shlex.quote(str(path))

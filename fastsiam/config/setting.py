@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import difflib
 import inspect
-import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
+from math import isfinite
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -28,7 +28,7 @@ _NAMES = {
 _PARSERS: dict[Any, Callable[[Any], Any]] = {
     bool: lambda text: {"true": True, "false": False}[text.lower()],
     int: int,
-    float: lambda value: _finite(float(value)),  # also of a number
+    float: float,
 }
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "above": operator.gt,
@@ -76,6 +76,8 @@ class Setting:
         numbers = value if isinstance(value, tuple) else () if value is None else (value,)
         if not all(map(self.allows, numbers)):
             raise ValueError(f"{self.flag} must be {self.range}, not {value}")
+        if not all(isfinite(x) for x in numbers if isinstance(x, float)):
+            raise ValueError(f"{self.flag} must be finite, not {value}")
         return value
 
 
@@ -203,9 +205,9 @@ def checked(kind: Any, value: Any, name: str) -> Any:
             return value
         if isinstance(value, Mapping):
             return _dataclass_of(kind, value, f"{name}." if name else "")
-    elif type(value) is kind and kind is not float:
+    elif type(value) is kind:
         return value
-    elif isinstance(value, str) or (kind is float and type(value) in (int, float)):
+    elif (kind is float and type(value) is int) or isinstance(value, str):
         with contextlib.suppress(ValueError, KeyError, OverflowError):
             return _PARSERS[kind](value)
     raise ValueError(f"{name or 'settings'} must be {_description(kind)}, not {value!r}")
@@ -217,12 +219,6 @@ def _dataclass_of(kind: Any, values: Mapping[Any, Any], prefix: str) -> Any:
     for name in values:
         check_name("setting", f"{prefix}{name}", known)
     return kind(**{k: checked(hints[k], v, f"{prefix}{k}") for k, v in values.items()})
-
-
-def _finite(number: float) -> float:
-    if not math.isfinite(number):
-        raise ValueError(f"{number} is not finite")
-    return number
 
 
 def _description(kind: Any) -> str:

@@ -20,7 +20,7 @@ from fastsiam.errors import BackendError, FastSiamError, NoSplitError
 from fastsiam.evaluate.features import collected
 from fastsiam.evaluate.knn import Nearest
 from fastsiam.evaluate.subject import Subject, open_subject
-from fastsiam.files import explained, written_whole
+from fastsiam.files import as_utf8, explained, written_whole
 from fastsiam.pipelines import build_eval_loader, open_split
 from fastsiam.pipelines.store import Split
 from fastsiam.pipelines.subsets import open_whole
@@ -113,7 +113,7 @@ def _images(
 
 def _rows(subject: Subject, loader: EvalLoader, splits: NDArray[np.str_] | None) -> Iterator[Rows]:
     """Yield all ranks' features, with what is written beside them, in the data set's order."""
-    names, classes = _as_utf8(loader.names()), _as_utf8(loader.classes)
+    names, classes = [[as_utf8(name) for name in own] for own in (loader.names(), loader.classes)]
     for features, labels, positions in _in_order(subject, loader):
         numbers, shown = labels.tolist(), positions.tolist()
         columns: dict[str, list[Any]] = {
@@ -124,11 +124,6 @@ def _rows(subject: Subject, loader: EvalLoader, splits: NDArray[np.str_] | None)
         if splits is not None:
             columns["split"] = splits[shown].tolist()
         yield features.cpu().numpy(), columns
-
-
-def _as_utf8(names: Iterable[str]) -> list[str]:
-    r"""Write bytes of file names that are not UTF-8 as \udc80 to \udcff."""
-    return [name.encode("utf-8", "backslashreplace").decode() for name in names]
 
 
 def _in_order(subject: Subject, loader: EvalLoader) -> Iterator[tuple[Tensor, ...]]:

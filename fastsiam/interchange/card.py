@@ -5,6 +5,7 @@ Plain files hold the code that loads them, too; the tests run it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ import fastsiam
 from fastsiam.config.files import RunSettings
 from fastsiam.console import rounded
 from fastsiam.environment import commit
-from fastsiam.files import quoted
+from fastsiam.files import as_utf8, quoted
 from fastsiam.model.backbones import skeleton
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import Record
@@ -61,7 +62,7 @@ def _template(name: str, **settings: bool) -> Template:
 
     loader = PackageLoader("fastsiam.interchange", "")
     environment = Environment(loader=loader, **settings)  # type: ignore[arg-type]  # nosec B701
-    environment.filters |= {"cell": _cell, "rounded": rounded}
+    environment.filters |= {"cell": _cell, "literal": _literal, "rounded": rounded}
     return environment.get_template(name)
 
 
@@ -82,7 +83,7 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
         names = " and ".join(place.resolve().name for place in config.data.places)
         data = names if config.data.loads_images else "synthetic"
         init = Path(config.run.init).name if config.run.init else None
-    return _template("card.md.jinja", keep_trailing_newline=True).render(
+    text = _template("card.md.jinja", keep_trailing_newline=True).render(
         pretrained=pretrained,
         config=config,
         method=pretrained.method,
@@ -107,6 +108,7 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
         torch=torch.__version__,
         torchvision=torchvision.__version__,
     )
+    return as_utf8(text)
 
 
 def _last_monitored(pretrained: Pretrained) -> dict[str, Any] | None:
@@ -120,6 +122,11 @@ def _last_monitored(pretrained: Pretrained) -> dict[str, Any] | None:
 
 def _columns(record: Record) -> list[str]:
     return list(dict.fromkeys(key for row in record.results for key in row))
+
+
+def _literal(text: str) -> str:
+    """Return a text as Python writes it, in double quotes."""
+    return as_utf8(json.dumps(text, ensure_ascii=False))
 
 
 def _cell(value: Any) -> str:

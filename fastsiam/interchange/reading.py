@@ -209,6 +209,11 @@ def _checked(
             for key, value in expected.items()
             if key in weights and weights[key].shape != value.shape
         ],
+        "of another type": [
+            f"{origin[key]}: {weights[key].dtype}, {weights[key].layout}"
+            for key, value in expected.items()
+            if key in weights and value.is_floating_point() and not _is_plain(weights[key])
+        ],
     }
     if any(problems.values()):
         backbone = network.get_submodule("backbone")
@@ -222,6 +227,11 @@ def _checked(
         key: (value.detach().float() if value.is_floating_point() else value.detach()).contiguous()
         for key, value in weights.items()
     }
+
+
+def _is_plain(value: Tensor) -> bool:
+    """Tell whether a tensor holds real numbers, one for each element: not quantised, not sparse."""
+    return value.is_floating_point() and value.layout == torch.strided
 
 
 def _epochs(content: Any, layout: str) -> float | None:

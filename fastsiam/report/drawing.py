@@ -6,6 +6,8 @@ import io
 import textwrap
 from typing import TYPE_CHECKING
 
+from fastsiam.files import as_utf8
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -76,7 +78,7 @@ def note(axes: Axes, x: float, y: float, text: str) -> None:
 
 def shown(text: str) -> str:
     """Return a text as matplotlib shows it, which takes dollars for mathematics."""
-    return text.replace("$", r"\$")
+    return as_utf8(text).replace("$", r"\$")
 
 
 def png(figure: Figure) -> bytes:

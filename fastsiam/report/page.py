@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fastsiam.files import as_utf8
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -76,7 +78,7 @@ def render(title: str, facts: str, sections: Sequence[Section]) -> str:
     loader = PackageLoader("fastsiam.report", "")
     environment = Environment(loader=loader, autoescape=True, keep_trailing_newline=True)
     page = environment.get_template("page.html.jinja")
-    return page.render(title=title, facts=facts, sections=sections)
+    return as_utf8(page.render(title=title, facts=facts, sections=sections))
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:

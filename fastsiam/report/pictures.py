@@ -11,6 +11,7 @@ from PIL import Image, ImageDraw, ImageOps
 from torch import Tensor
 
 from fastsiam.config import AugmentConfig
+from fastsiam.errors import in_a_line
 from fastsiam.files import quoted, written_for_user
 
 Captioned = tuple[Image.Image, str, bool | None]
@@ -73,6 +74,7 @@ def picture_grid(
             enlarged = max(picture.size) < side
             method = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
             sheet.paste(ImageOps.pad(picture, (side, side), method, "white"), (left, top))
+            text = in_a_line(text)
             while text and draw.textlength(text) > side:
                 text = text[:-1]
             draw.text((left, top + side + 1), text, fill=_NEWS[good])

@@ -169,6 +169,8 @@ def test_eval_knn_prints_its_protocol(small: TrainConfig, tmp_path: Path) -> Non
     again = fastsiam("eval", "knn", str(run / "checkpoints" / "last.pt"), *votes)
     assert again.stdout.splitlines() == lines[2:]
     assert "is not a run folder" in fastsiam("eval", "knn", str(tmp_path), code=1).stderr
+    refused = fastsiam("eval", "knn", str(run), "--precision", "fp16", "--device", "cpu", code=1)
+    assert "error: --precision fp16 needs a GPU" in refused.stderr
 
 
 def test_views_writes_the_sheet_and_the_draws(images: Path, tmp_path: Path) -> None:

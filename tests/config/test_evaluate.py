@@ -37,8 +37,13 @@ def test_the_papers_protocol_where_data_are_enough(
     assert not settled.why_settled(images)
 
 
-def test_what_is_not_cached_has_no_storage_and_no_infinite_rate() -> None:
+def test_what_is_not_cached_has_no_storage() -> None:
     with pytest.raises(ValueError, match="storage is for --cached"):
         LinearConfig(storage="fp16")
-    with pytest.raises(ValueError, match="lrs must be a number, not inf"):
+
+
+def test_settings_that_are_not_finite_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"lrs must be finite, not \(inf,\)"):
         LinearConfig(lrs=(float("inf"),))
+    with pytest.raises(ValueError, match=r"mean must be finite, not \(nan, 0.0, 0.0\)"):
+        LinearConfig(mean=(float("nan"), 0.0, 0.0))

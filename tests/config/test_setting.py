@@ -55,8 +55,8 @@ class Larger(Group):
     ("values", "message"),
     [
         ({"rate": 0.0}, "rate must be above 0, not 0.0"),
-        ({"rate": float("nan")}, "rate must be a number, not nan"),
-        ({"rate": "inf"}, "rate must be a number, not 'inf'"),
+        ({"rate": float("nan")}, "rate must be above 0, not nan"),
+        ({"rate": float("inf")}, "rate must be finite, not inf"),
         ({"rate": 10**400}, "rate must be a number, not 1000"),
         ({"share": 1.5}, "share must be at least 0 and at most 1, not 1.5"),
         ({"log_every": 0}, "log-every must be at least 1, not 0"),

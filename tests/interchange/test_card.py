@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +33,10 @@ def test_the_card_claims_no_more_than_is_known(tmp_path: Path) -> None:
     assert "kNN top-1 7.50% after 7.5 epochs" in card and "9 epochs" not in card
     assert "| init | r18.pth |" in card and "/home" not in card and str(tmp_path) not in card
     assert "| data | synthetic, 1,234 images |" in card
+    odd = tmp_path / os.fsdecode(b'a"b\\c\xe9.pth')  # of which one byte is not UTF-8
+    export_weights(read, format="torchvision", out=odd)
+    card = odd.with_name(f"{odd.name}.md").read_text("utf-8")
+    assert r'torch.load("a\"b\\c\udce9.pth", map_location' in card
     (tmp_path / "run" / "config.json").write_text("{")
     with pytest.raises(DataError, match=r"cannot read the settings of the run, .*config\.json"):
         export_weights(read, format="torchvision", out=tmp_path / "v.pth")

@@ -133,6 +133,11 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     )
     shape = broken(lambda s: s.update({"module.encoder.bn1.weight": torch.zeros(3)}), tmp_path)
     assert "1 of another shape (encoder.bn1.weight: (3,) for (64,))" in shape
+    weight = "module.encoder.conv1.weight"
+    integers = broken(lambda s: s.update({weight: s[weight].to(torch.int8)}), tmp_path)
+    assert "1 of another type (encoder.conv1.weight: torch.int8, torch.strided)" in integers
+    sparse = broken(lambda s: s.update({weight: s[weight].to_sparse()}), tmp_path)
+    assert "1 of another type (encoder.conv1.weight: torch.float32, torch.sparse_coo)" in sparse
     many = broken(lambda s: [s.pop(k) for k in list(s) if ".layer1.1." in k], tmp_path)
     assert "cannot tell which network" in many
     several = broken(lambda s: [s.pop(k) for k in list(s) if ".running_var" in k], tmp_path)

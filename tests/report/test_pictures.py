@@ -15,7 +15,7 @@ from fastsiam.report.pictures import Captioned, check_picture, picture_grid, sav
 def test_a_sheet_shows_every_picture_whatever_its_side() -> None:
     """Two groups of four in plain colours of their own, the last one small and without a text."""
     colours = [[(200, 0, 0), (0, 200, 0), (0, 0, 200)], [(99, 0, 0), (0, 99, 0), (0, 0, 99)]]
-    looks = list(zip((128, 128, 48), ("dali 1", "dali 2", ""), range(3), strict=True))
+    looks = list(zip((128, 128, 48), ("dali 1", "dali\n2", ""), range(3), strict=True))
     groups: list[list[Captioned]] = [
         [
             (Image.new("RGB", (64, 32), "gray"), "source", None),
