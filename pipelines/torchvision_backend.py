@@ -171,8 +171,13 @@ class TorchvisionLoader(StoreLoader):
     def close(self) -> None:
         """End the worker processes."""
         super().close()
+        self._end_workers()
+
+    def _end_workers(self) -> None:
+        """End the worker processes; the next epoch starts others."""
         if (running := getattr(self._loader, "_iterator", None)) is not None:
             running._shutdown_workers()
+            self._loader._iterator = None
 
     def _views(self, epoch: int, skip: int) -> Generator[Augmented]:
         self._tasks.epoch, self._tasks.skip = epoch, skip
@@ -198,6 +203,9 @@ class TorchvisionLoader(StoreLoader):
                 if isinstance(item, FastSiamError):
                     raise item
                 yield item
+        except KeyboardInterrupt:  # in a notebook, which may continue; torch's iterator may not
+            self._end_workers()
+            raise
         except (RuntimeError, OSError, EOFError) as error:
             of_torch = not isinstance(error, RuntimeError) or "exited unexpectedly" in str(error)
             if not (self._loader.num_workers and of_torch):

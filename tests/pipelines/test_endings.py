@@ -10,14 +10,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from PIL import Image
 
 from fastsiam.config import AugmentConfig, Pipeline
 from tests.conftest import ROOT, write_images
-from tests.pipelines.cases import GRAPH, NEEDS, THREADED, central, first, opened, readable
+from tests.pipelines.cases import GRAPH, NEEDS, THREADED, central, first, opened, readable, same
 from tests.pipelines.conftest import Loaders
 from tests.pipelines.dali_cases import trust
 from tests.processes import Forked
@@ -85,6 +85,22 @@ def test_what_is_broken_off_ends_its_threads(name: str, images: Path, loaders: L
     assert len(own) >= 3
     del batches
     assert ended(own)
+
+
+def test_ctrl_c_while_workers_are_waited_for(
+    images: Path, loaders: Loaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's iterator is half reset then; in a notebook the same loader is used again."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    loader: Any = loaders("torchvision", images / "train", workers=1)
+    whole = list(loader.epoch(0))
+    monkeypatch.setattr(loader._loader._iterator, "_get_data", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        next(loader.epoch(1))
+    assert same(list(loader.epoch(0)), whole)
 
 
 def test_noise_is_closed_more_than_once(images: Path) -> None:
