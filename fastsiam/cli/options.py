@@ -155,7 +155,8 @@ def _with_options(
             with usage_errors():
                 flags = parse_assignments(flags.pop("assignments", ())) | flags
                 if isinstance(flags.get("data"), list):
-                    flags["data"], *flags["mixed_with"] = flags["data"]
+                    flags["data"], *others = flags["data"]
+                    flags["mixed_with"] = others or flags.get("mixed_with", [])
                 merged = merge_sources(flags)
         with usage_errors(merged.source):
             if of_a_run:

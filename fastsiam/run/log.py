@@ -35,7 +35,8 @@ class MetricsLog:
     ) -> None:
         """Open the file for appending, and remove lines after step ``step``.
 
-        Such lines are left by a run that was killed after its last checkpoint.
+        Such lines are left by a run that was killed after its last checkpoint. A run that begins
+        removes all: they are of an earlier start, perhaps with other settings.
 
         Args:
             folder: the run's folder.
@@ -55,7 +56,7 @@ class MetricsLog:
         kept = [
             line
             for line in read_metrics(folder.path)
-            if self._step_of(line) <= step - (line["kind"] == "knn" and evaluates_again)
+            if step and self._step_of(line) <= step - (line["kind"] == "knn" and evaluates_again)
         ]
         with explained(FastSiamError, f"cannot write the metrics in {folder.path}"):
             content = "".join(json.dumps(line) + "\n" for line in kept).encode()

@@ -94,8 +94,9 @@ def train(
             run.saver.save(run.done)
             if run.done == total:
                 run.evaluate_if_due()
-        ended = "done" if run.done == total else f"stopped by --max-steps {run.end}"
-        console.say(f"{ended}: step {run.done:,} of {total:,}, saved {run.saver.path}")
+        if not run.is_at_its_start:
+            ended = "done" if run.done == total else f"stopped by --max-steps {run.end}"
+            console.say(f"{ended}: step {run.done:,} of {total:,}, saved {run.saver.path}")
     return run.saver.path
 
 

@@ -118,7 +118,7 @@ class LogPoints:
             batch=self._batch // config.optim.accumulate,
             centred=config.model.method.centred,
         )
-        self._initial, self._loader = initial, loader
+        self._loader = loader
         if initial is not None:
             self._guard.begin(initial)
         stops = config.monitor.on_collapse == "stop"
@@ -154,7 +154,7 @@ class LogPoints:
         if not math.isfinite(spread):  # the first check of the losses ends the run
             return
         self._guard.begin(spread)
-        if self._log and self._initial is None:
+        if self._log:
             self._log.write("initial", {"step": 0, "epoch": 0.0, "z_std": spread})
 
     def check_finite(self, done: int, *, saved: object) -> None:

@@ -129,6 +129,7 @@ def test_a_method_brings_its_own_options_and_defaults(tmp_path: Path) -> None:
 
 def test_flag_beats_file_beats_recipe_in_any_order(tmp_path: Path) -> None:
     assert parse() == ("imagenet", RECIPES["imagenet"]())
+    assert parse("--data", "a", "--set", "mixed_with=b")[1].data.mixed_with == ("b",)
     file = tmp_path / "my.yaml"
     file.write_text("recipe: cifar10\noptim:\n  lr: 0.5\n  batch: 64\n")
     expected = with_settings(RECIPES["cifar10"](), lr=0.25, batch=64)
@@ -226,6 +227,7 @@ def test_a_run_continues_by_its_folder_alone(begun: TrainConfig, tmp_path: Path)
     expected = history(folder)
     said = fastsiam("train", "--resume", run).stderr
     assert f"{run}/checkpoints/last.pt is at step 9 of 15; --max-steps 0 continues\n" in said
+    assert "stopped by" not in said
     # Killed before it saved: config.json has the longer schedule, and the checkpoint does not.
     checkpoints.last(folder).write_bytes(state)
     fastsiam_on_ranks(2, "train", "--resume", run)

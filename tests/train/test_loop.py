@@ -115,6 +115,10 @@ def test_collapse_is_judged_by_the_untrained_network(small: TrainConfig) -> None
     trained(config)
     assert [line["z_std"] for line in read_metrics(run) if line["kind"] == "initial"] == [found]
     assert initial_spread(run) == found
+    for path in (checkpoints.last(run), checkpoints.previous(run)):
+        path.unlink(missing_ok=True)
+    trained(config, seed=1, max_steps=1)  # another network, in the folder of a run that is gone
+    assert initial_spread(run) not in (found, None)
 
 
 def test_no_evaluation_before_the_first_epoch(small: TrainConfig) -> None:
@@ -126,10 +130,10 @@ def test_no_evaluation_before_the_first_epoch(small: TrainConfig) -> None:
     run = trained(small, knn_first=False, max_steps=1)
     assert kinds(run) == "it"
     checkpoints.last(run).unlink()
-    assert kinds(trained(small, max_steps=1)) == "ikt"
+    assert kinds(trained(small, max_steps=1)) == "kit"
     checkpoints.last(run).unlink()
     trained(small, knn_first=False)
-    assert kinds(run) == "ik" + "t" * 6 + "k" + "t" * 6 + "k"
+    assert kinds(run) == "i" + "t" * 6 + "k" + "t" * 6 + "k"
 
 
 def test_data_without_validation_labels_trains_without_the_monitor(
