@@ -36,7 +36,7 @@ from fastsiam.evaluate.labelled import (
     cached_features,
 )
 from fastsiam.evaluate.record_files import Show
-from fastsiam.evaluate.subject import Subject, data_facts, open_subject
+from fastsiam.evaluate.subject import Subject, open_subject
 from fastsiam.evaluate.supervised import SupervisedTraining, fine_tuning, linear_training
 from fastsiam.run.records import Record, check_targets
 from fastsiam.views.batch import EvalLoader
@@ -87,7 +87,7 @@ def evaluate_knn(
     bank, queries = subject.loaders()
     evaluation = subject.evaluation(
         "knn",
-        data_facts(subject.data, bank, queries),
+        subject.data_facts(bank, queries),
         {"features": "pool5", "similarity": "cosine", "votes": [list(vote) for vote in votes]},
     )
     files = subject.record_files(evaluation, config)

@@ -23,7 +23,7 @@ from fastsiam.config.evaluate import LabelConfig
 from fastsiam.distributed import complete, minimum_across_ranks
 from fastsiam.errors import FastSiamError
 from fastsiam.evaluate.features import collected, frozen
-from fastsiam.evaluate.subject import Subject, data_facts
+from fastsiam.evaluate.subject import Subject
 from fastsiam.pipelines import BadImages, Order, build_loader, choose, open_split, read_list
 from fastsiam.run.records import TrainingDataFacts
 from fastsiam.views.batch import Loader, to_device
@@ -94,7 +94,7 @@ class LabelledImages:
         """Return for a record which images these are."""
         chosen = self.positions
         return TrainingDataFacts(
-            **asdict(data_facts(self.subject.data, self.train, self.val)),
+            **asdict(self.subject.data_facts(self.train, self.val)),
             percent=self.config.percent,
             subset=self.config.subset or None,
             chosen_crc32=None if chosen is None else f"{zlib.crc32(chosen.tobytes()):08x}",

@@ -100,6 +100,22 @@ class Subject:
         for line in filter(None, lines):
             self.console.say(line)
 
+    def data_facts(self, train: EvalLoader, val: EvalLoader) -> DataFacts:
+        """Return for a record which images there are, with a checksum of their labels."""
+        checksum = zlib.crc32(val.labels.tobytes(), zlib.crc32(train.labels.tobytes()))
+        own, root = self.pretrained.config, self.data.root
+        is_own = own is not None and own.data.has_same_root(self.data)
+        return DataFacts(
+            root=str(root),
+            train=train.images,
+            val=val.images,
+            classes=len(train.classes),
+            labels_crc32=f"{checksum:08x}",
+            holdout=self.data.holdout or None,
+            image_column=self.data.image_column or None,
+            other_data=None if is_own else str(root.resolve() if isinstance(root, Path) else root),
+        )
+
     def evaluation(self, kind: Kind, data: DataFacts, protocol: dict[str, Any]) -> Evaluation:
         """Return what is evaluated and how, before it is done."""
         network = network_facts(self.pretrained, self.network, untrained=self.untrained)
@@ -256,20 +272,6 @@ def labelled_loaders(
             f"{missing:,} of the images under {data.root} have no label: this evaluation needs all"
         )
     return train, val
-
-
-def data_facts(data: DataConfig, train: EvalLoader, val: EvalLoader) -> DataFacts:
-    """Return for a record which images there are, with a checksum of their labels."""
-    checksum = zlib.crc32(val.labels.tobytes(), zlib.crc32(train.labels.tobytes()))
-    return DataFacts(
-        root=str(data.root),
-        train=train.images,
-        val=val.images,
-        classes=len(train.classes),
-        labels_crc32=f"{checksum:08x}",
-        holdout=data.holdout or None,
-        image_column=data.image_column or None,
-    )
 
 
 def _image_settings(pretrained: Pretrained, config: EvalConfig) -> tuple[AugmentConfig, int]:

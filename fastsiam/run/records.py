@@ -60,11 +60,14 @@ class DataFacts:
     validation split."""
     image_column: str | None = None
     """Column of the data with the images; None if the user named none."""
+    other_data: str | None = None
+    """Full path of the data if the network was not trained on them: others may have their labels;
+    None for the run's own."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, without fields that are None and that version 0.2 lacks."""
         plain = asdict(self)
-        for name in ("holdout", "image_column"):
+        for name in ("holdout", "image_column", "other_data"):
             if plain[name] is None:
                 del plain[name]
         return plain
@@ -110,7 +113,7 @@ class Evaluation:
 
     @property
     def identity(self) -> str:
-        """Key that is equal for evaluations with the same protocol and images, in any folder."""
+        """Key that is equal for evaluations with the same protocol and images."""
         data, images = self.data.to_dict(), asdict(self.images)
         for elsewhere in ("pipeline", "ranks"):
             del images[elsewhere]

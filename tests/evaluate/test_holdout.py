@@ -113,7 +113,10 @@ def test_a_run_that_trained_on_all_says_so(
 
 
 def test_other_data_than_the_runs(run: Path, images: Path, tmp_path: Path) -> None:
-    """Validation images go before the run's holdout; data that moved hold out the same."""
+    """Validation images go before the run's holdout; data that moved hold out the same.
+
+    Their records have files of their own.
+    """
     record = evaluate_knn(run, replace(KNN, data=str(images)), HERE)
     assert (record.data.train, record.data.val, record.data.holdout) == (24, 12, None)
     assert "holdout" not in record.identity
@@ -122,7 +125,9 @@ def test_other_data_than_the_runs(run: Path, images: Path, tmp_path: Path) -> No
     with pytest.raises(NoSplitError, match=r"--holdout 10% holds out a share"):
         evaluate_knn(run, replace(KNN, data=str(moved)), HERE)
     after = evaluate_knn(run, replace(KNN, data=str(moved), holdout="25%"), HERE)
-    assert after.identity == before.identity and after.results == before.results
+    assert after.results == before.results
+    assert (before.data.other_data, after.data.other_data) == (None, str(moved))
+    assert after.path(run) != before.path(run)  # other images may have the same labels
 
 
 def test_validation_images_that_came_later_go_before_the_runs_holdout(

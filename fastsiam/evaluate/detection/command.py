@@ -146,6 +146,8 @@ def _open_data(config: DetectConfig) -> tuple[DetectionSet, DetectionSet]:
     val = open_detection(config.task, Path(config.data), "val")
     if train.classes != val.classes:
         raise DataError(f"{train.name} and {val.name} name different classes")
+    if all(picture.difficult.all() for picture in val.pictures):
+        raise DataError(f"{val.name} has no object to detect")
     return train, val
 
 

@@ -43,6 +43,7 @@ class Picture:
 
     file: Path
     image_id: int
+    """Unlike those of all other images of the set."""
     height: int
     width: int
     """Pixels, as the annotations have them."""
@@ -149,12 +150,12 @@ def _open_voc(task: str, data: Path, split: str) -> DetectionSet:
                 "archives with `tar xf` first"
             )
         for line in filter(str.strip, names.read_text(errors="replace").splitlines()):
-            pictures.append(_voc_picture(folder, line.split()[0], classes))
+            pictures.append(_voc_picture(folder, line.split()[0], classes, len(pictures)))
     what = " and ".join(f"{part} {year}" for year in years)
     return DetectionSet(f"VOC {what} in {data}", classes, pictures)
 
 
-def _voc_picture(folder: Path, name: str, classes: tuple[str, ...]) -> Picture:
+def _voc_picture(folder: Path, name: str, classes: tuple[str, ...], image_id: int) -> Picture:
     """Read one annotation.
 
     VOC counts pixels from 1 and its boxes include the last, so that xmin 1 and xmax WIDTH is the
@@ -174,7 +175,6 @@ def _voc_picture(folder: Path, name: str, classes: tuple[str, ...]) -> Picture:
             x0, y0, x1, y1 = (float(one.findtext(f"bndbox/{side}", "")) for side in sides)
             boxes.append(_checked((x0 - 1, y0 - 1, x1, y1), height, width))
             difficult.append(int(one.findtext("difficult") or 0) != 0)
-        image_id = int(name.replace("_", ""))
     except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:
         raise DataError(f"cannot read {path}: {why(error)}") from error
     return Picture(
@@ -214,6 +214,9 @@ def _open_coco(data: Path, split: str) -> DetectionSet:
             height, width = image["height"], image["width"]
             boxes, kinds, objects = [], [], []
             for row in coco.imgToAnns[image["id"]]:  # without crowds and, as in detectron2, slivers
+                x, y, w, h = map(float, row["bbox"])
+                row.setdefault("iscrowd", 0)  # COCOeval, after the training, needs both
+                row["area"] = float(row.get("area", w * h))
                 mask = row["segmentation"]
                 _check_segmentation(mask, height, width)
                 if isinstance(mask, list):
@@ -223,8 +226,7 @@ def _open_coco(data: Path, split: str) -> DetectionSet:
                     row["segmentation"] = outlines or mask or nothing
                     if not outlines:
                         continue
-                if min(row["bbox"][2:]) > 0 and not row.get("iscrowd", 0):
-                    x, y, w, h = map(float, row["bbox"])
+                if min(w, h) > 0 and not row["iscrowd"]:
                     boxes.append(_checked((x, y, x + w, y + h), height, width))
                     kinds.append(labels[row["category_id"]])
                     objects.append(row)
@@ -241,6 +243,12 @@ def _open_coco(data: Path, split: str) -> DetectionSet:
                     annotations=tuple(objects),
                 )
             )
+        rows = coco.dataset.get("annotations", [])
+        if 0 in coco.anns or len(coco.anns) < len(rows):  # COCOeval takes 0 for "not found"
+            for number, one in enumerate(rows, 1):
+                one["id"] = number
+            with contextlib.redirect_stdout(io.StringIO()):
+                coco.createIndex()
     except (ValueError, LookupError, TypeError, AssertionError, RecursionError) as error:
         where = "" if row is None else f"annotation {row.get('id')}: "
         said = error if type(error) is ValueError else repr(error)

@@ -19,7 +19,7 @@ from torchvision.tv_tensors import BoundingBoxes
 
 from fastsiam.config.detect import DetectConfig
 from fastsiam.distributed import Place
-from fastsiam.errors import DataError
+from fastsiam.errors import DataError, FastSiamError
 
 from .datasets import DetectionSet
 from .protocol import schedule_of
@@ -85,7 +85,7 @@ class TrainingImages:
         place: this rank.
 
     Raises:
-        DataError: no image has an object.
+        FastSiamError: no image has an object, or the ranks cannot share the batch.
     """
 
     def __init__(
@@ -93,7 +93,11 @@ class TrainingImages:
     ) -> None:
         self._dataset, self._config, self._seed = dataset, config, seed
         self._sides = schedule_of(config).sides
-        share = config.batch_size // place.world
+        share, left = divmod(config.batch_size, place.world)
+        if left:
+            raise FastSiamError(
+                f"--batch-size {config.batch_size} cannot be shared equally by {place.world} ranks"
+            )
         self._own = range(place.rank * share, (place.rank + 1) * share)
         self.used = [index for index, picture in enumerate(dataset.pictures) if len(picture)]
         """Positions of the images that are trained on."""

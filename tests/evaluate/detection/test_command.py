@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from dataclasses import replace
 from itertools import count
@@ -16,7 +17,7 @@ import torch
 
 from fastsiam.config.detect import DetectConfig
 from fastsiam.distributed import Place
-from fastsiam.errors import FastSiamError
+from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate import record_files
 from fastsiam.evaluate.detection import command as detect
 from fastsiam.evaluate.detection.command import evaluate_detection
@@ -105,6 +106,16 @@ def test_detection_of_a_run_that_is_killed_and_resumed_bit_for_bit(
     _, last, again = ends
     for name, value in last.items():
         assert torch.equal(value, again[name]), name
+
+
+def test_a_test_set_without_objects_is_refused_before_the_training(
+    run: Path, made: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(made / "voc", tmp_path / "voc")
+    for name in (tmp_path / "voc").rglob("*.xml"):
+        name.write_text(name.read_text().replace("<difficult>0", "<difficult>1"))
+    with pytest.raises(DataError, match=r"^VOC test 2007 in .* has no object to detect$"):
+        detect.preflight(run, replace(QUICK, data=str(tmp_path / "voc")))
 
 
 def test_masks_of_coco(run: Path, made: Path) -> None:

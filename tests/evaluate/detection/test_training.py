@@ -142,6 +142,8 @@ def test_images_without_objects_are_not_trained_on(data: DetectionSet) -> None:
     empty = DetectionSet("empty", ("a",), data.pictures[-1:])
     with pytest.raises(DataError, match="no image with an object"):
         images_of(empty)
+    with pytest.raises(FastSiamError, match=r"^--batch-size 2 cannot be shared equally by 3 ranks"):
+        images_of(data, place=replace(HERE, world=3))
     boxes = [(-5, 0, 80, 64), (63.999999, 0, 64, 64)]
     one = DetectionSet("one", ("a",), [picture(1, boxes, file=data.pictures[0].file)])
     _, target = images_of(one, short_side="32").sample(0)
