@@ -21,12 +21,6 @@ def _twice(number: int) -> int:
     return 2 * number
 
 
-def test_results_come_whatever_their_number() -> None:
-    with forked(2, _twice) as run:
-        assert sorted(run(range(50))) == [2 * number for number in range(50)]
-        assert list(run(())) == []
-
-
 def test_a_signal_while_the_workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends the command, not with an error of the pool, and no worker stays."""
 
