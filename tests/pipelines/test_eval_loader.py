@@ -229,11 +229,12 @@ def test_dali_resizes_on_the_gpu_as_pil_does(resize: int, side: int, photographs
 
 
 @pytest.mark.gpu
-@pytest.mark.ffcv
 def test_a_gpu_that_is_behind_loses_no_crops(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pinned memory must not be used again before it was copied."""
     monkeypatch.setattr(module, "_KEEP_BYTES", 0)
-    host, device = (central("ffcv", images / "train", batch=2, device=at) for at in ("cpu", "cuda"))
+    host, device = (
+        central("native", images / "train", batch=2, device=at) for at in ("cpu", "cuda")
+    )
     for _ in range(3):
         found = []
         for batch in device:
