@@ -15,7 +15,7 @@ from fastsiam.config import DataConfig
 from fastsiam.config.urls import Url, place
 from fastsiam.errors import DataError, FastSiamError, FileLostError
 from fastsiam.pipelines import open_store
-from fastsiam.pipelines.remote import path, storage
+from fastsiam.pipelines.remote import storage
 from fastsiam.pipelines.remote.storage import Facts
 from tests.clouds import KEY, SECRET, broken_proxy, read_all, reconnect, upload, web_server
 from tests.processes import ROOT, Forked
@@ -149,18 +149,6 @@ def test_addresses_that_are_refused(address: str, said: str) -> None:
     with pytest.raises(DataError) as caught:
         DataConfig(data=address)
     assert said in str(caught.value) and "PASSWORD" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("a-{08..11}.tar", ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]),
-        ("{x,yz}-{0..1}", ["x-0", "x-1", "yz-0", "yz-1"]),
-        ("plain.tar", ["plain.tar"]),
-    ],
-)
-def test_braces(text: str, names: list[str]) -> None:
-    assert path.expanded(text) == names
 
 
 def test_what_is_not_there_or_not_given(cloud: str, data: str, web: Path) -> None:
