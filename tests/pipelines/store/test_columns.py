@@ -12,7 +12,7 @@ from fastsiam.config import ColumnNames
 from fastsiam.errors import DataError
 from fastsiam.pipelines.store import Store, open_store
 from tests.conftest import write_images
-from tests.forms import as_converted, write_list
+from tests.forms import as_converted
 from tests.sources import jpeg
 from tests.tables import on_the_hub, saved
 
@@ -78,16 +78,6 @@ def test_one_of_several_columns_has_to_be_named(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=said) as caught:
             open_store(root, "train", columns=names)
         assert "\n" not in str(caught.value)
-
-
-def test_columns_of_a_list(images: Path) -> None:
-    root = write_list(images / "list.csv", "path,a", [["train/class0/000.jpg", "a"]])
-    for names, said in (
-        (ColumnNames("", "b"), "no column 'b'.* pass --label-column"),
-        (ColumnNames("b"), "no column 'b'.* pass --image-column"),
-    ):
-        with pytest.raises(DataError, match=said):
-            open_store(root, "train", columns=names)
 
 
 def test_data_without_columns_refuse_their_names(images: Path, tmp_path: Path) -> None:
