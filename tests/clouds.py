@@ -132,28 +132,20 @@ class _Files(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def broken_proxy(
-    server: str,
-    log: Path,
-    *,
-    delay: tuple[float, float] = (0, 0),
-    errors: float = 0,
-    cuts: float = 0,
-    stalls: float = 0,
+    server: str, log: Path, *, delay: tuple[float, float] = (0, 0), **shares: float
 ) -> Iterator[str]:
     """Run a proxy before a server of loopback that delays, refuses, cuts and stalls at random.
 
     Args:
         server: its address.
-        log: gets a line for each answer: "error", "cut", "stall" or "whole".
+        log: gets a line for each answer: what became of it, or "whole".
         delay: seconds before each answer, from and to.
-        errors: share of the answers that are 503 in place of the server's.
-        cuts: share of the answers of which only the half is sent before the connection ends.
-        stalls: share of the answers that stop halfway, while the connection stays.
+        shares: of the answers, those that are 503 in place of the server's (errors), of which only
+            half is sent before the connection ends (cuts), and that stop halfway, while the
+            connection stays (stalls).
     """
     port = free_port()
-    process = Forked(
-        _break, int(server.rpartition(":")[2]), port, str(log), delay, errors, cuts, stalls
-    )
+    process = Forked(_break, int(server.rpartition(":")[2]), port, str(log), delay, shares)
     try:
         wait_for(port)
         yield f"http://127.0.0.1:{port}"
@@ -163,17 +155,11 @@ def broken_proxy(
 
 
 def _break(
-    to: int,
-    port: int,
-    log: str,
-    delay: tuple[float, float],
-    errors: float,
-    cuts: float,
-    stalls: float,
+    to: int, port: int, log: str, delay: tuple[float, float], shares: dict[str, float]
 ) -> None:
     """Be the proxy: requests without a body, one answer for each connection."""
     chance, lock = random.Random(0), threading.Lock()
-    shares = errors, cuts, stalls, 1 - errors - cuts - stalls
+    shares["whole"] = 1 - sum(shares.values())
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
@@ -184,11 +170,11 @@ def _break(
                 request += data
             with lock:
                 wait = chance.uniform(*delay)
-                (fate,) = chance.choices(["error", "cut", "stall", "whole"], shares)
+                (fate,) = chance.choices([*shares], [*shares.values()])
                 with open(log, "a") as file:
                     file.write(f"{fate}\n")
             time.sleep(wait)
-            if fate == "error":
+            if fate == "errors":
                 self.request.sendall(
                     b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
                 )
@@ -200,7 +186,7 @@ def _break(
                 while data := server.recv(65536):
                     answer += data
             self.request.sendall(answer if fate == "whole" else answer[: len(answer) // 2])
-            if fate == "stall":
+            if fate == "stalls":
                 time.sleep(3600)
 
     class Server(socketserver.ThreadingTCPServer):

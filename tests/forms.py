@@ -49,16 +49,17 @@ def as_tar_of_tars(folder: Path, root: Path) -> Path:
     return imagenet_train_tar(root / "train.tar", folder_members(folder))
 
 
-def as_shards(folder: Path, root: Path) -> Path:
+def as_shards(folder: Path, root: Path, *, split: str = "train", count: int = 2) -> Path:
     """WebDataset's: a file with the class's number beside each image."""
     rows = rows_of(folder)
-    for shard in range(2):
+    for shard in range(count):
+        start, stop = (number * len(rows) // count for number in (shard, shard + 1))
         members = [
             (f"{row:03}.{ending}", content)
-            for row in range(len(rows))[shard * len(rows) // 2 : (shard + 1) * len(rows) // 2]
+            for row in range(start, stop)
             for ending, content in (("jpg", rows[row][0] or b""), ("cls", b"%d" % rows[row][2]))
         ]
-        tar(root / f"train-{shard}.tar", members)
+        tar(root / f"{split}-{shard:04}.tar", members)
     return root
 
 

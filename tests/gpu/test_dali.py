@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -15,9 +14,8 @@ from fastsiam.pipelines import open_store
 from tests.conftest import write_images
 from tests.pipelines.cases import GRAPH
 from tests.pipelines.conftest import Loaders
-from tests.pipelines.dali_cases import gaps, pil_crops
+from tests.pipelines.dali_cases import gaps
 from tests.sources import encoded
-from tests.views.cases import UNEQUAL
 
 pytestmark = [pytest.mark.dali, pytest.mark.gpu]
 
@@ -32,19 +30,6 @@ def test_crops_of_the_gpu_are_near_pils(real_images: Path, loaders: Loaders) -> 
     assert gap.mean() < 1
     assert gap.mean((2, 3, 4)).max() < 3
     assert (gap[:, :, 4:-4, 4:-4] > 4).mean() < 0.01
-
-
-def test_views_of_different_sides_on_the_gpu(real_images: Path, loaders: Loaders) -> None:
-    store = open_store(real_images, "train")
-    augment = UNEQUAL.changed(scale_min=0.3, scale_max=1.0)
-    loader = loaders(GRAPH, real_images, batch=100, augment=augment, device="cuda")
-    for index, params, crops in loader.crops(0, skip=3):
-        for own, (side, views) in zip(crops, augment.by_side.items(), strict=True):
-            theirs = pil_crops(store, index, params.views(views), side)
-            assert own.is_cuda
-            assert np.abs(own.cpu().numpy().astype(np.int64) - theirs).mean() < 1.5
-    for batch in loader.epoch(0, skip=3):
-        assert [view.shape[2] for view in batch.views] == [24, 12, 24, 12, 12]
 
 
 def test_memory_of_the_gpu_does_not_grow(tmp_path: Path, loaders: Loaders) -> None:

@@ -13,14 +13,9 @@ import pytest
 import torch
 
 from fastsiam.config import AugmentConfig
-from fastsiam.config.recipes import RECIPES
-from fastsiam.distributed import Place
-from fastsiam.methods import build_method
-from fastsiam.pipelines import Order, build_loader, open_store
-from fastsiam.train.step import TrainingStep
-from tests.configs import with_settings
-from tests.conftest import ROOT, write_images
-from tests.pipelines.cases import GRAPH, assert_near, batches, readable, same
+from fastsiam.pipelines import Order, open_store
+from tests.conftest import ROOT
+from tests.pipelines.cases import GRAPH, assert_near, batches, same
 from tests.pipelines.conftest import Loaders
 from tests.pipelines.dali_cases import KINDS, gaps
 from tests.views.cases import UNEQUAL
@@ -128,48 +123,6 @@ def test_whatever_decodes_the_crops_are_pils(
     made_as = [kinds[int(Path(store.name(i)).stem) % len(kinds)] for i in np.concatenate(steps)]
     large = np.array([kind not in ("tiny", "one pixel") for kind in made_as])
     assert gap.mean() < 1.5 and gap[:, large].mean((2, 3, 4)).max() < 5
-
-
-@pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three batches of the paper's, of 256 pixels."""
-    return write_images(tmp_path_factory.mktemp("many") / "train", classes=4, each=384, side=256)
-
-
-@pytest.mark.parametrize("pipeline", ["native", DALI, FFCV])
-def test_a_real_step_is_fed_with_the_papers_batch(pipeline: str, many: Path) -> None:
-    """ResNet-50 trains on 512 images, and meets the same views as where everybody waits."""
-    if torch.cuda.mem_get_info()[0] < 70 * 2**30:
-        pytest.skip("needs 70 GiB of free GPU memory")
-    place = Place(0, 1, torch.device("cuda", 0))
-    root = readable(pipeline, many)
-    config = with_settings(
-        RECIPES["imagenet"](),
-        data=str(root),
-        pipeline=pipeline,
-        workers=8,
-        compile="off",
-        precision="bf16",
-    )
-    step = TrainingStep(config, build_method(config.model), place, steps_per_epoch=3)
-    step.prepare()
-    loader = build_loader(
-        config.data, config.augment, batch=512, device=place.device, dtype=torch.bfloat16
-    )
-    seen = dict[bool, list[torch.Tensor]]()
-    for waits in (False, True):
-        made, losses = seen.setdefault(waits, []), []
-        for epoch in range(2):
-            for batch in loader.epoch(epoch):
-                if waits:
-                    torch.cuda.synchronize()
-                losses.append(step(batch, at=0)[0])
-                made += [view.double().sum((1, 2, 3)) for view in batch.views]
-                assert batch.view1.shape == (512, 3, 224, 224)
-        assert len(losses) == 6 and torch.stack(losses).isfinite().all()
-    for free, waited in zip(*seen.values(), strict=True):
-        assert torch.equal(free, waited)
-    loader.close()
 
 
 @pytest.mark.ffcv

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import io
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastsiam.kernels.build import SOURCE, compiler
+from fastsiam.kernels import library
 from tests.conftest import skip
 from tests.tiers import rest_slow, slow
 
@@ -55,20 +53,11 @@ SIZES = [(150, 201), (64, 300), (300, 64), (129, 130), (33, 47), (16, 17), (9, 5
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """What decodes, compiled from the sources as they are now."""
-    target = tmp_path_factory.mktemp("kernels") / "decoders.so"
-    sources = [str(SOURCE / name) for name in ("jpeg.cpp", "jpeg_huffman.cpp")]
-    flags = ["-std=c++17", "-O2", "-fPIC", "-shared", *sources, "-ljpeg", "-o", str(target)]
-    command = compiler()
-    if command is None or subprocess.run([*command, *flags]).returncode:
-        skip("needs a C++ compiler and libjpeg-turbo's header")
-    return ctypes.CDLL(str(target))
-
-
-@pytest.fixture(scope="session")
-def part(library: ctypes.CDLL) -> Decoder:
-    return Decoder(library.fastsiam_decode)
+def part() -> Decoder:
+    decoders = library.jpeg()
+    if decoders is None:
+        skip("needs kernels that were compiled with libjpeg-turbo's header")
+    return Decoder(decoders.fastsiam_decode)
 
 
 def boxes(height: int, width: int, count: int, seed: int = 0) -> list[Box]:

@@ -21,7 +21,6 @@ from tests.pipelines.cases import (
     PAGES,
     READERS,
     THREADED,
-    WITH_IMAGES,
     assert_near,
     batches,
     central,
@@ -97,10 +96,10 @@ def in_place(order: Sequence[int], bad: Sequence[int] = BAD) -> list[int]:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        pytest.param(*name.values, kind, marks=name.marks)
-        for name in WITH_IMAGES
-        for kind in ("folder", "beton")
-        if (*name.values, kind) != ("ffcv", "folder")  # it reads converted files
+        *((name, "folder") for name in ("torchvision", "native", "memory")),
+        pytest.param("dali", "folder", marks=pytest.mark.dali),
+        ("native", "beton"),
+        pytest.param("ffcv", "beton", marks=pytest.mark.ffcv),
     ],
 )
 def test_others_are_shown_in_the_place_of_bad_ones(
@@ -204,14 +203,13 @@ def test_the_list_in_a_folder(tmp_path: Path) -> None:
         read_bad_images(tmp_path)
 
 
-@pytest.mark.parametrize("name", WITH_IMAGES)
-def test_central_crops_leave_bad_images_out(name: str, beton: Path) -> None:
+def test_central_crops_leave_bad_images_out(beton: Path) -> None:
     """On every pass, kept or made again; ``rows`` tells which rows are shown."""
-    whole = next(iter(central(name, beton, batch=24)))
+    whole = next(iter(central("native", beton, batch=24)))
     damage(beton)
     left = [index for index in range(IMAGES) if index not in BAD]
     for batch in (8, 1):
-        loader = central(name, beton, batch=batch, bad_images="replace")
+        loader = central("native", beton, batch=batch, bad_images="replace")
         for _ in range(2):
             rows, shown = loader.rows(), []
             for part in loader:
@@ -222,7 +220,7 @@ def test_central_crops_leave_bad_images_out(name: str, beton: Path) -> None:
             assert shown == left == list(loader.rows())
         assert loader.images == len(loader.names()) == IMAGES
     with pytest.raises(ImageError):
-        list(central(name, beton))
+        list(central("native", beton))
 
 
 @pytest.mark.parametrize("name", THREADED)

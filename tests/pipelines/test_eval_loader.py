@@ -65,22 +65,6 @@ def test_central_cuts_equal_pil_for_images_of_any_size() -> None:
         np.testing.assert_array_equal(crops[0].numpy(), theirs)
 
 
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_batches_have_the_promised_form(dtype: torch.dtype | None, images: Path) -> None:
-    loader = central("native", images / "train", batch=9, dtype=dtype)
-    batches = list(loader)
-    assert [len(batch.image) for batch in batches] == [9, 9, 6]
-    for batch in batches:
-        assert batch.image.shape[1:] == (3, 16, 16)
-        assert batch.image.dtype == (dtype or torch.float32)
-        assert batch.image.is_contiguous(memory_format=torch.channels_last)
-        assert batch.index.dtype == batch.label.dtype == torch.int64
-        assert torch.equal(batch.label, batch.index // 8)
-    assert torch.cat([batch.index for batch in batches]).tolist() == list(range(24))
-    assert loader.images == 24 and loader.classes == ("class0", "class1", "class2")
-    assert loader.names()[9] == "class1/001.jpg" and len(loader.names()) == 24
-
-
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images of every kind, and some that are much longer than the crop or just as large."""
@@ -94,7 +78,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["folder", "converted", "pixels"])
-@pytest.mark.parametrize(("resize", "side"), [(20, 16), (16, 16), (12, 17), (64, 16)])
+@pytest.mark.parametrize(("resize", "side"), [(20, 16), (12, 17)])
 def test_odd_images_equal_pils(resize: int, side: int, kind: str, odd: Path) -> None:
     root = odd.with_name(kind)
     if not root.exists():
@@ -170,11 +154,12 @@ def test_ranks_share_the_chosen_images(world: int, images: Path) -> None:
     index = torch.cat([batch.index for batch in batches])
     assert index.tolist() == chosen.tolist()
     assert torch.equal(torch.cat([b.image for b in batches]), everything.image[index])
-    assert torch.equal(torch.cat([b.label for b in batches]), everything.label[index])
+    assert torch.equal(torch.cat([b.label for b in batches]), index // 8)
     assert all(loader.images == 7 for loader in loaders)
     store = open_store(root, "train")
     names = [store.name(i) for i in chosen.tolist()]
     assert all(loader.names() == names for loader in loaders)
+    assert all(loader.classes == ("class0", "class1", "class2") for loader in loaders)
     rows = [row for loader in loaders for row in loader.rows()]
     assert rows == list(range(7))
 
@@ -229,11 +214,12 @@ def test_dali_resizes_on_the_gpu_as_pil_does(resize: int, side: int, photographs
 
 
 @pytest.mark.gpu
-@pytest.mark.ffcv
 def test_a_gpu_that_is_behind_loses_no_crops(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pinned memory must not be used again before it was copied."""
     monkeypatch.setattr(module, "_KEEP_BYTES", 0)
-    host, device = (central("ffcv", images / "train", batch=2, device=at) for at in ("cpu", "cuda"))
+    host, device = (
+        central("native", images / "train", batch=2, device=at) for at in ("cpu", "cuda")
+    )
     for _ in range(3):
         found = []
         for batch in device:

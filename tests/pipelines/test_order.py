@@ -57,18 +57,6 @@ def test_ranks_and_subsets_share_one_order(
     np.testing.assert_array_equal(epoch_of(replace(order), epoch), shown)
 
 
-def test_epochs_and_seeds_shuffle_anew() -> None:
-    for window in (None, Window(10**6, in_order(500)), Window(1, np.arange(500))):
-        orders = [
-            epoch_of(Order(images=500, batch=10, seed=seed, shuffle=window), epoch)
-            for seed in (0, 1)
-            for epoch in (0, 1)
-        ]
-        for i, one in enumerate(orders):
-            for other in [*orders[:i], np.arange(500)]:
-                assert (one == other).mean() < 0.05
-
-
 def test_shuffle_is_uniform() -> None:
     """Each image's mean position over many epochs is the middle; neighbours part."""
     position = np.array(

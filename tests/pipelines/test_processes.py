@@ -21,12 +21,6 @@ def _twice(number: int) -> int:
     return 2 * number
 
 
-def test_results_come_whatever_their_number() -> None:
-    with forked(2, _twice) as run:
-        assert sorted(run(range(50))) == [2 * number for number in range(50)]
-        assert list(run(())) == []
-
-
 def test_a_signal_while_the_workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends the command, not with an error of the pool, and no worker stays."""
 
@@ -47,19 +41,20 @@ def _wait(path: str) -> None:
     time.sleep(600)
 
 
-def _fork_two(folder: str) -> None:
-    with forked(2, _wait) as run:
+def _fork_two(folder: str, forks: bool) -> None:
+    with forked(2, _wait, forks=forks) as run:
         list(run([f"{folder}/a", f"{folder}/b"]))
 
 
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:
-    """Whatever ends it."""
+    """Whatever ends it, and also where a server forks them, as for remote data."""
     parents = {}
-    for number in (signal.SIGKILL, signal.SIGTERM):
-        (tmp_path / number.name).mkdir()
-        parents[number] = Forked(_fork_two, str(tmp_path / number.name))
-    for number, process in parents.items():
-        while len(list((tmp_path / number.name).glob("*.worker"))) < 2:
+    ways = ((signal.SIGKILL, True), (signal.SIGTERM, True), (signal.SIGKILL, False))
+    for number, forks in ways:
+        (folder := tmp_path / f"{number.name}-{forks}").mkdir()
+        parents[folder] = Forked(_fork_two, str(folder), forks), number
+    for folder, (process, number) in parents.items():
+        while len(list(folder.glob("*.worker"))) < 2:
             assert process.poll() is None
             time.sleep(0.01)
         process.send(number)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from fastsiam.bad_image_list import BadImage
 from fastsiam.config import DataConfig
-from fastsiam.pipelines import BadImages, Order
 from fastsiam.pipelines.mixture import shuffle_of
 from fastsiam.pipelines.shuffle import Window, full_shuffle
 from fastsiam.pipelines.store.base import BLOCK_IMAGES, in_order
-from tests.pipelines.test_order import epoch_of
 
 
 def test_a_block_is_read_within_a_shuffle_of_places() -> None:
@@ -35,18 +30,6 @@ def test_any_image_may_come_at_any_time() -> None:
     deviation = images / np.sqrt(12)
     assert np.abs(place.mean(0) - images / 2).max() < 5 * deviation / np.sqrt(epochs)
     assert np.abs(place.std(0) / deviation - 1).max() < 0.15
-
-
-def test_in_place_of_bad_images_others_are_shown() -> None:
-    order = Order(images=1200, batch=12, seed=1, shuffle=Window(100, in_order(1200)))
-    shown = epoch_of(order, 0)
-    gone = sorted(shown[[0, 500, 1199]].tolist())
-    bad = BadImages(1200, [BadImage(0, row, "", "", 0) for row in gone])
-    instead = epoch_of(replace(order, bad=bad), 0)
-    same = np.setdiff1d(np.arange(1200), [0, 500, 1199])
-    np.testing.assert_array_equal(instead[same], shown[same])
-    assert not np.isin(instead, gone).any()
-    np.testing.assert_array_equal(instead[[0, 500]], shown[[600, 1100]])  # half an epoch away
 
 
 def test_a_draw_that_is_noted_here_is_a_draw_for_ever() -> None:

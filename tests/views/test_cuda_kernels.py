@@ -142,11 +142,8 @@ CASES: dict[str, tuple[AugmentConfig, dict[str, Any], int, torch.dtype]] = {
         OFF.changed(crop=32, blur_p=1), {"blur": np.array([[1.3], [1.5]], "f4")}, 1, HALF
     ),
     **{
-        f"solarise {side} {sigma}": (
-            OFF.changed(crop=side, gray_p=float(side == 16)), solarised(sigma), 2, FULL
-        )
-        for side in (19, 16)
-        for sigma in (0.0, 1.1)
+        f"solarise {side}": (OFF.changed(crop=side, gray_p=gray), solarised(sigma), 2, FULL)
+        for side, gray, sigma in ((19, 0.0, 1.1), (16, 1.0, 0.0))
     },
     **{f"sides, {dtype}": (UNEQUAL, {}, 3, dtype) for dtype in (FULL, HALF)},
     **{

@@ -1,4 +1,4 @@
-"""What is the CPU's own in the photometric stage: rounding to other types, and its memory."""
+"""What is the CPU's own in the photometric stage: rounding to other types."""
 
 from __future__ import annotations
 
@@ -55,14 +55,3 @@ def test_other_types_and_layouts(dtype: torch.dtype, crops: Tensor) -> None:
     for view, expected in zip(views, photometric((crops,), params, CONFIG), strict=True):
         assert view.dtype == dtype and torch.equal(view, expected.to(dtype))
         assert view.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_memory_is_used_again_only_when_nobody_needs_it(crops: Tensor) -> None:
-    params = parameters(crops)
-    view1, view2 = photometric((crops,), params, CONFIG)
-    kept, place = view2.clone(), view1.data_ptr()
-    del view1
-    again = photometric((crops.flip(1),), params, CONFIG)
-    assert again[0].data_ptr() != place and torch.equal(view2, kept)
-    del view2
-    assert photometric((crops,), params, CONFIG)[0].data_ptr() == place

@@ -33,20 +33,7 @@ from torch.utils._pytree import tree_leaves
 from .walk import run_backward
 
 CUDA = torch.device("cuda", 0)
-HOPPER = SimpleNamespace(
-    name="fake H200",
-    major=9,
-    minor=0,
-    multi_processor_count=132,
-    total_memory=141 * 2**30,
-    warp_size=32,
-    regs_per_multiprocessor=65536,
-    max_threads_per_multi_processor=2048,
-    max_threads_per_block=1024,
-    shared_memory_per_block_optin=232448,
-    shared_memory_per_block=49152,
-    gcnArchName="",
-)
+HOPPER = SimpleNamespace(name="fake H200", major=9, minor=0, total_memory=141 * 2**30)
 """What CUDA says of an H200."""
 
 

@@ -21,7 +21,6 @@ from tests.rank_jobs import MODEL
 from .fake_gpu import CUDA, Gpu
 
 PLACE, CLASSES = Place(0, 1, CUDA), 7
-TYPES = [torch.float16, torch.bfloat16]
 
 
 def batches(dtype: torch.dtype) -> list[EvalBatch]:
@@ -30,8 +29,8 @@ def batches(dtype: torch.dtype) -> list[EvalBatch]:
     return [EvalBatch(images, numbers, numbers)] * 3
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-def test_features_and_neighbours(dtype: torch.dtype, gpu: Gpu) -> None:
+def test_features_and_neighbours(gpu: Gpu) -> None:
+    dtype = torch.bfloat16
     backbone = build_method(MODEL).backbone.to(CUDA).to(memory_format=torch.channels_last)
     given = batches(dtype)
     with gpu.watched():
@@ -79,15 +78,15 @@ def test_linear_heads(optimizer: Any, gpu: Gpu) -> None:
     assert all(p.is_cuda and p.dtype == torch.float32 for p in training.network.parameters())
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-def test_fine_tuning(dtype: torch.dtype, gpu: Gpu) -> None:
+def test_fine_tuning(gpu: Gpu) -> None:
     """Steps of the whole network, with fp16's scaler, and its scores."""
+    dtype = torch.float16
     training = fine_tuning(
         FinetuneConfig(batch=8, epochs=2), build_method(MODEL).backbone, features=32,
         classes=CLASSES, steps_per_epoch=3, dtype=dtype, place=PLACE,
     )  # fmt: skip
     given = batches(dtype)
-    assert training.scaler.is_enabled() == (dtype == torch.float16)
+    assert training.scaler.is_enabled()
     for epoch in range(2):
         with gpu.watched():
             for step, batch in enumerate(given, start=3 * epoch):

@@ -52,14 +52,3 @@ def test_launches(
         for tensor in launch.tensors:
             assert tensor.is_cuda and tensor.is_contiguous()
             assert tensor.storage_offset() * tensor.itemsize % 16 == 0
-
-
-def test_crops_that_lie_apart_are_taken_too(launches: list[Launch], gpu: Gpu) -> None:
-    """DALI's, for instance: any strides."""
-    size = np.full((8, 2), (32, 32))
-    config = AugmentConfig.alike(crop=32)
-    params = draw_views(config, seed=0, epoch=0, index=np.arange(8), size=size)
-    crops = torch.empty(8, 2, 32, 32, 3, dtype=torch.uint8, device=CUDA).transpose(0, 1)
-    for view in photometric((crops,), params, config):
-        assert view.is_contiguous(memory_format=torch.channels_last)
-    assert all(tensor.is_contiguous() for launch in launches for tensor in launch.tensors)

@@ -60,10 +60,10 @@ def test_the_file_is_the_same_for_any_number_of_workers(
 ) -> None:
     monkeypatch.setattr(layout, "BLOCK_BYTES", 2**20)  # many blocks
     files = []
-    for workers in (1, 2, 5):
+    for workers in (1, 3):
         (written,) = run("folder", real_images, tmp_path / str(workers), workers=workers)
         files.append(written.path.read_bytes())
-    assert files[0] == files[1] == files[2]
+    assert files[0] == files[1]
     assert len(written.about["blocks"]) > 30
     assert checked(tmp_path / "1") == []
 

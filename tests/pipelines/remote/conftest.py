@@ -9,7 +9,7 @@ import pytest
 
 from tests.clouds import environment, reconnect, s3_server, upload
 from tests.conftest import write_images
-from tests.sources import folder_members, tar
+from tests.forms import as_shards
 
 
 @pytest.fixture(scope="session")
@@ -25,23 +25,9 @@ def s3() -> Iterator[str]:
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """WebDataset shards: 24 images in three to train on, 12 in one to validate."""
     folder = tmp_path_factory.mktemp("shards")
-    members = {
-        split: folder_members(write_images(folder / "images" / split, each=each, seed=seed))
-        for split, each, seed in (("train", 8, 0), ("val", 4, 1))
-    }
-    for split, count in (("train", 3), ("val", 1)):
-        for number in range(count):
-            tar(
-                folder / "tars" / f"{split}-{number:04}.tar",
-                [
-                    sample
-                    for i, (name, data) in enumerate(members[split][number::count])
-                    for sample in (
-                        (f"{i:03}.jpg", data),
-                        (f"{i:03}.cls", name.split("/")[0].removeprefix("class").encode()),
-                    )
-                ],
-            )
+    for split, each, seed, count in (("train", 8, 0, 3), ("val", 4, 1, 1)):
+        images = write_images(folder / "images" / split, each=each, seed=seed)
+        as_shards(images, folder / "tars", split=split, count=count)
     return folder / "tars"
 
 

@@ -12,8 +12,9 @@ from fastsiam.config import ColumnNames
 from fastsiam.errors import DataError
 from fastsiam.pipelines.store import Store, open_store
 from tests.conftest import write_images
-from tests.forms import as_converted, write_list
+from tests.forms import as_converted
 from tests.sources import jpeg
+from tests.tables import on_the_hub, saved
 
 PHOTO, MASK = ColumnNames("photo", "species"), ColumnNames("mask", "genus")
 
@@ -47,20 +48,9 @@ def table(image: str = "photo", rows: int = 6) -> Any:
     return datasets.Dataset.from_dict(values, features=datasets.Features(kinds))
 
 
-def saved(data: Any, root: Path) -> Path:
-    data.save_to_disk(root)
-    return root
-
-
-def hub(data: Any, root: Path) -> Path:
-    (root / "data").mkdir(parents=True)
-    data.to_parquet(root / "data" / "train-00000-of-00001.parquet")
-    return root
-
-
-@pytest.mark.parametrize("write", [saved, hub])
-def test_columns_are_taken_by_name(write: Callable[[Any, Path], Path], tmp_path: Path) -> None:
-    root = write(table(), tmp_path / "two")
+@pytest.mark.parametrize("write", [saved, on_the_hub])
+def test_columns_are_taken_by_name(write: Callable[..., Path], tmp_path: Path) -> None:
+    root = write(tmp_path / "two", {"train": table()})
     stores: list[Store] = []
     for names, first in ((PHOTO, 0), (MASK, 100), (PHOTO, 0)):  # kept indexes are not mixed up
         for sources in (False, True):
@@ -76,7 +66,7 @@ def test_columns_are_taken_by_name(write: Callable[[Any, Path], Path], tmp_path:
 
 
 def test_one_of_several_columns_has_to_be_named(tmp_path: Path) -> None:
-    root = saved(table(), tmp_path / "two")
+    root = saved(tmp_path / "two", {"train": table()})
     there = "the columns are photo, mask, species, genus, place, weight"
     for names, said in (
         (ColumnNames(), r"2 columns .* \(photo, mask\): .* such as --image-column photo"),
@@ -88,16 +78,6 @@ def test_one_of_several_columns_has_to_be_named(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=said) as caught:
             open_store(root, "train", columns=names)
         assert "\n" not in str(caught.value)
-
-
-def test_columns_of_a_list(images: Path) -> None:
-    root = write_list(images / "list.csv", "path,a", [["train/class0/000.jpg", "a"]])
-    for names, said in (
-        (ColumnNames("", "b"), "no column 'b'.* pass --label-column"),
-        (ColumnNames("b"), "no column 'b'.* pass --image-column"),
-    ):
-        with pytest.raises(DataError, match=said):
-            open_store(root, "train", columns=names)
 
 
 def test_data_without_columns_refuse_their_names(images: Path, tmp_path: Path) -> None:

@@ -20,9 +20,7 @@ from fastsiam.errors import DataError, NoSplitError
 from fastsiam.pipelines.store import (
     ArchiveStore,
     BetonStore,
-    CifarStore,
     FolderStore,
-    Store,
     folder,
     open_store,
 )
@@ -335,18 +333,6 @@ def test_a_folder_that_cannot_be_looked_into(
     write_images(tmp_path / "train", classes=1, each=1)
     monkeypatch.setattr(Path, method, failing(errno.EIO))
     assert str(tmp_path) in refused(tmp_path, f": {os.strerror(errno.EIO)}; ")
-
-
-@pytest.mark.parametrize(
-    "opened",
-    [lambda path: ArchiveStore([path]), BetonStore, lambda path: CifarStore(path, "train")],
-)
-def test_no_file_to_open(opened: Callable[[Path], Store], tmp_path: Path) -> None:
-    path = tmp_path / "data"
-    path.mkdir()
-    with pytest.raises(DataError, match="cannot read") as caught:
-        opened(path)
-    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_files_that_are_gone(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from fastsiam.pipelines.store import (
     ArchiveStore,
@@ -31,31 +30,18 @@ from fastsiam.pipelines.store import (
 from fastsiam.pipelines.store.base import BLOCK_IMAGES, blocks
 from fastsiam.pipelines.store.decode import decode
 from tests.forms import FORMS
-from tests.sources import cifar, encoded, jpeg, picture, rotated_jpeg
+from tests.pipelines.dali_cases import KINDS
+from tests.sources import cifar
 
 Images = list[tuple[str, bytes]]
 """Names of images and their bytes, as they were put in."""
 
-SAMPLES = {
-    "plain": jpeg(0),
-    "progressive": jpeg(1, progressive=True),
-    "full chroma": jpeg(2, subsampling=0),
-    "rotated": rotated_jpeg(3),
-    "gray": encoded(picture(4).convert("L")),
-    "CMYK": encoded(picture(5).convert("CMYK")),
-    "one pixel": encoded(picture(6, width=1, height=1)),
-    "long PNG": encoded(picture(7, width=3, height=200), "PNG"),
-    "PNG with alpha": encoded(picture(8).convert("RGBA"), "PNG"),
-    "WebP": encoded(picture(9), "WEBP"),
-    "16 bits": encoded(
-        Image.fromarray(np.arange(1200, dtype=np.uint16).reshape(30, 40) * 50), "PNG"
-    ),
-}
-KINDS = {
+SAMPLES = {kind: make(number) for number, (kind, make) in enumerate(KINDS.items())}
+STORES = {
     "folder": FolderStore, "csv": ListedStore, "saved": ArrowStore, "hub": ParquetStore,
     "converted": BetonStore, "parts": BetonStore, "pixels": BetonStore,
 }  # fmt: skip
-"""Types of stores by form; tars otherwise."""
+"""Types of stores by form; otherwise it is a tar's."""
 
 
 @st.composite
@@ -81,7 +67,7 @@ def test_every_store_returns_what_was_put_in(form: str, data_set: tuple[Images, 
             (folder / place).write_bytes(data)
         path = FORMS[form](folder, Path(name, form))
         store = open_store(path, "train")
-        assert isinstance(store, KINDS.get(form, ArchiveStore))
+        assert isinstance(store, STORES.get(form, ArchiveStore))
         assert_holds(store, form, images)
         assert_holds(pickle.loads(pickle.dumps(store)), form, images)
         assert_holds(open_store(path, "train", sources=True), form, images, in_order=True)

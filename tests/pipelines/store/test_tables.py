@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from fastsiam.errors import DataError, NoSplitError
-from fastsiam.pipelines.store import BetonStore, open_parquet, open_store
+from fastsiam.pipelines.store import BetonStore, open_store
 from tests.conftest import ROOT
 from tests.conversions import run
 from tests.forms import as_on_the_hub, rows_of
-from tests.sources import jpeg, parquet
+from tests.sources import jpeg
 from tests.tables import Row, dataset
 
 CLASSES = ("class0", "class1", "class2")
@@ -102,14 +102,6 @@ def test_a_row_group_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
 # Parquet that is read in order, by a conversion.
 
 
-def test_images_that_are_read_in_order_can_be_read_again(tmp_path: Path) -> None:
-    data = [jpeg(i) for i in range(10)]
-    parquet(tmp_path / "x.parquet", [(own, "x", 0) for own in data], ["a"])
-    store = open_parquet(tmp_path, "train", in_order=True)
-    order = [5, 5, 4, 9, 0, 1, 8]
-    assert [bytes(store.read(i)) for i in order] == [data[i] for i in order]
-
-
 def write_table(path: Path, **columns: object) -> None:
     import pyarrow as pa
     from pyarrow import parquet as pq
@@ -131,13 +123,11 @@ def test_labels_of_other_types(tmp_path: Path) -> None:
         ]
     ):
         write_table(tmp_path / str(number) / "train.parquet", image=images, label=labels)
-        (written,) = run("parquet", tmp_path / str(number), tmp_path / f"out{number}")
-        store = BetonStore(written.path)
+        store = open_store(tmp_path / str(number), "train", sources=True)
         assert store.classes == classes and store.labels.tolist() == wanted
         assert store.name(0) == f"{classes[wanted[0]]}/row 0"
     write_table(tmp_path / "x" / "train.parquet", image=images, label=[0.5, 1.0, 2.0])
-    (written,) = run("parquet", tmp_path / "x", tmp_path / "outx")
-    assert BetonStore(written.path).labels.tolist() == [-1, -1, -1]
+    assert open_store(tmp_path / "x", "train", sources=True).labels.tolist() == [-1, -1, -1]
 
 
 def test_bare_bytes_and_damage_in_parquet(tmp_path: Path) -> None:
