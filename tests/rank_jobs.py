@@ -199,18 +199,6 @@ def cut_variant(rank: int, world: int, compile: str = "on") -> dict[str, Any]:
         return variant("asymmetric", rank, world, compile=compile, **wide)
 
 
-def rows_apart(rank: int, world: int) -> dict[str, Any]:
-    """Take steps with other rows on each rank, for images that are in no batch; return these."""
-    config = with_settings(CONFIG, predictor="none", target_average=0.8, sync_bn=False)
-    method = build_method(config.model, images=18)
-    method.get_buffer("averages")[16:] = rank
-    step = TrainingStep(config, method, Place(rank, world, torch.device("cpu")), steps_per_epoch=10)
-    step.prepare()
-    for at in range(2):
-        step(global_batch().chunks(world)[rank], at=at)
-    return {"left": method.get_buffer("averages")[16:].clone()}
-
-
 def compiled_steps(rank: int, world: int) -> dict[str, Any]:
     """Do the same with a compiled model, cut into several graphs by the gradients' buckets."""
     from torch._dynamo.backends.distributed import DDPOptimizer

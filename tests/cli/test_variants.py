@@ -18,22 +18,19 @@ from tests.tiers import rest_slow
 KEEPING = ["average, 2 steps, asymmetric 2x", "mocov2", "swav, queue", "byol"]
 
 
-@pytest.mark.parametrize(
-    ("name", "first", "second"),
-    rest_slow([(name, *order) for order in ((1, 2), (2, 1)) for name in KEEPING], fast=2),
-)
+@pytest.mark.parametrize("name", rest_slow(KEEPING, fast=2))
 def test_it_goes_on_over_another_number_of_ranks(
-    name: str, first: int, second: int, small: TrainConfig, tmp_path: Path
+    name: str, small: TrainConfig, tmp_path: Path
 ) -> None:
-    """An epoch on some ranks and the next on others: rows, queues and encoders of one process."""
+    """Two steps on one rank, two on two, two on one: rows, queues and encoders of one process."""
     config = EVERY[name].applied(small, epochs=2, lr=0.1, knn_every=0)
     whole, moved = tmp_path / "whole", tmp_path / "moved"
     fastsiam("train", *flags(config), "--out", str(whole))
-    for world, steps in ((first, 3), (second, 0)):
+    for world, steps in ((1, 2), (2, 4), (1, 0)):
         part = with_settings(config, max_steps=steps, gpus=world, out=str(moved))
         fastsiam_on_ranks(world, "train", *flags(part))
-        if "averages" in (state := checkpoints.load(moved).model):
-            assert state["averages"].abs().sum(1).min() > 0
     expected, found = checkpoints.load(whole), checkpoints.load(moved)
     assert expected.step == found.step == 6
+    if "averages" in found.model:
+        assert found.model["averages"].abs().sum(1).min() > 0
     torch.testing.assert_close(found.model, expected.model, atol=1e-3, rtol=1e-3)

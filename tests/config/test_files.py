@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +12,6 @@ from fastsiam.config.recipes import RECIPES
 from fastsiam.config.train import train_settings
 from fastsiam.errors import FastSiamError
 from tests.configs import with_settings
-from tests.conftest import ROOT
 from tests.methods import everything
 
 
@@ -107,17 +104,6 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     for path in (tmp_path / "a.toml", tmp_path):
         with pytest.raises(FastSiamError, match=r"cannot read .*(a\.toml|config\.json): No such"):
             read_settings(path)
-
-
-def test_a_run_of_0_1_is_read_without_its_place() -> None:
-    old = ROOT / "tests" / "data" / "run-0.1"
-    settings = read_settings(old)
-    assert settings.recipe == "imagenet" and settings.flags["predictor_dim"] == 4
-    record: dict[str, Any] = json.loads((old / "config.json").read_text())["config"]
-    config = TrainConfig.from_dict(record)
-    assert TrainConfig.from_flags(merge(settings).flags) == with_settings(
-        config, out="", resume="auto"
-    )
 
 
 def test_files_add_up_and_a_chosen_method_drops_the_others_settings() -> None:

@@ -191,14 +191,6 @@ def test_a_run_resumes_whatever_ended_it(
     assert (said in capfd.readouterr().err) == (ending == "damaged checkpoint")
 
 
-def test_two_damaged_checkpoints_are_an_error(small: TrainConfig) -> None:
-    run = trained(saving(small), max_steps=4)
-    for path in (checkpoints.last(run), checkpoints.previous(run)):
-        damage(path)
-    with pytest.raises(CheckpointError, match=r"last\.pt: it is corrupt"):
-        trained(saving(small))
-
-
 def test_a_loader_process_is_killed(small: TrainConfig, tmp_path: Path) -> None:
     config = with_settings(small, pipeline="torchvision", workers=2, knn_every=0)
     error = resumed_after(config, tmp_path, lambda step, _: kill_a_worker() if step == 4 else None)
