@@ -160,24 +160,15 @@ def test_a_rank_with_fewer_items_waits_for_the_others(ranks: Ranks) -> None:
     assert ranks("shares", 3) == [[], [0], [0, 1]]
 
 
-@pytest.mark.parametrize(
-    ("config", "there", "message"),
-    [
+def test_missing_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for config, there, message in (
         (RunConfig(gpus=8), 0, r"--gpus 8: torch finds no GPU; .* --device cpu"),
         (RunConfig(gpus=8), 1, r"--gpus 8: torch finds 1 GPU; pass at most --gpus 1"),
         (RunConfig(device="cuda"), 0, r"--device cuda: torch finds no GPU"),
-    ],
-)
-def test_missing_gpus_are_refused(
-    config: RunConfig, there: int, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
-    with pytest.raises(DeviceError, match=message):
-        check_devices(config)
-
-
-def test_what_is_there_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    ):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda there=there: there)
+        with pytest.raises(DeviceError, match=message):
+            check_devices(config)
     check_devices(RunConfig())
     check_devices(RunConfig(gpus=4, device="cpu"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
