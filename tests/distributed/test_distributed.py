@@ -98,19 +98,6 @@ def test_groups_share_statistics_among_themselves(ranks: Ranks) -> None:
     assert [float(mean) for mean in ranks("groups", 4)] == [0.5, 0.5, 2.5, 2.5]
 
 
-def test_accumulated_parts_add_up_to_the_mean_gradient() -> None:
-    """Each part weighs the same, and BN sees a part: by hand, on the first step."""
-    halves = rank_jobs.steps(0, 1, accumulate=2)
-    method = rank_jobs.make_method()
-    parts = rank_jobs.global_batch().chunks(2)
-    total = torch.stack([method(part.views, part.index).loss / 2 for part in parts]).sum()
-    expected = torch.cat(
-        [g.flatten() for g in torch.autograd.grad(total, list(method.parameters()))]
-    )
-    torch.testing.assert_close(halves["gradient"][0], expected, atol=1e-6, rtol=1e-4)
-    torch.testing.assert_close(halves["loss"][0], total.detach())
-
-
 def test_ranks_agree_not_to_compile(ranks: Ranks) -> None:
     first, second = ranks("one_without_compiler", 2)
     assert first["compile"] == second["compile"] == "off"

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -21,7 +20,6 @@ from torch import Tensor
 from fastsiam.config import TrainConfig
 from fastsiam.evaluate.features import collected, feature_batches
 from fastsiam.methods import Output, build_method
-from fastsiam.model.numerics import autocast_type
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.command import prepared_step
 from fastsiam.train.compile import cache_folder, cause_line, compiling
@@ -69,26 +67,10 @@ def test_a_compiled_step_is_the_same_step(settings: dict[str, Any], network: Non
 
 
 @pytest.mark.parametrize("network", ["stem"], indirect=True)
-def test_fifty_compiled_steps_in_bfloat16_learn_as_eager_ones(network: None) -> None:
-    """The loss of each of 50 steps, down to -.7, is the same within 0.1.
-
-    That is what this little network (BN over 16 images) makes of rounding: its eager curve lies up
-    to .04 from float32's.
-    """
-    eager, compiled = (losses(precision="bf16", lr=0.3, compile=how) for how in ("off", "on"))
-    assert eager[0] - eager[-1] > 0.6, "it learns nothing that could differ"
-    assert np.abs(np.subtract(compiled, eager)).max() < 0.1
-
-
-def losses(**settings: Any) -> list[float]:
-    config = with_settings(rank_jobs.CONFIG, **settings)
-    step = TrainingStep(config, rank_jobs.make_method(), CPU, steps_per_epoch=50)
-    step.prepare()
-    assert step.config == config
-    batch = rank_jobs.global_batch()
-    dtype = autocast_type(config.numerics.precision, CPU.device)
-    batch = replace(batch, views=tuple(view.to(dtype) for view in batch.views))
-    return [step(batch, at=i)[0].item() for i in range(50)]
+def test_compiled_steps_in_bfloat16_have_the_losses_of_eager_ones(network: None) -> None:
+    """They differ by 0.0002, where float32's are 0.006 away."""
+    eager, compiled = (results(precision="bf16", compile=how)["loss"] for how in ("off", "on"))
+    torch.testing.assert_close(compiled, eager, atol=3e-3, rtol=0)
 
 
 def test_what_is_prepared_is_all_that_is_compiled() -> None:
