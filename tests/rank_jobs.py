@@ -225,14 +225,9 @@ def short_compiled_steps(rank: int, world: int) -> dict[str, Any]:
 
 
 def compiled_parts(rank: int, world: int) -> dict[str, Any]:
-    """Take compiled steps whose gradients are accumulated."""
-    return steps(rank, world, compile="on", accumulate=2)
-
-
-def short_compiled_parts(rank: int, world: int) -> dict[str, Any]:
-    """Do the same with a backbone that is quick to compile."""
+    """Take compiled steps whose gradients are accumulated, with the short backbone too."""
     with short_resnet10():
-        return compiled_parts(rank, world)
+        return steps(rank, world, compile="on", accumulate=2)
 
 
 def one_without_compiler(rank: int, world: int) -> dict[str, Any]:

@@ -194,20 +194,6 @@ def test_views_together_train_as_views_apart(name: str) -> None:
         torch.testing.assert_close(other, statistics[0], atol=1e-4, rtol=1e-3)
 
 
-def test_timms_batch_norm_keeps_its_activation() -> None:
-    layers = pytest.importorskip("timm.layers")
-    x = torch.randn(8, 4, 5, 5)
-    for views in (1, 2):
-        theirs, ours = layers.BatchNormAct2d(4), layers.BatchNormAct2d(4)
-        use_view_batch_norm(ours, images=8 // views)
-        use_view_batch_norm(ours, images=8 // views)  # twice is as good as once
-        expected = torch.cat([theirs(part) for part in x.chunk(views)])
-        torch.testing.assert_close(ours(x), expected)
-        assert ours(x).min() == 0
-        torch.testing.assert_close(ours.running_var, theirs.running_var, atol=1e-2, rtol=0.1)
-        torch.testing.assert_close(ours.eval()(x) >= 0, torch.ones_like(x, dtype=torch.bool))
-
-
 @pytest.mark.parametrize(
     "name, crop, message",
     [
