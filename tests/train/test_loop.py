@@ -1,4 +1,4 @@
-"""The loop: its lines and files, monitors, collapse as in Fig. 2, no hidden waits, bad hosts."""
+"""The loop: its lines and files, monitors, collapse as in Fig. 2, bad hosts."""
 
 from __future__ import annotations
 
@@ -13,28 +13,24 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastsiam.config import TrainConfig
 from fastsiam.errors import TrainingError
 from fastsiam.methods import build_method
-from fastsiam.model.numerics import FiniteCheck
 from fastsiam.pipelines import build_loader
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import initial_spread, read_metrics
 from fastsiam.train import monitor
 from fastsiam.train.collapse import rank_of_gram, z_std
-from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings
 from tests.conftest import write_images
 from tests.processes import Forked
-from tests.train.runs import CPU, history, trained
+from tests.train.runs import history, trained
 
 
 def test_training_goes_on_while_eigenvalues_are_found(
@@ -198,34 +194,6 @@ def test_the_guard_speaks_up(
         warnings = capfd.readouterr().err.count("warning: the representation collapsed")
         assert 1 <= warnings < 8  # once an episode, not at every log point
         assert checkpoints.load(tmp_path / "run").step == 120
-
-
-class HostReads(TorchDispatchMode):
-    """Counts reads of a tensor's value by the host, which on a GPU wait for the device."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func in (
-            torch.ops.aten._local_scalar_dense.default,
-            torch.ops.aten.is_nonzero.default,
-        )
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_step_never_reads_a_value_back(accumulate: int, small: TrainConfig) -> None:
-    config = with_settings(small, accumulate=accumulate)
-    step = TrainingStep(config, build_method(config.model), CPU, steps_per_epoch=3)
-    step.prepare()
-    loader = build_loader(config.data, config.augment, batch=8)
-    batch, finite = next(iter(loader.epoch(0))), FiniteCheck(CPU.device)
-    with HostReads() as reads:  # type: ignore[no-untyped-call]
-        loss, _ = step(batch, at=0)
-        finite.note(1, loss)
-        assert reads.count == 0
-        loss.item()
-        assert reads.count == 1
 
 
 def test_a_loader_without_memory(small: TrainConfig) -> None:
