@@ -17,8 +17,9 @@ from fastsiam.console import rounded
 from fastsiam.environment import commit
 from fastsiam.evaluate.command import evaluate_finetuned, evaluate_knn, evaluate_linear
 from fastsiam.evaluate.feature_files import write_features
-from fastsiam.interchange import export_weights, load_pretrained
+from fastsiam.interchange import load_pretrained
 from tests.configs import with_settings
+from tests.processes import fastsiam
 from tests.tiers import rest_slow
 from tests.train.runs import CPU, trained
 
@@ -55,7 +56,7 @@ def test_a_run_is_evaluated_exported_and_described(
     write_features(run, FeaturesConfig(out=str(out), layer="projector", workers=0), CPU)
     assert np.load(out).shape == (24, 16)
     read = load_pretrained(run)
-    export_weights(read, format="plain", out=tmp_path / "w.pth")
+    fastsiam("export", str(run), "--format", "plain", "--out", str(tmp_path / "w.pth"))
     card = (tmp_path / "w.pth.md").read_text()
     assert read.config is not None
     settings = read.config.model.method
