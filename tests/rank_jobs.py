@@ -48,7 +48,6 @@ from fastsiam.pipelines.automatic import Choice
 from fastsiam.pipelines.store import FolderStore
 from fastsiam.train import resolve
 from fastsiam.train.command import prepared_step
-from fastsiam.train.data_digest import DataDigest
 from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch
 from tests.configs import Said, model_of, resolved_as, with_settings
@@ -166,11 +165,6 @@ FEW_VARIANTS = (
 def few_variants(rank: int, world: int) -> dict[str, dict[str, Any]]:
     """Do so with a few, which have something of each between them."""
     return variants(rank, world, FEW_VARIANTS)
-
-
-def queues(rank: int, world: int) -> dict[str, dict[str, Any]]:
-    """Do so with those that have a queue."""
-    return variants(rank, world, ("mocov2", "swav, queue"))
 
 
 def own_parts(rank: int, world: int, **settings: Any) -> dict[str, Any]:
@@ -433,19 +427,6 @@ def pipelines(rank: int, world: int) -> tuple[str, str, float]:
         store = FolderStore(write_images(Path(folder)))
     config, line = resolve.with_pipeline(CONFIG, here(rank, world), store, None)
     return config.data.pipeline, line, asked["free"]
-
-
-def seen_by_ranks(rank: int, world: int) -> dict[str, Any]:
-    """Add up digests that do not fit into 64 bits together; return two lines and a state."""
-    digest = DataDigest(None, world=world)
-    digest.add(2**64 - 1 - rank)
-    digest.share()
-    digest.add(2**63 + 5)
-    digest.share()
-    first = digest.line(7)
-    digest.add(rank)
-    digest.share()
-    return {"first": first, "state": digest.state(), "second": digest.line(9)}
 
 
 def what_a_step_exchanges(rank: int, world: int) -> tuple[int, int, int]:

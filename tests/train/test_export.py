@@ -6,26 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-import torchvision
 
 from fastsiam.config import TrainConfig
 from fastsiam.interchange import load_pretrained
 from fastsiam.train.command import preflight
 from tests.configs import flags, model_of
 from tests.processes import fastsiam
-
-
-def test_wrong_usage_is_told(tmp_path: Path) -> None:
-    bad = fastsiam("export", str(tmp_path), "--format", "timm", "--out", "x.pth", code=1)
-    assert "is not a run folder" in bad.stderr and bad.stderr.count("\n") == 1
-    torch.save(torchvision.models.resnet18().state_dict(), tmp_path / "w.pth")
-    path = str(tmp_path / "w.pth")
-    bad = fastsiam("export", path, "--format", "timm", "--out", "x.onnx", code=2)
-    assert "a file of format timm ends in" in bad.stderr
-    said = "--format", "timm", "--out", str(tmp_path / "x.pth"), "--stem", "cifar-pad3"
-    assert "stem must be one of imagenet, cifar" in fastsiam("export", path, *said, code=2).stderr
-    assert not (tmp_path / "x.pth").exists()
 
 
 def test_a_foreign_backbone_is_trained_and_exported(small: TrainConfig, tmp_path: Path) -> None:

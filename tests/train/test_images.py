@@ -293,6 +293,7 @@ def test_in_any_container_a_run_keeps_the_shuffle_that_it_began_with(
 
 
 def test_two_ranks_show_it_together(small: TrainConfig) -> None:
+    """Their digests, summed modulo 2^64, are those of one process."""
     config = with_settings(small, shuffle="window:7", gpus=2, knn_every=0, max_steps=3)
     fastsiam_on_ranks(2, "train", *flags(config))
     assert "3 log lines agree" in verified(Path(config.run.out))
