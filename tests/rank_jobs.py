@@ -48,7 +48,6 @@ from fastsiam.pipelines.automatic import Choice
 from fastsiam.pipelines.store import FolderStore
 from fastsiam.train import resolve
 from fastsiam.train.command import prepared_step
-from fastsiam.train.data_digest import DataDigest
 from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch
 from tests.configs import Said, model_of, resolved_as, with_settings
@@ -168,11 +167,6 @@ def few_variants(rank: int, world: int) -> dict[str, dict[str, Any]]:
     return variants(rank, world, FEW_VARIANTS)
 
 
-def queues(rank: int, world: int) -> dict[str, dict[str, Any]]:
-    """Do so with those that have a queue."""
-    return variants(rank, world, ("mocov2", "swav, queue"))
-
-
 def own_parts(rank: int, world: int, **settings: Any) -> dict[str, Any]:
     """Take steps of MoCo where each rank's BN is its own."""
     with short_resnet10():
@@ -197,18 +191,6 @@ def cut_variant(rank: int, world: int, compile: str = "on") -> dict[str, Any]:
     wide: dict[str, Any] = {"dim": 512, "projector_dim": 512, "predictor_dim": 256}
     with short_resnet10(), small_buckets():
         return variant("asymmetric", rank, world, compile=compile, **wide)
-
-
-def rows_apart(rank: int, world: int) -> dict[str, Any]:
-    """Take steps with other rows on each rank, for images that are in no batch; return these."""
-    config = with_settings(CONFIG, predictor="none", target_average=0.8, sync_bn=False)
-    method = build_method(config.model, images=18)
-    method.get_buffer("averages")[16:] = rank
-    step = TrainingStep(config, method, Place(rank, world, torch.device("cpu")), steps_per_epoch=10)
-    step.prepare()
-    for at in range(2):
-        step(global_batch().chunks(world)[rank], at=at)
-    return {"left": method.get_buffer("averages")[16:].clone()}
 
 
 def compiled_steps(rank: int, world: int) -> dict[str, Any]:
@@ -237,14 +219,9 @@ def short_compiled_steps(rank: int, world: int) -> dict[str, Any]:
 
 
 def compiled_parts(rank: int, world: int) -> dict[str, Any]:
-    """Take compiled steps whose gradients are accumulated."""
-    return steps(rank, world, compile="on", accumulate=2)
-
-
-def short_compiled_parts(rank: int, world: int) -> dict[str, Any]:
-    """Do the same with a backbone that is quick to compile."""
+    """Take compiled steps whose gradients are accumulated, with the short backbone too."""
     with short_resnet10():
-        return compiled_parts(rank, world)
+        return steps(rank, world, compile="on", accumulate=2)
 
 
 def one_without_compiler(rank: int, world: int) -> dict[str, Any]:
@@ -450,19 +427,6 @@ def pipelines(rank: int, world: int) -> tuple[str, str, float]:
         store = FolderStore(write_images(Path(folder)))
     config, line = resolve.with_pipeline(CONFIG, here(rank, world), store, None)
     return config.data.pipeline, line, asked["free"]
-
-
-def seen_by_ranks(rank: int, world: int) -> dict[str, Any]:
-    """Add up digests that do not fit into 64 bits together; return two lines and a state."""
-    digest = DataDigest(None, world=world)
-    digest.add(2**64 - 1 - rank)
-    digest.share()
-    digest.add(2**63 + 5)
-    digest.share()
-    first = digest.line(7)
-    digest.add(rank)
-    digest.share()
-    return {"first": first, "state": digest.state(), "second": digest.line(9)}
 
 
 def what_a_step_exchanges(rank: int, world: int) -> tuple[int, int, int]:

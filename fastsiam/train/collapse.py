@@ -25,19 +25,6 @@ def z_std(z: Tensor) -> Tensor:
     return z.std(0, unbiased=False).mean() * math.sqrt(z.shape[1])
 
 
-def effective_rank(z: Tensor) -> Tensor:
-    """Measure how many dimensions are in use; detects dimensional collapse, unlike ``z_std``.
-
-    Args:
-        z: (N, d) projections; of more than 1024 rows the first 1024 are used.
-
-    Returns:
-        Scalar: exp of the entropy of the normalised singular values of the l2-normalised z (Roy and
-        Vetterli 2007; RankMe, Garrido et al. 2023); between 1 and min(N, d).
-    """
-    return rank_of_gram(gram(z))
-
-
 def gram(z: Tensor) -> Tensor:
     """Return the Gram matrix of the l2-normalised rows, or of the columns if those are fewer.
 
@@ -52,7 +39,15 @@ def gram(z: Tensor) -> Tensor:
 
 
 def rank_of_gram(gram: Tensor) -> Tensor:
-    """Return the effective rank, a float64 scalar, from a Gram matrix, (n, n) float32."""
+    """Measure how many dimensions are in use; detects dimensional collapse, unlike ``z_std``.
+
+    Args:
+        gram: (n, n) float32, of ``gram``.
+
+    Returns:
+        float64 scalar: exp of the entropy of the normalised singular values of the l2-normalised
+        projections (Roy and Vetterli 2007; RankMe, Garrido et al. 2023); between 1 and n.
+    """
     singular = torch.linalg.eigvalsh(gram.double()).clamp(min=0).sqrt()
     share = singular / singular.sum().clamp(min=1e-30)
     return torch.exp(-torch.xlogy(share, share).sum())

@@ -7,10 +7,8 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 import pytest
-from hypothesis import given, settings
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -22,7 +20,6 @@ from fastsiam.config.recipes import RECIPES
 from fastsiam.config.train import train_settings
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.command import train_here
-from tests.config.strategies import configs
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT
 from tests.methods import everything
@@ -94,16 +91,23 @@ def test_no_summary_of_a_command_is_cut(group: tuple[str, ...]) -> None:
     assert max(map(len, commands.splitlines())) <= 80
 
 
-@settings(max_examples=20, deadline=None)
-@given(configs())
-def test_settings_survive_the_command_line_and_files(config: TrainConfig) -> None:
-    assert parse(*flags(config)) == ("imagenet", config)
-    assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
-    with NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
-        file.write(to_toml(config, recipe="imagenet"))
-        file.flush()
-        read = merge(read_settings(Path(file.name)))
-    assert (read.recipe, TrainConfig.from_flags(read.flags)) == ("imagenet", config)
+ODD = {
+    "data": 'a "b"\\c\té', "mixed_with": ("a,b", " c"), "weights": (1, 2.5, 1e-9), "lr": 1e-300,
+    "mean": (1e-7, 0.2, 1 / 3), "seed": 2**40, "sync_bn": False, "tracker": "wandb,mlflow",
+    "holdout": "10%", "nodes": "1:2", "rendezvous": "node1:29500", "out": "it's",
+}  # fmt: skip
+"""Settings whose text is easily read as something else."""
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_settings_survive_the_command_line_and_files(recipe: str, tmp_path: Path) -> None:
+    plain, file = RECIPES[recipe](), tmp_path / "my.toml"
+    for config in (plain, with_settings(plain, **ODD)):
+        assert parse(*flags(config, recipe)) == (recipe, config)
+        assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+        file.write_text(to_toml(config, recipe=recipe), encoding="utf-8")
+        read = merge(read_settings(file))
+        assert (read.recipe, TrainConfig.from_flags(read.flags)) == (recipe, config)
 
 
 def test_a_method_brings_its_own_options_and_defaults(tmp_path: Path) -> None:
@@ -234,10 +238,6 @@ def test_a_run_continues_by_its_folder_alone(begun: TrainConfig, tmp_path: Path)
     assert [line[0] for line in history(folder)] == [line[0] for line in expected]
     fastsiam("train", "--resume", run, "--max-steps", "0")
     assert checkpoints.load(folder).step == 15 and checkpoints.load(folder).config.run.extend == 5
-    said = fastsiam("train", "--resume", run, "--lr", "9", code=1).stderr
-    assert "lr: 0.25 -> 9.0" in said
-    said = fastsiam("train", "--resume", run, "--epochs", "7", code=1).stderr
-    assert "epochs: 5 -> 7" in said and "train longer (--extend EPOCHS)" in said
 
 
 def test_what_is_no_run_is_one_line(tmp_path: Path) -> None:
@@ -268,8 +268,6 @@ def test_views_shows_what_a_run_sees(begun: TrainConfig, tmp_path: Path) -> None
     assert flips == [[True, False, True]] * 2
     with Image.open(tmp_path / "v.png") as sheet:
         assert sheet.width > 300
-    done = fastsiam(*shown, "--config", str(file), "--hue", "3", code=2)
-    assert "hue must be at least 0 and at most 0.5, not 3.0" in done.stderr
 
 
 def test_config_prints_what_train_reads(tmp_path: Path) -> None:

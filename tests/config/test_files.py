@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fastsiam.config import TrainConfig
-from fastsiam.config.files import Settings, merge, read_settings, to_toml
+from fastsiam.config.files import merge, read_settings, to_toml
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.train import train_settings
 from fastsiam.errors import FastSiamError
 from tests.configs import with_settings
-from tests.conftest import ROOT
-from tests.methods import everything
 
 
 def write(tmp_path: Path, text: str, name: str = "my.toml") -> Path:
@@ -107,28 +103,3 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     for path in (tmp_path / "a.toml", tmp_path):
         with pytest.raises(FastSiamError, match=r"cannot read .*(a\.toml|config\.json): No such"):
             read_settings(path)
-
-
-def test_a_run_of_0_1_is_read_without_its_place() -> None:
-    old = ROOT / "tests" / "data" / "run-0.1"
-    settings = read_settings(old)
-    assert settings.recipe == "imagenet" and settings.flags["predictor_dim"] == 4
-    record: dict[str, Any] = json.loads((old / "config.json").read_text())["config"]
-    config = TrainConfig.from_dict(record)
-    assert TrainConfig.from_flags(merge(settings).flags) == with_settings(
-        config, out="", resume="auto"
-    )
-
-
-def test_files_add_up_and_a_chosen_method_drops_the_others_settings() -> None:
-    weak = Settings(recipe="cifar10", flags={"lr": 1.0, "batch": 64, "predictor_dim": 7})
-    strong = Settings(flags={"lr": 2.0})
-    both = merge(weak, strong)
-    assert (both.recipe, both.flags["lr"], both.flags["batch"]) == ("cifar10", 2.0, 64)
-    assert merge(weak, Settings(recipe="demo")).recipe == "demo"
-    with everything.registered():
-        other = merge(weak, Settings(flags={"queue": 5, "method": "everything"})).flags
-        assert "predictor_dim" not in other and other["queue"] == 5 and other["lr"] == 1.0
-        TrainConfig.from_flags({**other, "views": 3})
-        with pytest.raises(ValueError, match="queue is no setting of simsiam"):
-            TrainConfig.from_flags(merge(Settings(flags={"queue": 5})).flags)

@@ -26,25 +26,13 @@ def test_what_makes_no_sense_is_one_line(settings: dict[str, Any], message: str)
     assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("settings", "views"),
-    [
-        (SimSiamConfig(), [2]),
-        (SimSiamConfig(symmetric=False), [2, 4, 6]),
-        (FastSiamConfig(), [2, 3, 4, 5, 6]),
-        (FastSiamConfig(symmetric=False), [2, 3, 4, 5, 6]),
-    ],
-    ids=["simsiam", "asymmetric", "fastsiam", "fastsiam asymmetric"],
-)
-def test_how_many_views_it_takes(settings: SimSiamConfig, views: list[int]) -> None:
-    taken = []
-    for count in range(2, 7):
-        try:
+def test_how_many_views_it_takes() -> None:
+    asymmetric = SimSiamConfig(symmetric=False)
+    for settings, count in ((SimSiamConfig(), 2), (asymmetric, 4), (FastSiamConfig(), 3)):
+        settings.check_views(count)
+    for settings, count in ((SimSiamConfig(), 4), (asymmetric, 3)):
+        with pytest.raises(ValueError, match=f"not {count}"):
             settings.check_views(count)
-            taken.append(count)
-        except ValueError as refused:
-            assert f"not {count}" in str(refused)
-    assert taken == views
 
 
 def test_what_hardly_works_is_doubted() -> None:

@@ -18,7 +18,7 @@ from fastsiam.config import (
     SimSiamConfig,
     TrainConfig,
 )
-from fastsiam.config.train import changes_text, differences, train_settings
+from fastsiam.config.train import differences, train_settings
 
 PAPER = TrainConfig()
 
@@ -61,15 +61,6 @@ def test_evaluation_follows_the_crop_unless_told(crop: int, given: int, side: in
 def test_what_makes_no_sense_is_refused_by_its_name(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TrainConfig.from_flags(PAPER.to_flags() | change)
-
-
-def test_differences_are_named_as_flags() -> None:
-    other = TrainConfig.from_flags(
-        PAPER.to_flags() | {"crop": "224,96", "dim": 64, "lr": 0.1, "log_every": 7, "workers": 3}
-    )
-    found = differences(PAPER, other)
-    assert found == {"crop": (224, "224,96"), "dim": (2048, 64), "lr": (0.05, 0.1)}
-    assert changes_text(found) == "crop: 224 -> 224,96; dim: 2048 -> 64; lr: 0.05 -> 0.1"
 
 
 def test_the_image_column_is_fixed_while_the_data_stay(tmp_path: Path) -> None:

@@ -16,14 +16,14 @@ from fastsiam.distributed import check_devices
 from fastsiam.errors import DeviceError
 from tests import rank_jobs
 from tests.networks import short_resnet10
-from tests.tiers import rest_slow, slow
+from tests.tiers import slow
 
 Ranks = Callable[[str, int], list[Any]]
 
 
 @pytest.mark.parametrize(
     ("job", "world"),
-    [("steps", 2), ("short_compiled_steps", 2), slow(("steps", 4)), slow(("compiled_steps", 2))],
+    [("steps", 2), ("short_compiled_steps", 2), slow(("steps", 4))],
 )
 def test_ranks_equal_one_process_with_the_joint_batch(job: str, world: int, ranks: Ranks) -> None:
     """Loss, gradients, weights and BN statistics of three steps, SyncBN included."""
@@ -98,19 +98,6 @@ def test_groups_share_statistics_among_themselves(ranks: Ranks) -> None:
     assert [float(mean) for mean in ranks("groups", 4)] == [0.5, 0.5, 2.5, 2.5]
 
 
-def test_accumulated_parts_add_up_to_the_mean_gradient() -> None:
-    """Each part weighs the same, and BN sees a part: by hand, on the first step."""
-    halves = rank_jobs.steps(0, 1, accumulate=2)
-    method = rank_jobs.make_method()
-    parts = rank_jobs.global_batch().chunks(2)
-    total = torch.stack([method(part.views, part.index).loss / 2 for part in parts]).sum()
-    expected = torch.cat(
-        [g.flatten() for g in torch.autograd.grad(total, list(method.parameters()))]
-    )
-    torch.testing.assert_close(halves["gradient"][0], expected, atol=1e-6, rtol=1e-4)
-    torch.testing.assert_close(halves["loss"][0], total.detach())
-
-
 def test_ranks_agree_not_to_compile(ranks: Ranks) -> None:
     first, second = ranks("one_without_compiler", 2)
     assert first["compile"] == second["compile"] == "off"
@@ -120,23 +107,19 @@ def test_ranks_agree_not_to_compile(ranks: Ranks) -> None:
     torch.testing.assert_close((first["loss"] + second["loss"]) / 2, alone, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("job", rest_slow(["short_compiled_parts", "compiled_parts"]))
-def test_compiled_ranks_accumulate(job: str, ranks: Ranks) -> None:
+def test_compiled_ranks_accumulate(ranks: Ranks) -> None:
     """By hand: a part of a step is that part of each rank's share."""
-    together = ranks(job, 2)
+    together = ranks("compiled_parts", 2)
     shares = [share.chunks(2) for share in rank_jobs.global_batch().chunks(2)]
-    with short_resnet10() if job.startswith("short") else nullcontext():
+    with short_resnet10():
         method = rank_jobs.make_method()
-    parts = [
-        tuple(
-            torch.cat(same) for same in zip(*(share[part].views for share in shares), strict=True)
-        )
-        for part in range(2)
-    ]
-    total = torch.stack([method(views, torch.arange(8)).loss for views in parts]).sum()
-    expected = torch.cat(
-        [g.flatten() for g in torch.autograd.grad(total / 2, list(method.parameters()))]
-    )
+    losses = []
+    for part in range(2):
+        views = zip(*(share[part].views for share in shares), strict=True)
+        joint = tuple(torch.cat(view) for view in views)
+        losses.append(method(joint, torch.arange(8)).loss / 2)
+    gradients = torch.autograd.grad(torch.stack(losses).sum(), list(method.parameters()))
+    expected = torch.cat([gradient.flatten() for gradient in gradients])
     for result in together:
         torch.testing.assert_close(result["gradient"][0], expected, atol=2e-5, rtol=1e-3)
 
@@ -160,24 +143,15 @@ def test_a_rank_with_fewer_items_waits_for_the_others(ranks: Ranks) -> None:
     assert ranks("shares", 3) == [[], [0], [0, 1]]
 
 
-@pytest.mark.parametrize(
-    ("config", "there", "message"),
-    [
+def test_missing_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for config, there, message in (
         (RunConfig(gpus=8), 0, r"--gpus 8: torch finds no GPU; .* --device cpu"),
         (RunConfig(gpus=8), 1, r"--gpus 8: torch finds 1 GPU; pass at most --gpus 1"),
         (RunConfig(device="cuda"), 0, r"--device cuda: torch finds no GPU"),
-    ],
-)
-def test_missing_gpus_are_refused(
-    config: RunConfig, there: int, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
-    with pytest.raises(DeviceError, match=message):
-        check_devices(config)
-
-
-def test_what_is_there_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    ):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda there=there: there)
+        with pytest.raises(DeviceError, match=message):
+            check_devices(config)
     check_devices(RunConfig())
     check_devices(RunConfig(gpus=4, device="cpu"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)

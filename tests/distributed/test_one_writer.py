@@ -1,4 +1,4 @@
-"""Rank 0 writes; the others leave the run's folder alone, and a second run never gets in."""
+"""Rank 0 writes; the others leave the run's folder alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from fastsiam.config import TrainConfig
-from fastsiam.run.folder import RunFolder
 from tests.configs import flags, with_settings
 from tests.processes import Forked
 from tests.ranks import fastsiam_on_ranks
@@ -58,30 +57,3 @@ def test_only_rank_0_writes(small: TrainConfig, tmp_path: Path) -> None:
     assert not second
     written = {"lock", "config.json", "metrics.jsonl", "checkpoints/last.pt.tmp"}
     assert {name for name in written if any(x.startswith(name) for x in first)} == written
-
-
-def test_a_second_run_of_ranks_is_refused_before_it_does_anything(
-    small: TrainConfig, tmp_path: Path, monkeypatch: Any
-) -> None:
-    """By rank 0, as where torchrun starts them; the others leave with it."""
-    run = tmp_path / "run"
-    run.mkdir()
-    with RunFolder(run).taken():
-        done = fastsiam_on_ranks(2, "train", *flags(small), code=1, begin=impatient)
-    assert f"error: {run} is in use by process {os.getpid()} on " in done[0].stderr
-    assert done[1].returncode != 0 and not done[1].stderr
-    assert os.listdir(run) == []
-
-
-def impatient(*arguments: str, environment: Mapping[str, str]) -> Forked:
-    return Forked(refused_soon, arguments, environment=environment)
-
-
-def refused_soon(arguments: tuple[str, ...]) -> None:
-    """Be a rank that waits shortly for a run that ends."""
-    from fastsiam.cli import main
-    from fastsiam.train import command as train
-
-    vars(train)["PATIENCE"] = 0.2
-    sys.argv = ["fastsiam", *arguments]
-    main()

@@ -98,7 +98,9 @@ def arrays(method: nn.Module, *, copied: bool = False) -> dict[str, Array]:
 def step_of(method: Any, *, lr: float = 3.0, **settings: Any) -> TrainingStep:
     """Return the training step of a run of two epochs, at its beginning."""
     config = with_settings(rank_jobs.CONFIG, batch=BATCH, epochs=EPOCHS, lr=lr, **settings)
-    method.start_from({})  # a run's copy is its encoder at first
+    backbone = method.backbone.state_dict().items()
+    # A copy of the encoder has the weights that a run is given.
+    method.start_from({f"backbone.{name}": 1.5 * value for name, value in backbone})
     step = TrainingStep(config, method, CPU, steps_per_epoch=STEPS)
     step.prepare()
     return step

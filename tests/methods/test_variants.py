@@ -1,4 +1,4 @@
-"""Runs of every variant of every method: on ranks, compiled, killed and resumed."""
+"""Runs of every variant of every method: on ranks, compiled, killed, resumed on other ranks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import torch
 from fastsiam.config import TrainConfig
 from fastsiam.run import checkpoint as checkpoints
 from tests import rank_jobs
+from tests.configs import flags, with_settings
 from tests.methods.variants import EVERY
 from tests.networks import short_resnet10
+from tests.ranks import fastsiam_on_ranks
 from tests.tiers import rest_slow, slow
 from tests.train.runs import assert_same_runs, killed, trained
 
@@ -25,10 +27,7 @@ def same_on_all(state: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in state.items() if "running_" not in k and "num_batches" not in k}
 
 
-@pytest.mark.parametrize(
-    ("job", "world"),
-    [("few_variants", 2), ("queues", 4), slow(("variants", 4))],
-)
+@pytest.mark.parametrize(("job", "world"), [("few_variants", 2), slow(("variants", 4))])
 def test_ranks_are_one(job: str, world: int, ranks: Ranks) -> None:
     """Losses, weights, other encoders, images' averages and queues of three steps."""
     parts, whole = ranks(job, world), getattr(rank_jobs, job)(0, 1)
@@ -84,3 +83,23 @@ def test_it_is_killed_and_resumed_bit_for_bit(
     run = killed(config, 5)
     assert checkpoints.load(run).step in (4, 5)  # a checkpoint may be under way
     assert_same_runs(trained(config), whole)
+
+
+KEEPING = ["average, 2 steps, asymmetric 2x", "mocov2", "swav, queue", "byol"]
+
+
+@pytest.mark.parametrize("name", rest_slow(KEEPING, fast=2))
+def test_it_continues_on_another_number_of_ranks(
+    name: str, small: TrainConfig, tmp_path: Path
+) -> None:
+    """Two steps on one rank, two on two, two on one: rows, queues and encoders of one process."""
+    config = EVERY[name].applied(small, epochs=2, lr=0.1, knn_every=0)
+    whole = checkpoints.load(trained(config, out=tmp_path / "whole"))
+    for world, steps in ((1, 2), (2, 4), (1, 0)):
+        part = with_settings(config, max_steps=steps, gpus=world)
+        fastsiam_on_ranks(world, "train", *flags(part))
+    moved = checkpoints.load(tmp_path / "run")
+    assert whole.step == moved.step == 6
+    if "averages" in moved.model:
+        assert moved.model["averages"].abs().sum(1).min() > 0
+    torch.testing.assert_close(moved.model, whole.model, atol=1e-3, rtol=1e-3)

@@ -127,11 +127,6 @@ def test_mlflow_files(small: TrainConfig, tmp_path: Path, monkeypatch: pytest.Mo
     assert not (run / "tensorboard").exists()
 
 
-def test_none(small: TrainConfig, tmp_path: Path) -> None:
-    fastsiam("train", *flags(with_settings(small, max_steps=1, tracker="none")))
-    assert not (tmp_path / "run" / "tensorboard").exists()
-
-
 def test_every_name_has_a_tracker() -> None:
     assert tuple(TRACKERS) == NAMES
     assert with_settings(TrainConfig(), tracker="wandb,wandb").run.trackers == ("wandb",)

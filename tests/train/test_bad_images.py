@@ -14,7 +14,7 @@ from pyarrow import parquet as pq
 from fastsiam.bad_image_list import FILE, read_bad_images
 from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import FeaturesConfig, KnnConfig, LinearConfig
-from fastsiam.errors import DataError, ImageError
+from fastsiam.errors import RANK_LOST, DataError, ImageError
 from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
 from fastsiam.evaluate.feature_files import write_features
 from fastsiam.pipelines import open_store
@@ -191,6 +191,7 @@ def test_two_ranks_save_together_before_they_stop(
     damage(images)
     stopping = with_settings(config, gpus=2, bad_images="stop")
     done = fastsiam_on_ranks(2, "train", *flags(stopping), code=1)
+    assert sorted(one.returncode for one in done) == [1, RANK_LOST]
     said = "".join(one.stderr for one in done)
     errors = [line for line in said.splitlines() if "cannot decode" in line]
     assert len(errors) == 1 and re.search(r"/(class0/003|class1/004)\.jpg: ", errors[0])

@@ -28,7 +28,6 @@ from tests.train.runs import trained
         ({"head_bn": "hidden"}, "; new: projector\n", "; new: projector\n"),
         ({"head_bn": "none"}, "; new: projector, predictor\n", "; new: projector, predictor\n"),
         ({"predictor": "none", "target_average": 0.8}, "", "; new: predictor\n"),
-        ({"alternate_every": 10}, "", ""),
     ],
     ids=str,
 )
@@ -41,12 +40,6 @@ def test_a_variant_starts_from_what_fits_of_another(
     run = trained(config, init=stopped.run.out, out=tmp_path / "other", **variant)
     said = capsys.readouterr().err
     assert fresh in said and bool(fresh) == ("; new: " in said)
-    given, state = load_pretrained(Path(stopped.run.out)).state, load_pretrained(run).state
-    if "alternate_every" in variant:  # the frozen encoder is what was given
-        for part, name in enumerate(("backbone", "projector")):
-            frozen = {k.removeprefix(f"frozen.{part}."): v for k, v in state.items()
-                      if k.startswith(f"frozen.{part}.") and k.endswith("weight")}  # fmt: skip
-            assert frozen and all(torch.equal(given[f"{name}.{k}"], v) for k, v in frozen.items())
     trained(config, init=run, out=tmp_path / "back")
     said = capsys.readouterr().err
     assert back in said and bool(back) == ("; new: " in said)

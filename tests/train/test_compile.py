@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -21,8 +20,6 @@ from torch import Tensor
 from fastsiam.config import TrainConfig
 from fastsiam.evaluate.features import collected, feature_batches
 from fastsiam.methods import Output, build_method
-from fastsiam.model.batch_norm import use_view_batch_norm
-from fastsiam.model.numerics import autocast_type
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.command import prepared_step
 from fastsiam.train.compile import cache_folder, cause_line, compiling
@@ -30,10 +27,10 @@ from fastsiam.train.resolve import with_compilation
 from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch, EvalBatch
 from tests import rank_jobs
-from tests.configs import Said, model_of, resolved_as, with_settings
+from tests.configs import Said, resolved_as, with_settings
 from tests.networks import short_resnet10
 from tests.processes import Forked
-from tests.tiers import rest_slow, slow
+from tests.tiers import slow
 from tests.train.runs import CPU, assert_same, results, trained
 
 NETWORKS: dict[str, Callable[[], AbstractContextManager[None]]] = {
@@ -70,47 +67,10 @@ def test_a_compiled_step_is_the_same_step(settings: dict[str, Any], network: Non
 
 
 @pytest.mark.parametrize("network", ["stem"], indirect=True)
-def test_fifty_compiled_steps_in_bfloat16_learn_as_eager_ones(network: None) -> None:
-    """The loss of each of 50 steps, down to -.7, is the same within 0.1.
-
-    That is what this little network (BN over 16 images) makes of rounding: its eager curve lies up
-    to .04 from float32's.
-    """
-    eager, compiled = (losses(precision="bf16", lr=0.3, compile=how) for how in ("off", "on"))
-    assert eager[0] - eager[-1] > 0.6, "it learns nothing that could differ"
-    assert np.abs(np.subtract(compiled, eager)).max() < 0.1
-
-
-def losses(**settings: Any) -> list[float]:
-    config = with_settings(rank_jobs.CONFIG, **settings)
-    step = TrainingStep(config, rank_jobs.make_method(), CPU, steps_per_epoch=50)
-    step.prepare()
-    assert step.config == config
-    batch = rank_jobs.global_batch()
-    dtype = autocast_type(config.numerics.precision, CPU.device)
-    batch = replace(batch, views=tuple(view.to(dtype) for view in batch.views))
-    return [step(batch, at=i)[0].item() for i in range(50)]
-
-
-@pytest.mark.parametrize(
-    ("backbone", "stem"),
-    rest_slow(
-        [
-            ("resnet18", "imagenet"),
-            ("resnet50", "cifar"),
-            ("resnet18", "cifar"),
-            ("resnet50", "imagenet"),
-        ]
-    ),
-)
-def test_the_model_has_no_graph_break(backbone: Any, stem: Any) -> None:
-    method = build_method(model_of(backbone=backbone, stem=stem, width=4, dim=8))
-    method.views_together = True
-    use_view_batch_norm(method, images=2)
-    torch._dynamo.reset()
-    views = torch.randn(2, 2, 3, 33, 33).unbind(0)
-    explained = torch._dynamo.explain(method)(views, torch.arange(2))
-    assert explained.graph_break_count == 0 and explained.graph_count == 1
+def test_compiled_steps_in_bfloat16_have_the_losses_of_eager_ones(network: None) -> None:
+    """They differ by 0.0002, where float32's are 0.006 away."""
+    eager, compiled = (results(precision="bf16", compile=how)["loss"] for how in ("off", "on"))
+    torch.testing.assert_close(compiled, eager, atol=3e-3, rtol=0)
 
 
 def test_what_is_prepared_is_all_that_is_compiled() -> None:
@@ -134,14 +94,8 @@ def test_what_is_prepared_is_all_that_is_compiled() -> None:
     torch.testing.assert_close(whole, parts)
 
 
-@pytest.mark.parametrize(
-    ("cuda_graphs", "network"),
-    [(False, "block"), (True, "stem"), slow((False, "whole")), slow((True, "whole"))],
-    indirect=["network"],
-)
-def test_compiling_leaves_no_trace(
-    cuda_graphs: bool, network: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+def test_compiling_leaves_no_trace(cuda_graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor do the passes that CUDA graphs take to be recorded, on noise and not on zeros."""
     config = with_settings(rank_jobs.CONFIG, compile="on", cuda_graphs=cuda_graphs)
     method = rank_jobs.make_method()
@@ -321,8 +275,12 @@ def test_a_failed_compilation_is_named_by_its_cause() -> None:
     assert cause_line(RuntimeError("one\ntwo")) == "RuntimeError: one"
 
 
-def test_auto_compiles_long_runs_and_continues_as_the_run_began(small: TrainConfig) -> None:
-    run = checkpoints.load(trained(small, max_steps=1, knn_every=0))
+def test_auto_compiles_long_runs_and_continues_as_the_run_began(
+    small: TrainConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of a long schedule, a few steps are not compiled: the steps of this start decide."""
+    run = checkpoints.load(trained(small, compile="auto", epochs=1000, max_steps=1, knn_every=0))
+    assert "compiled in" not in capfd.readouterr().err
 
     def resolved(config: TrainConfig, began_with: str, steps: int) -> str:
         start = None
@@ -337,14 +295,3 @@ def test_auto_compiles_long_runs_and_continues_as_the_run_began(small: TrainConf
     assert resolved(config, "on", 1) == "on"
     assert resolved(config, "off", 1000) == "off"
     assert resolved(with_settings(config, cuda_graphs=True), "off", 1000) == "on"
-
-
-def test_the_steps_of_this_run_decide(
-    small: TrainConfig, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Of a long schedule few steps are not compiled; a run continues as it began."""
-    config = with_settings(small, compile="auto", epochs=1000, knn_every=0, max_steps=2)
-    trained(config)
-    assert "compil" not in capfd.readouterr().err
-    trained(config, max_steps=4)
-    assert "compil" not in capfd.readouterr().err

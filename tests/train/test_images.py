@@ -19,7 +19,6 @@ from fastsiam.config import ConvertConfig, TrainConfig
 from fastsiam.config.evaluate import KnnConfig
 from fastsiam.errors import CheckpointError, DataError, FastSiamError
 from fastsiam.evaluate.command import evaluate_knn
-from fastsiam.interchange import load_pretrained
 from fastsiam.pipelines import open_store
 from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.pipelines.store import base
@@ -36,7 +35,7 @@ from tests.ranks import fastsiam_on_ranks
 from tests.sources import folder_members, tar
 from tests.tables import dataset, on_the_hub, saved
 from tests.tiers import rest_slow
-from tests.train.runs import CPU, assert_same_runs, history, same_state, trained, verified
+from tests.train.runs import CPU, assert_same_runs, history, trained, verified
 
 NAME, LOST = "class1/001.jpg", 9
 """Name and place of an image that is lost."""
@@ -294,6 +293,7 @@ def test_in_any_container_a_run_keeps_the_shuffle_that_it_began_with(
 
 
 def test_two_ranks_show_it_together(small: TrainConfig) -> None:
+    """Their digests, summed modulo 2^64, are those of one process."""
     config = with_settings(small, shuffle="window:7", gpus=2, knn_every=0, max_steps=3)
     fastsiam_on_ranks(2, "train", *flags(config))
     assert "3 log lines agree" in verified(Path(config.run.out))
@@ -349,36 +349,3 @@ def test_a_run_and_its_evaluations_take_the_named_columns(
     named = ["--image-column", "mask", "--label-column", "genus"]
     fastsiam("views", "--data", str(root), *named, "--images", "2", "--out", str(out))
     assert out.exists()
-
-
-def test_a_row_for_each_image_is_saved_and_resumed(small: TrainConfig, tmp_path: Path) -> None:
-    """Moving averages of images, from the middle of an epoch; after one, each image has a row."""
-    averaging = with_settings(small, predictor="none", target_average=0.8, knn_every=0)
-    whole = trained(averaging, out=tmp_path / "whole")
-    run = trained(averaging, max_steps=5)
-    rows = checkpoints.load(run).model["averages"]
-    assert rows.shape == (24, 16) and rows.abs().sum(1).min() > 0
-    assert_same_runs(trained(averaging), whole)
-    assert same_state(checkpoints.load(run).model, checkpoints.load(whole).model)
-    assert not load_pretrained(run).has("predictor")
-
-
-def test_rows_of_two_ranks_continue_on_one_and_of_one_on_two(
-    small: TrainConfig, tmp_path: Path
-) -> None:
-    """Rows and weights are those of one rank, to rounding."""
-    config = with_settings(small, predictor="none", target_average=0.8, knn_every=0, lr=0.05)
-    parts = {}
-    for name, first, then in (("1", 1, 1), ("21", 2, 1), ("12", 1, 2)):
-        for world, steps in ((first, 2), (then, 4)):
-            own = with_settings(config, out=tmp_path / name, max_steps=steps)
-            fastsiam_on_ranks(world, "train", *flags(own))
-        parts[name] = checkpoints.load(tmp_path / name)
-    for name in ("21", "12"):
-        assert parts[name].step == 4
-        torch.testing.assert_close(parts[name].model, parts["1"].model, atol=1e-4, rtol=1e-3)
-
-
-def test_rows_are_not_sent_about(ranks: Callable[[str, int], list[Any]]) -> None:
-    """What differs in a row that no step touches still does, where each rank has BN of its own."""
-    assert [part["left"].unique().tolist() for part in ranks("rows_apart", 2)] == [[0.0], [1.0]]

@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from fastsiam import __version__
 from fastsiam.config import METHOD_CONFIGS, TrainConfig
 from fastsiam.config.evaluate import FeaturesConfig, FinetuneConfig, KnnConfig, LinearConfig
+from fastsiam.console import rounded
+from fastsiam.environment import commit
 from fastsiam.evaluate.command import evaluate_finetuned, evaluate_knn, evaluate_linear
 from fastsiam.evaluate.feature_files import write_features
-from fastsiam.interchange import export_weights, load_pretrained
+from fastsiam.interchange import load_pretrained
 from tests.configs import with_settings
+from tests.processes import fastsiam
 from tests.tiers import rest_slow
 from tests.train.runs import CPU, trained
 
@@ -44,20 +48,32 @@ def test_a_run_is_evaluated_exported_and_described(
     assert set(SIZES) == set(METHOD_CONFIGS)
     run = trained(of(method, small))
     knn = evaluate_knn(run, KnnConfig(workers=0, k=(3,)), CPU)
-    linear = evaluate_linear(run, LinearConfig(workers=0, epochs=1, batch=8), CPU)
+    heads = LinearConfig(cached=True, lrs=(0.1, 3), workers=0, batch=8, epochs=1)
+    linear = evaluate_linear(run, heads, CPU)
     tuned = evaluate_finetuned(run, FinetuneConfig(workers=0, epochs=1, batch=8), CPU)
     assert all(0 <= record.results[0]["top1"] <= 100 for record in (knn, linear, tuned))
     out = tmp_path / "z.npy"
     write_features(run, FeaturesConfig(out=str(out), layer="projector", workers=0), CPU)
     assert np.load(out).shape == (24, 16)
     read = load_pretrained(run)
-    export_weights(read, format="plain", out=tmp_path / "w.pth")
+    fastsiam("export", str(run), "--format", "plain", "--out", str(tmp_path / "w.pth"))
     card = (tmp_path / "w.pth.md").read_text()
     assert read.config is not None
     settings = read.config.model.method
     assert card.startswith(f"# ResNet-10, pre-trained with {settings.title}")
     assert settings.paper in card
     assert all(f"| {name} | {value} |" in card for name, value in settings.described().items())
+    for text in (
+        "| data | data, 24 images |",
+        "| recipe | imagenet |",
+        "| epochs | 1 of 4 |",
+        f"Trained by fastsiam {__version__}, commit {commit()}, torch {torch.__version__}. Written",
+        "**linear** (batch 8, momentum 0.9, weight_decay 0, schedule cosine per step, seed 0, "
+        "optimizer lars, lars_trust 0.001, rates [0.1, 3.0], epochs 1, cached True, storage fp32)",
+        f"| 0.1 | {rounded(linear.results[0]['top1'])} | 100 |",
+    ):
+        assert text in card, text
+    assert str(tmp_path) not in card
     again = load_pretrained(tmp_path / "w.pth")
     images = torch.randn(2, 3, 16, 16)
     assert torch.equal(again.network()(images), read.network()(images))

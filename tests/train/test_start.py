@@ -19,8 +19,6 @@ from fastsiam.report.run import write_report
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
 from tests.configs import with_settings
-from tests.processes import fastsiam
-from tests.ranks import fastsiam_on_ranks
 from tests.train.runs import assert_same_runs, history, trained
 
 PEAK = 0.5 * 8 / 256
@@ -205,23 +203,6 @@ def test_a_branch_is_not_lost_to_the_run_that_continued(
         trained(branch, resume=older)
     trained(branch, resume=own.parents[1])
     assert [line[0] for line in history(tmp_path / "branch")] == list(range(7, 13))
-
-
-def test_branches_on_the_command_line(begun: TrainConfig, tmp_path: Path) -> None:
-    """With or without the flags that it began with, the command continues with the branch."""
-    run, branch = str(tmp_path / "run"), tmp_path / "branch"
-    command = ["train", "--resume", run, "--out", str(branch), "--max-steps"]
-    changes = ["--lr", "0.1", "--predictor-lr", "cosine"]
-    said = fastsiam(*command, "8", *changes).stderr
-    assert "lr: 0.5 -> 0.1" in said and "predictor-lr: constant -> cosine" in said
-    said = fastsiam(*command, "9", *changes).stderr
-    assert "resuming after step 8" in said and "branches off" not in said
-    fastsiam_on_ranks(2, *command, "10")
-    state = checkpoints.load(branch)
-    assert state.step == 10 and state.config.optim.lr == 0.1
-    assert recorded(branch)["changed"].keys() == {"lr", "predictor_lr"}
-    said = fastsiam(*command, "0", "--lr", "0.2", code=1).stderr
-    assert "lr: 0.1 -> 0.2); pass the same values, branch off" in said
 
 
 def test_what_auto_means_is_written_down(

@@ -14,7 +14,7 @@ from fastsiam.evaluate.features import collected, feature_batches, frozen
 from fastsiam.evaluate.knn import Nearest
 from fastsiam.evaluate.supervised import fine_tuning, linear_training
 from fastsiam.methods import build_method
-from fastsiam.train.collapse import effective_rank, z_std
+from fastsiam.train.collapse import gram, rank_of_gram, z_std
 from fastsiam.views.batch import EvalBatch
 from tests.rank_jobs import MODEL
 
@@ -41,7 +41,7 @@ def test_features_and_neighbours(gpu: Gpu) -> None:
         similarity, tags = nearest.finish().joined(slice(4, 20))
         counts = Accuracy(CLASSES, CUDA)
         counts.add(similarity, labels[4:20])
-        spread, rank = z_std(features.to(dtype)), effective_rank(features.to(dtype))
+        spread, rank = z_std(features.to(dtype)), rank_of_gram(gram(features.to(dtype)))
     assert features.shape == (24, backbone.features) and features.dtype == torch.float32
     assert similarity.shape == tags.shape == (16, 5) and nearest.seen == 24
     assert (similarity.dtype, tags.dtype) == (torch.float32, torch.int64)
