@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastsiam.errors import FastSiamError
 from fastsiam.report.pictures import Captioned, check_picture, picture_grid, save_picture
 
 
@@ -58,9 +57,3 @@ def test_a_picture_has_the_kind_of_its_ending(tmp_path: Path) -> None:
     for name in ("a.xyz", "png", "a.psd"):  # PIL reads the last, and does not write it
         with pytest.raises(ValueError, match="has no ending of a picture format"):
             check_picture(tmp_path / name)
-
-
-def test_what_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(FastSiamError, match=r"^cannot write .*file/a\.png: .+$"):
-        save_picture(Image.new("RGB", (8, 8)), tmp_path / "file" / "a.png")
