@@ -36,17 +36,6 @@ def test_a_sheet_shows_every_picture_whatever_its_side() -> None:
                 assert (name < 128).any() == (view < 2)
 
 
-def test_news_is_green_or_red_or_neither() -> None:
-    picture = Image.new("RGB", (8, 8), "white")
-    for good, strongest in ((True, 1), (False, 0), (None, None)):
-        sheet = np.asarray(picture_grid([[(picture, "text", good)]])).astype(int)
-        ink = sheet[(sheet < 250).any(2)].mean(0)
-        if strongest is None:
-            assert np.ptp(ink) == 0
-        else:
-            assert ink.argmax() == strongest and np.ptp(ink) > 50
-
-
 def test_a_picture_has_the_kind_of_its_ending(tmp_path: Path) -> None:
     picture = Image.new("RGB", (8, 8), "red")
     for name, kind in (("a.png", "PNG"), ("b.JPG", "JPEG")):

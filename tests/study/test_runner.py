@@ -22,7 +22,7 @@ from fastsiam.study.record import collect, read_record, read_result, write_recor
 from fastsiam.study.runner import check, do_runs, slots
 from fastsiam.study.runs import Run, seeds_in
 from fastsiam.study.table import caption, cells
-from tests.conftest import write_images
+from tests.conftest import write_data, write_images
 from tests.processes import Forked
 from tests.study.tiny import do_in_process, study, tiny, tiny_runs
 from tests.train.runs import same_state
@@ -36,10 +36,7 @@ SCALE = tiny(epochs=EPOCHS)
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images that only these tests have."""
-    folder = tmp_path_factory.mktemp("stripes")
-    write_images(folder / "train")
-    write_images(folder / "val", each=4, seed=1)
-    return folder
+    return write_data(tmp_path_factory.mktemp("stripes"))
 
 
 @pytest.fixture(scope="module")
