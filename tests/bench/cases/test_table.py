@@ -11,7 +11,7 @@ from importlib import import_module
 import pytest
 
 from fastsiam.bench.cases import CASES
-from fastsiam.bench.config import BenchConfig
+from fastsiam.bench.config import VARIANTS, BenchConfig
 from fastsiam.bench.records import Record
 from fastsiam.bench.session import session
 from tests.conftest import ROOT
@@ -23,6 +23,14 @@ def test_every_case_measures() -> None:
         assert case.help and set(case.options) <= {f.name for f in fields(BenchConfig)}
     files = {path.stem for path in (ROOT / "bench" / "cases").glob("*.py")}
     assert files - {"__init__", "profile"} == set(CASES)  # profile makes no records
+
+
+def test_every_variant_is_made_of_settings(little: BenchConfig) -> None:
+    with session(little) as own:
+        for settings in VARIANTS.values():
+            config = own.train_config(8, **{"compile": "on"} | settings).to_dict()
+            used = config["numerics"] | config["step"]
+            assert {k: used[k] for k in settings} == settings
 
 
 def test_what_measures_nothing_imports_nothing_that_measures() -> None:
