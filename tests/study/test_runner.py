@@ -164,7 +164,7 @@ def test_a_study_that_is_killed_goes_on_bit_for_bit(data: Path, done: Path, tmp_
     _wait_for(last.exists, work)
     work.send(signal.SIGKILL)
     assert work.wait().returncode == -signal.SIGKILL
-    _wait_until(lambda: not (run.folder / "lock").exists())
+    _wait_for(lambda: not (run.folder / "lock").exists())
     assert checkpoint.load(last).step < STEPS and "SIGTERM" in run.log_file.read_text()
 
     assert do_in_process([run], CPU).returncode == 0
@@ -225,14 +225,10 @@ def _is_stopped(process: int) -> bool:
     return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
 
-def _wait_for(true: Callable[[], bool], work: Forked) -> None:
-    while not true():
-        assert work.poll() is None, work.wait()
-        time.sleep(0.02)
-
-
-def _wait_until(true: Callable[[], bool]) -> None:
+def _wait_for(true: Callable[[], bool], work: Forked | None = None) -> None:
+    """Wait for something that happens soon, while a process is at work."""
     deadline = time.monotonic() + 120
     while not true():
         assert time.monotonic() < deadline
+        assert work is None or work.poll() is None, work.wait()
         time.sleep(0.02)
