@@ -175,9 +175,6 @@ def fastsiam(
     *arguments: str, code: int = 0, timeout: float = 900, **how: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run a command line and expect an exit code."""
-    return _expect(code, command(*arguments, **how).wait(timeout))
-
-
-def _expect(code: int, done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    done = command(*arguments, **how).wait(timeout)
     assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done

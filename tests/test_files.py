@@ -83,13 +83,6 @@ def test_a_full_disk_in_the_words_of_a_library(tmp_path: Path) -> None:
         assert [(path.name, path.read_text()) for path in disk.iterdir()] == [("file", "old")]
 
 
-def test_an_error_that_is_not_the_disks_stays_what_it_is(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"^mine$"), written_whole(tmp_path / "x") as temporary:
-        temporary.write_text("half")
-        raise RuntimeError("mine")
-    assert not list(tmp_path.iterdir())
-
-
 def test_what_a_link_names_is_written_and_the_link_stays(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_text("old")

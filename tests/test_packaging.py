@@ -1,4 +1,4 @@
-"""What an installation holds: every package, the links that tools expect."""
+"""What an installation holds: every module, the kernels, templates and licences."""
 
 from __future__ import annotations
 
@@ -8,32 +8,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
 import zipfile
 from pathlib import Path
 
 from fastsiam.kernels import build, library
-
-ROOT = Path(__file__).parents[1]
-
-
-def test_every_package_is_listed() -> None:
-    listed = set(
-        tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    )
-    found = {
-        ".".join(["fastsiam", *init.parent.relative_to(base).parts])
-        for folder, base in (
-            (ROOT / "fastsiam", ROOT / "fastsiam"),
-            (ROOT / "pipelines", ROOT),
-            (ROOT / "bench", ROOT),
-        )
-        for init in folder.rglob("__init__.py")
-    }
-    assert listed == found
-    for name in ("bench", "pipelines"):
-        assert (ROOT / "fastsiam" / name).is_symlink()
-        assert (ROOT / "fastsiam" / name).resolve() == ROOT / name
+from tests.conftest import ROOT
+from tests.test_architecture import modules
 
 
 def test_the_wheel_owns_one_name(tmp_path: Path) -> None:
@@ -55,15 +35,10 @@ def test_the_wheel_owns_one_name(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"fastsiam"}
+    packaged = (path.relative_to(ROOT).as_posix() for _, path in modules())
     for name in (
-        "pipelines/order.py",
-        "pipelines/convert/writer.py",
-        "bench/measure.py",
-        "methods/simsiam.py",
-        "evaluate/knn.py",
+        *(path.removeprefix("fastsiam/") for path in packaged),
         "py.typed",
-        "cli/__init__.py",
-        "train/command.py",
         "kernels/source/job.h",
         "interchange/card.md.jinja",
         "report/page.html.jinja",

@@ -18,7 +18,7 @@ from fastsiam.bench.config import AUTHORS, ONLY_ON_GPU, SYNC_BN, VARIANTS
 from fastsiam.bench.measure import wait_for_gpu
 from fastsiam.bench.records import Record, Row
 from fastsiam.bench.runner import Task, compare
-from fastsiam.config import DataConfig, SimSiamConfig, TrainConfig
+from fastsiam.config import DataConfig, TrainConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import BackendError
 from fastsiam.methods import SimSiam, build_method
@@ -192,8 +192,6 @@ def authors_step(own: Fed) -> Stepper:
     method, optim = build_method(own.config.model), own.config.optim
     if type(method) is not SimSiam:
         raise BackendError(f"the authors' step is SimSiam's, not that of {type(method).__name__}")
-    if changed := _unlike_the_authors(method.config):
-        raise BackendError(f"the authors' step is plain SimSiam's, with {changed} as by default")
     method = method.to(own.place.device).train()
     optimizer = torch.optim.SGD(
         method.parameters(),
@@ -215,17 +213,6 @@ def authors_step(own: Fed) -> Stepper:
         optimizer.step()
 
     return Stepper(take, method, VARIANTS[AUTHORS])
-
-
-def _unlike_the_authors(config: SimSiamConfig) -> str:
-    """Name a setting of the loss or of what is trained that the authors' code lacks; "" if none."""
-    names = [
-        *("predictor", "stop_gradient", "similarity"),
-        *("symmetric", "alternate_every", "target_average", "encoder_momentum"),
-    ]
-    usual = SimSiamConfig()
-    changed = (name for name in names if getattr(config, name) != getattr(usual, name))
-    return next(changed, "").replace("_", "-")
 
 
 def steps_in_time(one: Callable[[], object], place: Place) -> int:

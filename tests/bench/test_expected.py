@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from math import isnan, nan
+from math import isnan
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
 from fastsiam.bench.config import GpuConfig
-from fastsiam.bench.expected import EXPECTED, Expectation, Found, table
+from fastsiam.bench.expected import EXPECTED, Found, table
 from fastsiam.bench.gpu import stages
 from fastsiam.bench.records import Record
 from tests.bench.made import made
@@ -19,16 +19,6 @@ from tests.conftest import ROOT
 def test_the_docs_have_the_table() -> None:
     text = (ROOT / "docs" / "benchmarks" / "gpu.md").read_text()
     assert table() in text, "docs/benchmarks/gpu.md: put in the table of bench/expected.py"
-
-
-def test_bounds_and_verdicts() -> None:
-    one = Expectation("a thing", "ms", (2.0, 4.0), (9.0, None), lambda _: nan)
-    assert one.bounds_text("H100") == "2 to 4 ms" and one.bounds_text("H200") == "at least 9 ms"
-    assert [one.verdict(x, "H100") for x in (1, 3, 5, nan)] == [
-        "below", "as expected", "above", "not measured",
-    ]  # fmt: skip
-    share = Expectation("a share", "%", (None, 0.97), (None, 0.97), lambda _: nan)
-    assert (share.bounds_text("H200"), share.value_text(0.9612)) == ("at most 97%", "96.1%")
 
 
 def test_figures_are_judged_by_the_device() -> None:

@@ -48,8 +48,9 @@ def test_a_stage_whose_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert perform(sleeps, tmp_path, seconds=100).status == "failed"
 
 
-def test_a_stage_with_skipped_tests(tmp_path: Path) -> None:
+def test_a_stage_with_skipped_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is done only if this machine cannot run the skipped tests."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take seconds to import
     (tmp_path / "logs").mkdir()
     file = tmp_path / "test_it.py"
     tests = Stage("tests", 60, ("-m", "pytest", str(file), "-v", "-ra"))

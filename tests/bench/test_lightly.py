@@ -18,7 +18,6 @@ from fastsiam.interchange import load_pretrained
 from tests.bench.made import bench
 from tests.configs import with_settings
 from tests.conftest import write_images
-from tests.processes import fastsiam
 from tests.tiers import rest_slow
 
 pytest.importorskip("lightly", reason="needs lightly: pip install lightly")
@@ -73,15 +72,6 @@ def test_lightlys_method_trains_from_our_loader(data: Path, tmp_path: Path) -> N
     assert load_pretrained(tmp_path / "backbone.pt").epoch == 2
     refused = bench("lightly", "--recipe", "demo", "--out", "x", "--loader", "tar", code=2)
     assert "--loader must be lightly or fastsiam" in refused.output
-
-
-@pytest.mark.slow
-def test_the_file_is_read_by_eval_and_the_seed_repeats_the_run(data: Path, tmp_path: Path) -> None:
-    one, other = (train(data, "simclr", tmp_path / name)["losses"] for name in ("a", "b"))
-    assert one == other
-    weights = tmp_path / "a" / "backbone.pt"
-    measured = fastsiam("eval", "knn", str(weights), "--data", str(data), "--device", "cpu")
-    assert "kNN top-1" in measured.stdout
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

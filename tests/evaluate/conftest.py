@@ -9,16 +9,14 @@ import pytest
 
 from fastsiam.train.command import train_here
 from tests.configs import with_settings
-from tests.conftest import small_config, write_images
+from tests.conftest import small_config, write_data
 
 
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One epoch of the run of ``small`` on images with train/ (24) and val/ (12)."""
     folder = tmp_path_factory.mktemp("trained")
-    write_images(folder / "data" / "train")
-    write_images(folder / "data" / "val", each=4, seed=1)
-    config = small_config(folder / "data", folder / "run")
+    config = small_config(write_data(folder / "data"), folder / "run")
     return train_here(with_settings(config, epochs=1), "imagenet")
 
 

@@ -31,7 +31,6 @@ from fastsiam.methods import build_method
 from fastsiam.model.backbones import skeleton
 from tests.configs import changed_model, model_of
 from tests.interchange.networks import R18, TINY, Authors, X, same, saved_run, untrained
-from tests.tiers import rest_slow
 
 SMALL = changed_model(R18, dim=16)
 small = partial(changed_model, SMALL)
@@ -54,14 +53,12 @@ EXPORTS = {
     "simsiam": ("simsiam", ".pth.tar", R18, "torchvision"),
     "moco": ("moco", ".pth", MOCO, "torchvision"),
     "swav": ("swav", ".pth", SWAV, "torchvision"),
-    "fastsiam's heads": ("simsiam", ".pth", FASTSIAM, "torchvision"),
     "no ReLU": ("torchvision", ".bin", NO_RELU, "torchvision"),
-    "timm's": ("torchvision", ".pth", small(backbone="timm/resnet18"), "torchvision"),
 }
 """Format, ending and network of a file, and the library that its snippet builds it by."""
 
 
-@pytest.mark.parametrize("case", rest_slow(list(EXPORTS), fast=11))
+@pytest.mark.parametrize("case", EXPORTS)
 def test_files_are_loaded_by_their_cards_snippet_and_read_back(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,6 +194,7 @@ REFUSED: tuple[tuple[ModelConfig, str, str], ...] = (
     (changed_model(R18, output_affine=True), "simsiam", _LAYERS),
     (changed_model(R18, dim=64), "simsiam", _WIDE),
     (changed_model(R18, predictor="none"), "simsiam", "no predictor"),
+    (FASTSIAM, "simsiam", ""),
     (MOCO, "simsiam", "the heads of MoCo v2"),
     (replace(MOCO, width=4), "moco", "width 4: its ResNets are 64 wide"),
     (replace(MOCO, method=replace(_MOCOS, projector_layers=3)), "moco", _LAYERS),

@@ -20,7 +20,6 @@ from fastsiam.interchange import load_pretrained
 from fastsiam.methods import build_method
 from tests.configs import changed_model, model_of
 from tests.interchange.networks import R18, TINY, Authors, X, prefixed, resnets, saved_run
-from tests.tiers import rest_slow
 
 
 @pytest.mark.parametrize(
@@ -51,9 +50,7 @@ def test_architectures_are_inferred(model: ModelConfig, tmp_path: Path) -> None:
         assert str(built.get_submodule(part)) == str(method.get_submodule(part))
 
 
-@pytest.mark.parametrize(
-    "name", rest_slow(["timm/test_efficientnet", "densenet121", "convnext_tiny"], fast=2)
-)
+@pytest.mark.parametrize("name", ["timm/test_efficientnet", "densenet121"])
 def test_other_networks_are_read_by_name(name: str, tmp_path: Path) -> None:
     if name.startswith("timm/"):
         timm = pytest.importorskip("timm")

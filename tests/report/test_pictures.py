@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastsiam.errors import FastSiamError
 from fastsiam.report.pictures import Captioned, check_picture, picture_grid, save_picture
 
 
@@ -37,17 +36,6 @@ def test_a_sheet_shows_every_picture_whatever_its_side() -> None:
                 assert (name < 128).any() == (view < 2)
 
 
-def test_news_is_green_or_red_or_neither() -> None:
-    picture = Image.new("RGB", (8, 8), "white")
-    for good, strongest in ((True, 1), (False, 0), (None, None)):
-        sheet = np.asarray(picture_grid([[(picture, "text", good)]])).astype(int)
-        ink = sheet[(sheet < 250).any(2)].mean(0)
-        if strongest is None:
-            assert np.ptp(ink) == 0
-        else:
-            assert ink.argmax() == strongest and np.ptp(ink) > 50
-
-
 def test_a_picture_has_the_kind_of_its_ending(tmp_path: Path) -> None:
     picture = Image.new("RGB", (8, 8), "red")
     for name, kind in (("a.png", "PNG"), ("b.JPG", "JPEG")):
@@ -58,9 +46,3 @@ def test_a_picture_has_the_kind_of_its_ending(tmp_path: Path) -> None:
     for name in ("a.xyz", "png", "a.psd"):  # PIL reads the last, and does not write it
         with pytest.raises(ValueError, match="has no ending of a picture format"):
             check_picture(tmp_path / name)
-
-
-def test_what_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(FastSiamError, match=r"^cannot write .*file/a\.png: .+$"):
-        save_picture(Image.new("RGB", (8, 8)), tmp_path / "file" / "a.png")

@@ -12,7 +12,7 @@ from fastsiam.errors import DataError
 from fastsiam.study.catalogue import STUDIES, VARIANTS
 from fastsiam.study.record import Result, StudyRecord, read_record, setting, write_record
 from fastsiam.study.scales import scale
-from fastsiam.study.table import as_markdown, as_text, caption, cells, reasons
+from fastsiam.study.table import as_markdown, as_text, cells, reasons
 from tests.conftest import ROOT
 from tests.study.results import record, result, row
 
@@ -88,14 +88,6 @@ def test_reasons_have_the_figures(table_1: StudyRecord) -> None:
         "no predictor: collapses: holds (3 of 3 seeds; loss -0.90, std 0.02, rank 1.5)" in said
         and sum("cannot be told" in line for line in said) == 2
     )
-
-
-def test_a_table_for_a_terminal_and_for_a_page(table_1: StudyRecord) -> None:
-    text, page = as_text(table_1), as_markdown(table_1)
-    assert text.startswith("The predictor (Table 1)\n") and text.endswith(caption(table_1))
-    assert page.startswith(caption(table_1)) and page.count("<li>") == len(reasons(table_1))
-    widths = {len(line) for line in page.splitlines() if line.startswith("|")}
-    assert len(widths) == 1
 
 
 def test_runs_on_other_images_are_named(table_1: StudyRecord) -> None:

@@ -22,7 +22,7 @@ from fastsiam.study.record import collect, read_record, read_result, write_recor
 from fastsiam.study.runner import check, do_runs, slots
 from fastsiam.study.runs import Run, seeds_in
 from fastsiam.study.table import caption, cells
-from tests.conftest import write_images
+from tests.conftest import write_data, write_images
 from tests.processes import Forked
 from tests.study.tiny import do_in_process, study, tiny, tiny_runs
 from tests.train.runs import same_state
@@ -36,10 +36,7 @@ SCALE = tiny(epochs=EPOCHS)
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images that only these tests have."""
-    folder = tmp_path_factory.mktemp("stripes")
-    write_images(folder / "train")
-    write_images(folder / "val", each=4, seed=1)
-    return folder
+    return write_data(tmp_path_factory.mktemp("stripes"))
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +164,7 @@ def test_a_study_that_is_killed_goes_on_bit_for_bit(data: Path, done: Path, tmp_
     _wait_for(last.exists, work)
     work.send(signal.SIGKILL)
     assert work.wait().returncode == -signal.SIGKILL
-    _wait_until(lambda: not (run.folder / "lock").exists())
+    _wait_for(lambda: not (run.folder / "lock").exists())
     assert checkpoint.load(last).step < STEPS and "SIGTERM" in run.log_file.read_text()
 
     assert do_in_process([run], CPU).returncode == 0
@@ -228,14 +225,10 @@ def _is_stopped(process: int) -> bool:
     return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
 
-def _wait_for(true: Callable[[], bool], work: Forked) -> None:
-    while not true():
-        assert work.poll() is None, work.wait()
-        time.sleep(0.02)
-
-
-def _wait_until(true: Callable[[], bool]) -> None:
+def _wait_for(true: Callable[[], bool], work: Forked | None = None) -> None:
+    """Wait for something that happens soon, while a process is at work."""
     deadline = time.monotonic() + 120
     while not true():
         assert time.monotonic() < deadline
+        assert work is None or work.poll() is None, work.wait()
         time.sleep(0.02)

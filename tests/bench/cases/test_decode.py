@@ -35,12 +35,6 @@ def test_every_decoder_that_can_decodes_all_images(
         assert {task.images for task in tasks.values()} == {2}
 
 
-def test_bare_decoding_is_of_whole_images_by_others() -> None:
-    names = ["PIL", "torchvision.io", decode.TURBO, "DALI"]
-    assert decode.bare_decoding("original", on_gpu=False) == names
-    assert decode.bare_decoding("short256", on_gpu=True) == ["DALI on the GPU, short256"]
-
-
 def decoded(data: bytes, box: tuple[int, int, int, int]) -> tuple[int, NDArray[np.uint8]] | None:
     """Return the first column and the pixels that come out, or None where it is refused."""
     place, columns = np.array(box, np.int32), np.zeros(2, np.uint32)

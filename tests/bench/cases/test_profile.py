@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fastsiam.bench.cases.profile import _chosen, gpu_use
+from fastsiam.bench.cases.profile import gpu_use
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.records import read
-from fastsiam.bench.session import session
 from tests.bench.made import bench
 
 
@@ -38,24 +36,6 @@ def test_a_trace_has_named_ranges(pipeline: str, little: BenchConfig, tmp_path: 
     (record,) = read(tmp_path / "record.json")
     assert (record.case, record.name, record.images, record.n) == ("profile", pipeline, 6, 1)
     assert "| backward" in done.stdout and "aten::convolution_backward" in done.stdout
-
-
-def test_auto_without_data_is_what_training_would_choose(
-    little: BenchConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For a data set as large as the recipe's: ImageNet's images do not fit into memory."""
-    monkeypatch.setattr("fastsiam.bench.cases.profile.users_own", lambda _: False)
-    monkeypatch.setattr("fastsiam.pipelines.automatic.own_cores", lambda: 2)
-    monkeypatch.setattr("fastsiam.pipelines.backends.Backend.trouble", lambda _: "")
-    with session(little) as own:
-        images = own.images(8)
-        chosen = {
-            (recipe, device): _chosen(
-                replace(own, config=replace(little, recipe=recipe), device=device), images
-            )
-            for recipe, device in (("imagenet", "cuda"), ("imagenet", "cpu"), ("cifar10", "cpu"))
-        }
-    assert [*chosen.values()] == ["dali", "native", "memory"]
 
 
 def test_gaps_are_those_of_the_gpu() -> None:

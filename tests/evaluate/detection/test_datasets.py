@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,24 +108,13 @@ def test_coco_has_corners_and_labels_without_gaps(tmp_path: Path, coco: None) ->
     np.testing.assert_array_equal(opened.coco.annToMask(second.annotations[1]), covered)
 
 
-def test_both_layouts_are_the_same_pictures(made: Path, coco: None) -> None:
-    """The made set in both; what is there, detected, is all of it in each measure."""
-    splits: tuple[Literal["train", "val"], ...] = ("train", "val")
-    for split in splits:
-        one = open_detection("voc0712", made / "voc", split)
-        other = open_detection("coco", made / "coco", split)
-        assert one.classes == other.classes == CLASSES
-        for a, b in zip(one.pictures, other.pictures, strict=True):
-            assert a.file.read_bytes() == b.file.read_bytes()
-            seen = [box for box in a.boxes.tolist() if box in b.boxes.tolist()]
-            assert seen == b.boxes.tolist() and (a.height, a.width) == (b.height, b.width)
-    assert len(open_detection("voc07", made / "voc/VOCdevkit", "train")) == 6
-
-
 @pytest.mark.parametrize("task", ["voc07", "coco"])
 def test_measures_of_what_is_there(task: Task, made: Path, coco: None) -> None:
     """Boxes of a share of each object's width: so many of ten thresholds are below the overlap."""
+    assert len(open_detection("voc07", made / "voc/VOCdevkit", "train")) == 6
+    assert len(open_detection("voc0712", made / "voc", "train")) == 12
     truth = open_detection(task, made / task[:4].rstrip("0"), "val")
+    assert truth.classes == CLASSES
     for share, ap in ((1.0, 100), (0.82, 70), (0.62, 30)):
         found = []
         for one in truth.pictures:
