@@ -1,0 +1,61 @@
+"""Barlow Twins (Zbontar, Jing, Misra, LeCun and Deny, ICML 2021), as somebody would add it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fastsiam.config import MethodConfig
+from fastsiam.config.setting import setting
+from fastsiam.distributed import gather_with_gradient
+from fastsiam.methods import Method, Output, ParamGroup
+from fastsiam.model.backbones import Backbone
+from fastsiam.model.heads import mlp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarlowTwinsConfig(MethodConfig):
+    """Settings of Barlow Twins."""
+
+    name: ClassVar[str] = "barlow-twins"
+    title: ClassVar[str] = "Barlow Twins"
+    paper: ClassVar[str] = "[Barlow Twins](https://arxiv.org/abs/2103.03230), ICML 2021"
+    builder: ClassVar[str] = f"{__name__}:BarlowTwins"
+
+    dim: int = setting(8192, "Dimension of the embeddings, and width of the projector's layers.")
+    redundancy: float = setting(
+        5e-3, "Weight of the correlations between different dimensions (the paper's lambda)."
+    )
+
+
+class BarlowTwins(Method):
+    """Encoder and projector; the cross-correlation of two views becomes the identity."""
+
+    parts = ("backbone", "projector")
+
+    def __init__(self, config: BarlowTwinsConfig, backbone: Backbone, *, images: int = 0) -> None:
+        super().__init__(config, backbone, images=images)
+        self.backbone, self.dim, self.redundancy = backbone, config.dim, config.redundancy
+        self.projector = mlp(backbone.features, config.dim, config.dim, config.dim)
+
+    def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
+        """Return the loss over the images of all ranks, and the first view's embeddings."""
+        batches = [self.projector(self.backbone(batch)) for batch in self.join_views(views)]
+        z = self.split_views(batches, len(index))
+        first, second = (standardised(gather_with_gradient(view.float())) for view in z)
+        correlation = first.T @ second / len(first)
+        on_diagonal = (correlation.diagonal() - 1).square().sum()
+        elsewhere = correlation.square().sum() - correlation.diagonal().square().sum()
+        return Output(on_diagonal + self.redundancy * elsewhere, z[0].detach(), {})
+
+    def param_groups(self) -> list[ParamGroup]:
+        """One group of all parameters."""
+        return [ParamGroup(name="all", params=list(self.parameters()))]
+
+
+def standardised(z: Tensor) -> Tensor:
+    """Return (N, d) embeddings with mean 0 and variance 1 of each dimension over the batch."""
+    return (z - z.mean(0)) / torch.sqrt(z.var(0, correction=0) + 1e-5)

@@ -1,0 +1,48 @@
+"""A method that somebody adds: one file and one line, and all else follows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fastsiam import cli
+from fastsiam.config import METHOD_CONFIGS, ModelConfig, TrainConfig
+from fastsiam.interchange import load_pretrained
+from fastsiam.run import checkpoint as checkpoints
+from tests.configs import with_settings
+from tests.methods.barlow_twins import BarlowTwinsConfig
+from tests.methods.linear import batch_of, build
+from tests.train.runs import assert_same_runs, killed, trained
+
+
+def test_the_loss_is_the_papers() -> None:
+    method = build(BarlowTwinsConfig(dim=6))
+    batch = batch_of(2)
+    loss = method(batch.views, batch.index).loss.item()
+    with torch.no_grad():
+        z = [method.projector(method.backbone(view)).numpy() for view in batch.views]
+    first, second = ((x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5) for x in z)
+    correlation = first.T @ second / len(first)
+    weights = np.where(np.eye(6) == 1, 1.0, 5e-3)
+    assert loss == pytest.approx((weights * (correlation - np.eye(6)) ** 2).sum(), rel=1e-5)
+
+
+def test_it_is_killed_resumed_and_exported(
+    small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(METHOD_CONFIGS, BarlowTwinsConfig.name, BarlowTwinsConfig)
+    own = BarlowTwinsConfig(dim=16)
+    model = ModelConfig(backbone="resnet10", stem="cifar", width=4, method=own)
+    config = replace(with_settings(small, knn_every=0, save_every=1), model=model)
+    assert TrainConfig.from_dict(config.to_dict()) == config
+    whole = trained(config, out=tmp_path / "whole")
+    assert_same_runs(trained(config, out=killed(config, 5)), whole)
+    file = tmp_path / "plain.pt"
+    cli.app(["export", str(whole), "--format", "plain", "--out", str(file)], standalone_mode=False)
+    read = load_pretrained(file).part("backbone")
+    expected = checkpoints.load(whole).model
+    assert read and all(torch.equal(value, expected[key]) for key, value in read.items())
