@@ -140,7 +140,7 @@ def _open_voc(task: str, data: Path, split: str) -> DetectionSet:
     if (root / OWN_CLASSES).is_file():
         classes = tuple((root / OWN_CLASSES).read_text(errors="replace").split("\n"))
         classes = tuple(filter(None, map(str.strip, classes)))
-    pictures = []
+    pictures: list[Picture] = []
     for year in years:
         folder = root / f"VOC{year}"
         names = folder / f"ImageSets/Main/{part}.txt"
@@ -203,7 +203,7 @@ def _open_coco(data: Path, split: str) -> DetectionSet:
             f"COCO needs pycocotools ({error}): pip install 'fastsiam[detection]'"
         ) from error
     row: dict[str, Any] | None = None
-    pictures = []
+    pictures: list[Picture] = []
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             coco = COCO(str(path))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fastsiam.config.detect import DetectConfig
 from fastsiam.distributed import Place
-from fastsiam.errors import DataError
+from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.detection import DetectionSet, open_detection, voc_scores
 from fastsiam.evaluate.detection.images import Sample, TrainingImages, draw_position
 from fastsiam.evaluate.detection.protocol import (
