@@ -29,7 +29,6 @@ from fastsiam.train.image_list import FILE, ImageList, files_of, names_of
 from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings
 from tests.pipelines.cases import readable
-from tests.pipelines.store.test_columns import saved as saved_columns
 from tests.pipelines.store.test_columns import table
 from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
@@ -327,7 +326,7 @@ def test_a_run_and_its_evaluations_take_the_named_columns(
 ) -> None:
     """Of a table with two columns of images, a third of whose rows is held out."""
     columns = {"image_column": "photo", "label_column": "species", "holdout": "34%"}
-    root = saved_columns(table(rows=12), tmp_path / "two")
+    root = saved(tmp_path / "two", {"train": table(rows=12)})
     photos = with_settings(small, data=root, batch=4, max_steps=2, **columns)
     run, knn = trained(photos), KnnConfig(k=(1,), workers=0, device="cpu")
     own = evaluate_knn(run, knn, CPU)
@@ -335,7 +334,7 @@ def test_a_run_and_its_evaluations_take_the_named_columns(
     other = evaluate_knn(run, replace(knn, image_column="mask", label_column="genus"), CPU)
     assert other.data.classes == 2 and other.identity != own.identity
     assert "log lines agree" in verified(run)
-    elsewhere = str(saved_columns(table(), tmp_path / "elsewhere"))
+    elsewhere = str(saved(tmp_path / "elsewhere", {"train": table()}))
     which = r"2 columns .* --image-column photo"
     with pytest.raises(DataError, match=which):
         evaluate_knn(run, replace(knn, data=elsewhere), CPU)
