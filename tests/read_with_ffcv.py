@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 
 
@@ -15,12 +13,6 @@ def write(pixels: str, path: str, mode: str) -> None:
     samples = [(image, number % 3) for number, image in enumerate(images)]
     fields = {"image": RGBImageField(write_mode=mode), "label": IntField()}
     DatasetWriter(path, fields, num_workers=1).from_indexed_dataset(samples)
-
-
-def read(readings: list[tuple[str, bool]]) -> None:
-    """Read files, each by the system's page cache or not; print a line of JSON of each."""
-    for path, os_cache in readings:
-        print(json.dumps(crops(path, os_cache)))
 
 
 def crops(path: str, os_cache: bool) -> dict[str, object]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from tests.conftest import write_images
 from tests.conversions import checked
 from tests.forms import as_converted
 from tests.pipelines.cases import PAGES, assert_near, batches
-from tests.processes import Forked
 from tests.sources import encoded, gray_jpeg, jpeg, picture
 
 
@@ -43,8 +43,17 @@ def converted(root: Path, *, more: Sequence[bytes] = (), **options: object) -> P
     return as_converted(images, root / "out", **options) / "train.beton"
 
 
+@pytest.fixture(scope="module")
+def ffcv() -> Iterator[Callable[..., Any]]:
+    """Calls a function of ``read_with_ffcv`` in a process that is killed at the end."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        yield lambda function, *given: pool.submit(function, *given).result(300)
+        for process in list(pool._processes.values()):
+            process.kill()
+
+
 @pytest.mark.ffcv
-def test_ffcv_reads_our_files(tmp_path: Path) -> None:
+def test_ffcv_reads_our_files(ffcv: Callable[..., Any], tmp_path: Path) -> None:
     """With its plain decoders and without fastsiam; by the system's page cache and its own.
 
     A conversion keeps the bytes of gray JPEGs: libjpeg-turbo makes RGB of them if it is asked to.
@@ -53,14 +62,10 @@ def test_ffcv_reads_our_files(tmp_path: Path) -> None:
     gray = [gray_jpeg(number, **options) for number, options in enumerate(kinds)]
     plain = converted(tmp_path / "jpg", more=[*gray, jpeg(3)])
     assert [bytes(BetonStore(plain).read(i)) for i in range(-4, -1)] == gray
-    paths = {plain: False, converted(tmp_path / "raw", raw=True): True}
-    readings = [(str(path), os_cache) for path, os_cache in paths.items()]
-    done = Forked(read_with_ffcv.read, readings).wait(300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    for path, line in zip(paths, done.stdout.splitlines()[-2:], strict=True):
-        got, store = json.loads(line), BetonStore(path)
+    for path, os_cache in ((plain, False), (converted(tmp_path / "raw", raw=True), True)):
+        got, store = ffcv(read_with_ffcv.crops, str(path), os_cache), BetonStore(path)
         assert got["labels"] == store.labels.tolist()
-        assert got["crops"] == [len(store), 16, 16, 3]
+        assert got["crops"] == (len(store), 16, 16, 3)
         assert path != plain or got["gray"][-4:] == [True, True, True, False]
         for mean, i in zip(got["means"], range(len(store)), strict=True):
             image = store.decode(i)
@@ -71,14 +76,13 @@ def test_ffcv_reads_our_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.ffcv
-def test_we_read_files_of_ffcvs_own_writer(tmp_path: Path) -> None:
+def test_we_read_files_of_ffcvs_own_writer(ffcv: Callable[..., Any], tmp_path: Path) -> None:
     """Of pixels, of JPEGs and of both, in the engine by either page cache."""
     pixels = [np.asarray(picture(i, width=20 + i)) for i in range(24)]
     np.savez(tmp_path / "pixels.npz", *pixels)
-    done = Forked(write_with_ffcv, tmp_path).wait(300)
-    assert done.returncode == 0, done.stderr[-2000:]
     for mode in MODES:
         path = tmp_path / f"{mode}.beton"
+        ffcv(read_with_ffcv.write, str(tmp_path / "pixels.npz"), str(path), mode)
         store = BetonStore(path)
         assert not store.ours and store.labels.tolist() == [0, 1, 2] * 8
         assert set(store.modes.tolist()) == MODES[mode]
@@ -93,11 +97,6 @@ def test_we_read_files_of_ffcvs_own_writer(tmp_path: Path) -> None:
 
 
 MODES = {"raw": {RAW}, "jpg": {JPEG}, "proportion": {RAW, JPEG}}
-
-
-def write_with_ffcv(folder: Path) -> None:
-    for mode in MODES:
-        read_with_ffcv.write(str(folder / "pixels.npz"), str(folder / f"{mode}.beton"), mode)
 
 
 def test_a_foreign_file_with_other_fields(tmp_path: Path) -> None:
