@@ -146,7 +146,7 @@ def test_optimizers_are_built_from_the_settings_and_their_state_is_saved() -> No
         (Lars, adapted, {"weight_decay": 1e-6, "trust": 0.002, "adapt_all": False}),
         (Lars, {"optimizer": "lars", "lars_all": True}, {"trust": 0.001, "adapt_all": True}),
     ):
-        config = OptimConfig(**settings)  # type: ignore[arg-type]
+        config = OptimConfig(**settings)
         optimizer = build_optimizer(config, method.param_groups())
         assert isinstance(optimizer, kind)
         assert all(group | expected == group for group in optimizer.param_groups)
