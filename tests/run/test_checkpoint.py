@@ -6,7 +6,6 @@ import errno
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -66,7 +65,7 @@ def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is not a run folder"):
         checkpoints.load(tmp_path)
     checkpoints.save(checkpoints.previous(tmp_path), make(1))  # is not taken instead
-    for foreign in (dict[str, Any](state_dict={}), {"format": 99}):
+    for foreign in ({"state_dict": 1}, {"format": 99}):
         torch.save(foreign, checkpoints.last(tmp_path))
         with pytest.raises(CheckpointError, match="not a checkpoint of this version"):
             checkpoints.load_newest(tmp_path)
