@@ -87,6 +87,8 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
         if 0 < config.limit < len(store):
             images = sample(store.labels, size=config.limit, seed=config.seed)
         path = out / f"{split}{part}.beton"
+        if part:
+            _check_parts(out, split, count)
         if len(images) >= count:
             images = np.array_split(images, count)[number - 1]
         elif number == 1:  # too few to share: the first part has them all
@@ -114,6 +116,18 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
         abouts = {file.path.name: file.about for file in written}
         write_manifest(out / f"manifest{part}.json", sources["train"].classes, abouts)
     return written
+
+
+def _check_parts(out: Path, split: Split, count: int) -> None:
+    """Raise a ``DataError`` if a folder has parts of a split that was cut into another number."""
+    with explained(DataError, f"cannot list {out}"):
+        others = sorted(out.glob(f"{split}-*-of-*.beton"))
+    for other in others:
+        if not other.stem.endswith(f"-of-{count:05d}"):
+            raise DataError(
+                f"{other} is a part of another conversion, and {count} more parts beside it would "
+                "be no data set: delete the parts that are there, or choose another --out"
+            )
 
 
 def _open_sources(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fastsiam.config import ConvertConfig
-from fastsiam.errors import FastSiamError
+from fastsiam.errors import DataError, FastSiamError
 from fastsiam.pipelines.convert import convert, parts
 from fastsiam.pipelines.store import open_store
 from tests.conftest import write_images
@@ -57,6 +57,10 @@ def test_the_parts_are_those_that_are_made_by_hand(images: Path, tmp_path: Path)
     for name, content in files(by_hand).items():
         assert made[name] == content, name
     assert len(open_store(out, "train")) == 24
+    assert "Nanny" not in done.stderr and "scheduler" not in done.stderr
+    other = ConvertConfig(source=str(images), out=str(out), part="1/2")
+    with pytest.raises(DataError, match=r"of-00003\.beton is a part of another conversion, and 2"):
+        convert("folder", other, Quiet())
 
 
 @pytest.mark.parametrize(("whom", "times"), rest_slow([("os.getppid()", 1), ("os.getpid()", 9)]))
