@@ -133,12 +133,13 @@ class _Run:
             before=before_saving,
         )
         self.evaluations = Evaluations(knn, config=config.monitor, step=take_step, console=console)
+        evaluates = self.done < self.end or self.done == take_step.total
         self.log = metrics_log(
             folder,
             take_step,
             done=self.done,
             end=self.end,
-            evaluates_again=self.evaluations.due(self.done),
+            evaluates_again=evaluates and self.evaluations.due(self.done),
         )
         self.points = LogPoints(
             take_step,

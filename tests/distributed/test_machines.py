@@ -136,12 +136,12 @@ def test_a_machine_is_killed_and_the_same_command_goes_on(
 
 
 def _soon(*arguments: str) -> None:
-    """Be a launcher that waits for machines that may join for two seconds, not for thirty."""
+    """Be a launcher that waits for machines that may join for six seconds, not for thirty."""
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousTimeout
 
     from fastsiam.cli import main
 
-    RendezvousTimeout._DEFAULT_TIMEOUTS["last_call"] = timedelta(seconds=2)
+    RendezvousTimeout._DEFAULT_TIMEOUTS["last_call"] = timedelta(seconds=6)
     sys.argv = ["fastsiam", *arguments]
     fork_programs()
     main()

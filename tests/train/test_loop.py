@@ -132,6 +132,13 @@ def test_no_evaluation_before_the_first_epoch(small: TrainConfig) -> None:
     assert kinds(run) == "i" + "t" * 6 + "k" + "t" * 6 + "k"
 
 
+def test_an_evaluation_that_is_not_repeated_stays_in_the_log(small: TrainConfig) -> None:
+    run = trained(small, max_steps=7)
+    checkpoints.last(run).unlink()  # the one before is of step 6, where the run was evaluated
+    trained(small, max_steps=6)
+    assert [line["epoch"] for line in read_metrics(run) if line["kind"] == "knn"] == [0, 2]
+
+
 def test_data_without_validation_labels_trains_without_the_monitor(
     small: TrainConfig, images: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
