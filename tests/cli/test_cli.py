@@ -55,7 +55,7 @@ def test_wrong_usage_exits_2(arguments: list[str], message: str) -> None:
 
 
 def test_a_path_that_is_not_utf_8_is_printed_as_it_is() -> None:
-    command = [sys.executable, "-m", "fastsiam", "config", "--data", b"caf\xe9"]
+    command = [sys.executable, "-m", "fastsiam", "config", "--data", "caf\udce9"]
     assert b'data = "caf\xe9"\n' in subprocess.run(command, check=True, capture_output=True).stdout
 
 
