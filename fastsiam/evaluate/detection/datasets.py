@@ -140,7 +140,7 @@ def _open_voc(task: str, data: Path, split: str) -> DetectionSet:
     if (root / OWN_CLASSES).is_file():
         classes = tuple((root / OWN_CLASSES).read_text(errors="replace").split("\n"))
         classes = tuple(filter(None, map(str.strip, classes)))
-    pictures = []
+    pictures: list[Picture] = []
     for year in years:
         folder = root / f"VOC{year}"
         names = folder / f"ImageSets/Main/{part}.txt"
