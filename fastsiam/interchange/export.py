@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 import fastsiam
-from fastsiam.config import BackboneConfig, MethodConfig, ModelConfig
+from fastsiam.config import BackboneConfig, MethodConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.files import explained
-from fastsiam.methods import method_skeleton
 from fastsiam.model.backbones import BLOCKS, skeleton
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.records import Record
@@ -127,7 +126,7 @@ def export_weights(
     card = out.with_name(f"{out.name}.md")
     for target in (out, card):
         _check_target(target, pretrained.path, force=force)
-    refused = _refusals(pretrained.model, pretrained.state, pretrained.method)
+    refused = refusals(pretrained.model, pretrained.state, pretrained.method)
     if refused[format]:
         possible = " or ".join(f"--format {name}" for name, why in refused.items() if not why)
         raise CheckpointError(
@@ -141,19 +140,16 @@ def export_weights(
     return [out, card]
 
 
-def refusals(model: ModelConfig) -> dict[str, str]:
-    """Return for each format why it cannot hold a network, in a few words; empty if it can.
-
-    Raises:
-        ValueError, BackendError: there is no such network, or timm is not installed.
-    """
-    return _refusals(model, method_skeleton(model).state_dict(), type(model.method))
-
-
-def _refusals(
+def refusals(
     model: BackboneConfig, state: Mapping[str, Tensor], method: type[MethodConfig] | None
 ) -> dict[str, str]:
-    """Return for each format why it cannot hold weights; their method is None if unknown."""
+    """Return for each format why it cannot hold weights, in a few words; empty if it can.
+
+    Args:
+        model: their network.
+        state: the weights by fastsiam's names.
+        method: their method; None if it is unknown.
+    """
     why = {name: _refused_backbone(name, _as_called_in(name, model)) for name in FORMATS}
     for name, authors in AUTHORS.items():
         assert authors.method is not None

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from fastsiam.config import ModelConfig, SimSiamConfig
-from fastsiam.interchange.export import export_weights, refusals
+from fastsiam.interchange.export import export_weights
 from fastsiam.methods import method_skeleton
 from fastsiam.run.checkpoint import KEPT
 from tests.commands import parse
 from tests.conftest import ROOT
-from tests.interchange.networks import untrained
+from tests.interchange.networks import refused, untrained
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.S | re.M)
@@ -169,14 +169,14 @@ def test_the_table_of_exports_says_what_export_does() -> None:
         for line in re.findall(r"^\|.*\|$", text, re.M)
     )
     others = {"moco", "swav"}  # of those methods' runs alone
-    assert {*head[1:], *others} == set(refusals(ModelConfig())) and len(rows) > 5
+    assert {*head[1:], *others} == set(refused(ModelConfig())) and len(rows) > 5
     for name, *cells in rows:
         backbone, _, flags = name.strip("`").partition(" --")
         setting, _, value = flags.partition(" ")
         given: dict[str, Any] = (
             {setting: int(value) if value.isdigit() else value} if setting else {}
         )
-        why = refusals(ModelConfig(backbone=backbone, **given))
+        why = refused(ModelConfig(backbone=backbone, **given))
         for format, cell in zip(head[1:], cells, strict=True):
             assert (cell == "yes") == (not why[format]), (name, format)
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from fastsiam.config import ModelConfig, SimSiamConfig, TrainConfig
 from fastsiam.interchange import Pretrained
-from fastsiam.methods import Method, SimSiam, build_method
+from fastsiam.interchange.export import refusals
+from fastsiam.methods import Method, SimSiam, build_method, method_skeleton
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.checkpoint import Checkpoint
 from tests.configs import model_of
@@ -116,3 +117,8 @@ def resnets() -> dict[str, Tensor]:
 
 def prefixed(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {prefix + key: value for key, value in state.items()}
+
+
+def refused(model: ModelConfig) -> dict[str, str]:
+    """Return for each format why it cannot hold a network; empty if it can."""
+    return refusals(model, method_skeleton(model).state_dict(), type(model.method))

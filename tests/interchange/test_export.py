@@ -25,12 +25,12 @@ from fastsiam.config import (
 )
 from fastsiam.errors import CheckpointError
 from fastsiam.interchange import export_weights, load_pretrained
-from fastsiam.interchange.export import SHARED_RESNETS, refusals
+from fastsiam.interchange.export import SHARED_RESNETS
 from fastsiam.interchange.layouts import AUTHORS
 from fastsiam.methods import build_method
 from fastsiam.model.backbones import skeleton
 from tests.configs import changed_model, model_of
-from tests.interchange.networks import R18, TINY, Authors, X, same, saved_run, untrained
+from tests.interchange.networks import R18, TINY, Authors, X, refused, same, saved_run, untrained
 
 SMALL = changed_model(R18, dim=16)
 small = partial(changed_model, SMALL)
@@ -211,7 +211,7 @@ REFUSED: tuple[tuple[ModelConfig, str, str], ...] = (
 
 def test_what_a_format_cannot_hold_is_refused_with_a_way_out(tmp_path: Path) -> None:
     for model, format, why in REFUSED:
-        assert refusals(model)[format] == why
+        assert refused(model)[format] == why
     with pytest.raises(CheckpointError) as caught:
         export_weights(untrained(small(stem="cifar")), format="timm", out=tmp_path / "w.pt")
     assert str(caught.value) == (
