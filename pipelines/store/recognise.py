@@ -164,8 +164,9 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
         root = root / _KAGGLE
     entries: list[Place] = sorted(root.iterdir())
     folders = {path.name.lower(): path for path in entries if path.is_dir()}
+    has_val = not folders.keys().isdisjoint(SPLIT_NAMES["val"])
     for name in SPLIT_NAMES[split]:
-        if name in folders:
+        if name in folders and (has_val or name != "training"):  # alone it may be a class
             return _open_images(folders[name], split, columns, in_order)
     if tars := list_visible(root, ".tar"):
         return ArchiveStore(choose_split(split, tars, root))

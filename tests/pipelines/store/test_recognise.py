@@ -36,6 +36,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, list[str]]]] = {
     "a class called train": (
         {"train/car/0.jpg": "", "train/train/1.jpg": ""}, {"train": ["car/0.jpg", "train/1.jpg"]}
     ),
+    "a class called training": (
+        {"training/0.jpg": "", "match/1.jpg": ""}, {"train": ["match/1.jpg", "training/0.jpg"]}
+    ),
     "other names of tars": (
         {"my-training-0.tar": ["a/0.jpg"], "my-valid-0.tar": ["b/1.jpg"]},
         {"train": ["a/0.jpg"], "val": ["b/1.jpg"]},
