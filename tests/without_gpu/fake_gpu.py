@@ -62,7 +62,25 @@ class Gpu(TorchDispatchMode):
         self.waited_for: list[str] = []
         """Streams that the host waited for on purpose, by name."""
         self._watches = False
+        self._is_current = False
         self._pinned: list[torch.UntypedStorage] = []
+
+    @contextlib.contextmanager
+    def current(self, device: Any) -> Iterator[None]:
+        """Stand for ``torch.cuda.device``."""
+        before, self._is_current = self._is_current, True
+        try:
+            yield
+        finally:
+            self._is_current = before
+
+    def stream(self, stream: Stream | None) -> Any:
+        """Stand for ``torch.cuda.stream``; a loader's thread must make its GPU the current one.
+
+        Where such a block ends, torch returns to the thread's current GPU, which is GPU 0 at first.
+        """
+        assert stream is None or self._is_current, "this would take memory of GPU 0 in each process"
+        return stream or contextlib.nullcontext()
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -241,11 +259,11 @@ def fake_gpu() -> Iterator[Gpu]:
         "is_current_stream_capturing": lambda: False,
         "synchronize": lambda device=None: current.synchronize(),
         "current_stream": lambda device=None: current,
-        "stream": lambda stream: stream or contextlib.nullcontext(),
+        "stream": gpu.stream,
         "Stream": lambda device=None, priority=0: Stream(gpu, "side"),
         "Event": Event,
         "device_of": lambda tensor: contextlib.nullcontext(),
-        "device": lambda device: contextlib.nullcontext(),
+        "device": gpu.current,
     }
     cudnn = torch._C._ConvBackend.Cudnn  # type: ignore[attr-defined]
     with contextlib.ExitStack() as stack:
