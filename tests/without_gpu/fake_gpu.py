@@ -61,13 +61,16 @@ class Gpu(TorchDispatchMode):
         """What was copied to it, while ``watched``."""
         self.waited_for: list[str] = []
         """Streams that the host waited for on purpose, by name."""
+        self.gave_back = False
+        """Whether torch's allocator was told to give unused memory back."""
         self._watches = False
         self._is_current = False
         self._pinned: list[torch.UntypedStorage] = []
 
     @contextlib.contextmanager
     def current(self, device: Any) -> Iterator[None]:
-        """Stand for ``torch.cuda.device``."""
+        """Stand for ``torch.cuda.device``; "cuda" would be GPU 0 in a loader's thread."""
+        assert device.index is not None
         before, self._is_current = self._is_current, True
         try:
             yield
@@ -113,6 +116,10 @@ class Gpu(TorchDispatchMode):
             elif any(_on_the_host(t) for t in given):
                 raise HostWait(f"{name} of tensors on the host and on the GPU")
         return out
+
+    def give_back(self) -> None:
+        """Stand for ``torch.cuda.empty_cache``."""
+        self.gave_back = True
 
     def _really(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Do what concerns the host alone, and remember which memory would be pinned."""
@@ -256,6 +263,7 @@ def fake_gpu() -> Iterator[Gpu]:
         "mem_get_info": lambda device=None: (140 * 2**30, 141 * 2**30),
         "get_rng_state": lambda device=None: torch.get_rng_state(),
         "set_rng_state": lambda state, device=None: None,
+        "empty_cache": gpu.give_back,
         "is_current_stream_capturing": lambda: False,
         "synchronize": lambda device=None: current.synchronize(),
         "current_stream": lambda device=None: current,
