@@ -117,7 +117,7 @@ def build_loader(
     from .loaders import LoaderSpec
 
     augment, dtype = augment or AugmentConfig(), dtype or torch.float32
-    device = torch.device(device)
+    device = _with_index(device)
     chosen = None if chosen is None else np.asarray(chosen)
     if data.loads_images:
         store = open_training_images(data, batch=batch, chosen=chosen, store=store)
@@ -127,6 +127,16 @@ def build_loader(
     )
     spec = LoaderSpec(data, store, order, augment, device, dtype, crop_transform)
     return backend_of(data).open(spec)
+
+
+def _with_index(device: torch.device | str) -> torch.device:
+    """Return the device; "cuda" is this thread's current GPU, and would be another thread's own."""
+    import torch
+
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def _with_pipeline(
@@ -250,7 +260,7 @@ def build_eval_loader(
 
     from .central import CentralCrops
 
-    store, device = open_split(data, split), torch.device(device)
+    store, device = open_split(data, split), _with_index(device)
     if data.pipeline == "auto":
         data = settled(data, choose_pipeline(store, device=device, keeps=False).name)
     side = augment.crop

@@ -44,6 +44,8 @@ class MemoryLoader(NativeLoader):
         """Free the pixels and end the threads."""
         super().close()
         self._pixels = self._read = None
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # torch's allocator would keep them, and they count as used
 
     def _crops(self, epoch: int, skip: int) -> Generator[Augmented]:
         if self._device.type == "cpu":

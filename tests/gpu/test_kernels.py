@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -31,6 +32,14 @@ def on_the_gpu(function: Any, given: Tensor | Crops, *args: Any, **options: Any)
     there = given.cuda() if isinstance(given, Tensor) else tuple(part.cuda() for part in given)
     result = function(there, *args, **options)
     return result.cpu() if isinstance(result, Tensor) else tuple(view.cpu() for view in result)
+
+
+def behind_two_gib(function: Any, pixels: Tensor, start: NDArray[np.int64], *args: Any) -> Tensor:
+    """Run on the GPU with the pixels at places that need more than 32 bits."""
+    there = torch.empty(2**31 + len(pixels), dtype=torch.uint8, device="cuda")
+    there[2**31 :].copy_(pixels)
+    crops: Tensor = function(there, start + 2**31, *args)
+    return crops.cpu()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -108,10 +117,10 @@ def test_truncation_by_a_sum_that_is_rounded_towards_zero() -> None:
     assert torch.equal(y, x.floor())
 
 
-@pytest.mark.parametrize("side", [32, 224])
-def test_the_crop_kernels_equal_pil(side: int, photographs: list[Image.Image]) -> None:
+@pytest.mark.parametrize(("side", "run"), [(32, on_the_gpu), (224, behind_two_gib)])
+def test_the_crop_kernels_equal_pil(side: int, run: Any, photographs: list[Image.Image]) -> None:
     """To the last bit, from whole photographs."""
-    assert_equal_pil(on_the_gpu, photographs, side)
+    assert_equal_pil(run, photographs, side)
 
 
 def test_the_kernels_never_wait_and_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:

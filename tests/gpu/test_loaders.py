@@ -80,6 +80,25 @@ loader.close()
 """
 
 
+SECOND_GPU = """
+import sys, torch
+from fastsiam.config import DataConfig
+from fastsiam.pipelines import build_loader
+torch.cuda.set_device(1)
+data = DataConfig(data=sys.argv[1], pipeline="native", workers=2)
+loader = build_loader(data, batch=8, device="cuda")
+assert {batch.view1.device.index for batch in loader.epoch(0)} == {1}
+loader.close()
+assert not torch._C._cuda_hasPrimaryContext(0)
+"""
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_loader_takes_no_memory_of_another_gpu(images: Path) -> None:
+    command = [sys.executable, "-c", SECOND_GPU, str(images / "train")]
+    subprocess.run(command, check=True, timeout=300, cwd=ROOT)
+
+
 @pytest.mark.dali
 def test_the_jpeg_engine_is_engaged(images: Path) -> None:
     """By what nvImageCodec notes while DALI has it decode."""

@@ -61,8 +61,29 @@ class Gpu(TorchDispatchMode):
         """What was copied to it, while ``watched``."""
         self.waited_for: list[str] = []
         """Streams that the host waited for on purpose, by name."""
+        self.gave_back = False
+        """Whether torch's allocator was told to give unused memory back."""
         self._watches = False
+        self._is_current = False
         self._pinned: list[torch.UntypedStorage] = []
+
+    @contextlib.contextmanager
+    def current(self, device: Any) -> Iterator[None]:
+        """Stand for ``torch.cuda.device``; "cuda" would be GPU 0 in a loader's thread."""
+        assert device.index is not None
+        before, self._is_current = self._is_current, True
+        try:
+            yield
+        finally:
+            self._is_current = before
+
+    def stream(self, stream: Stream | None) -> Any:
+        """Stand for ``torch.cuda.stream``; a loader's thread must make its GPU the current one.
+
+        Where such a block ends, torch returns to the thread's current GPU, which is GPU 0 at first.
+        """
+        assert stream is None or self._is_current, "this would take memory of GPU 0 in each process"
+        return stream or contextlib.nullcontext()
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -95,6 +116,10 @@ class Gpu(TorchDispatchMode):
             elif any(_on_the_host(t) for t in given):
                 raise HostWait(f"{name} of tensors on the host and on the GPU")
         return out
+
+    def give_back(self) -> None:
+        """Stand for ``torch.cuda.empty_cache``."""
+        self.gave_back = True
 
     def _really(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Do what concerns the host alone, and remember which memory would be pinned."""
@@ -238,14 +263,15 @@ def fake_gpu() -> Iterator[Gpu]:
         "mem_get_info": lambda device=None: (140 * 2**30, 141 * 2**30),
         "get_rng_state": lambda device=None: torch.get_rng_state(),
         "set_rng_state": lambda state, device=None: None,
+        "empty_cache": gpu.give_back,
         "is_current_stream_capturing": lambda: False,
         "synchronize": lambda device=None: current.synchronize(),
         "current_stream": lambda device=None: current,
-        "stream": lambda stream: stream or contextlib.nullcontext(),
+        "stream": gpu.stream,
         "Stream": lambda device=None, priority=0: Stream(gpu, "side"),
         "Event": Event,
         "device_of": lambda tensor: contextlib.nullcontext(),
-        "device": lambda device: contextlib.nullcontext(),
+        "device": gpu.current,
     }
     cudnn = torch._C._ConvBackend.Cudnn  # type: ignore[attr-defined]
     with contextlib.ExitStack() as stack:

@@ -19,7 +19,7 @@ from tests.pipelines.cases import readable
 from tests.views.cases import UNEQUAL
 
 from .conftest import Launch
-from .fake_gpu import CUDA, Gpu
+from .fake_gpu import Gpu
 
 pytest.importorskip("triton")  # comes with torch where there can be a CUDA GPU
 
@@ -60,10 +60,10 @@ def watched(batches: Iterator[Any], gpu: Gpu) -> Iterator[Any]:
 def test_batches(
     dtype: torch.dtype, pipeline: Any, images: Path, gpu: Gpu, launches: list[Launch]
 ) -> None:
-    """Two epochs, so that buffers go round: on the GPU, without a wait."""
+    """Two epochs, so that buffers go round: on the GPU, without a wait. What is kept is freed."""
     augment = UNEQUAL if dtype == torch.bfloat16 else AugmentConfig.alike(crop=16)
     data = DataConfig(data=str(readable(pipeline, images / "train")), pipeline=pipeline, workers=0)
-    loader = build_loader(data, augment, batch=4, device=CUDA, dtype=dtype)
+    loader = build_loader(data, augment, batch=4, device="cuda", dtype=dtype)
     try:
         seen = 0
         for epoch in range(2):
@@ -74,13 +74,14 @@ def test_batches(
         assert bool(launches) == (pipeline != "torchvision")  # PIL made the views there
     finally:
         loader.close()
+    assert gpu.gave_back == (pipeline == "memory")
 
 
 def test_central_crops(images: Path, gpu: Gpu) -> None:
     """The second pass comes from what was kept, and goes the same way."""
     data = DataConfig(data=str(images / "train"), pipeline="native", workers=0)
     loader = build_eval_loader(
-        data, "train", AugmentConfig.alike(crop=16), resize=20, batch=8, device=CUDA,
+        data, "train", AugmentConfig.alike(crop=16), resize=20, batch=8, device="cuda",
         dtype=torch.bfloat16,
     )  # fmt: skip
     for _ in range(2):
