@@ -30,7 +30,7 @@ _HELP = (
 
 
 def server_context(preload: str) -> ForkServerContext:
-    """Start a server process, if there is none yet, and return the way to fork processes from it.
+    """Return the way to fork processes from a server process, which is started unless it runs.
 
     Processes that read remote data need it: obstore's threads, which this process may have, do not
     survive a fork. What the processes are given is pickled.
