@@ -44,7 +44,8 @@ def finding(records: Sequence[Record]) -> str:
         said += f"the model is the bound, but loading takes processor time from it, and {reached}"
     else:
         said += f"data-bound, {reached}"
-    if decoder := loaders.get(BACKENDS[BASELINE].decoder or ""):
+    decoder = loaders.get(BACKENDS[BASELINE].decoder or "")
+    if decoder and loader.cpu_seconds_per_image:  # 0 if a repeat takes less than the clock's tick
         decoding = decoder.cpu_seconds_per_image / loader.cpu_seconds_per_image
         said += f"; decoding is {decoding:.0%} of the loader's work"
     fitting = [one for one in trained.values() if would_fit(one)]

@@ -23,12 +23,11 @@ import psutil
 from fastsiam.bench.measure import clocked, empty_gpu_cache, gpu_memory
 from fastsiam.bench.records import Record, Row, Sample, Timing
 from fastsiam.errors import FastSiamError
-from fastsiam.pipelines.processes import set_up_worker
+from fastsiam.pipelines.processes import server_context, set_up_worker
 
 if TYPE_CHECKING:
     from fastsiam.bench.session import Session
 
-_CONTEXT = multiprocessing.get_context("forkserver")
 _FRESH = multiprocessing.get_context("spawn")
 _PATIENCE = 5.0
 """Seconds that a process has to end when it is told to."""
@@ -86,9 +85,9 @@ class Runner:
         fresh: bool = False,
     ) -> None:
         self._patience = patience
-        _CONTEXT.set_forkserver_preload(["fastsiam.bench.cases.train"])  # imports torch once
         before, (port,) = gpu_memory(), free_ports(1)
-        context: Any = _FRESH if fresh else _CONTEXT
+        # The server imports torch once for all runners.
+        context: Any = _FRESH if fresh else server_context("fastsiam.bench.cases.train")
         self._pools = [
             ProcessPoolExecutor(1, context, _begin_rank, (dict(os.environ), rank, ranks, port))
             for rank in range(ranks)

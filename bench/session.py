@@ -189,7 +189,7 @@ def session(config: BenchConfig) -> Iterator[Session]:
     check_devices(RunConfig(device=config.device))
     gpu = config.device != "cpu" and torch.cuda.is_available()
     with (
-        handled([signal.SIGTERM], lambda number, _: sys.exit(128 + number)),
+        handled([signal.SIGTERM, signal.SIGHUP], lambda number, _: sys.exit(128 + number)),
         tempfile.TemporaryDirectory(prefix="fastsiam-bench-") as folder,
     ):
         yield Session(config, "cuda" if gpu else "cpu", Path(folder), Console())

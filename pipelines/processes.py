@@ -13,30 +13,40 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
-from multiprocessing.context import BaseContext
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.context import ForkServerContext
 from typing import Any
 
 from fastsiam.errors import WorkerError
 from fastsiam.kernels.cores import cores
 
 _GRACE_SECONDS = 5
+_LEFT_TO_PARENT = (signal.SIGINT, signal.SIGHUP)
+"""Signals that a terminal sends to all processes of a command."""
 _HELP = (
     "memory or /dev/shm may be full: lower --workers, or give a container more of it (docker run "
     "--shm-size=8g); start the same command again to resume"
 )
 
 
-def server_context(preload: str) -> BaseContext:
-    """Return the way to start processes that read remote data: forked from a server process.
+def server_context(preload: str) -> ForkServerContext:
+    """Return the way to fork processes from a server process, which is started unless it runs.
 
-    obstore's threads, which this process may have, do not survive a fork. What the processes are
-    given is pickled.
+    Processes that read remote data need it: obstore's threads, which this process may have, do not
+    survive a fork. What the processes are given is pickled.
 
     Args:
         preload: module that the server imports once for all processes.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([preload])
+    resource_tracker.ensure_running()  # the server would start it, which unblocks signals
+    # The server inherits the mask: otherwise Ctrl-C during its imports would print a traceback.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_PARENT)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
 
 
@@ -49,7 +59,7 @@ def set_up_worker(environment: dict[str, str]) -> None:
     Args:
         environment: the parent's; a server has the one that it was started with.
     """
-    for number in (signal.SIGINT, signal.SIGHUP):
+    for number in _LEFT_TO_PARENT:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_GRACE_SECONDS))
     threading.Thread(target=_end_with_the_parent, name="fastsiam-parent", daemon=True).start()

@@ -128,6 +128,7 @@ def _begin(
         fcntl.flock(number, fcntl.LOCK_SH)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever began the tests ignores
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if session:
         os.setsid()
     os.environ.clear()

@@ -90,6 +90,11 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
         if part:
             _check_parts(out, split, count)
         if len(images) >= count:
+            if part and (whole := out / f"{split}.beton").exists():
+                raise DataError(
+                    f"{whole} is there, and pipelines read it instead of parts beside it: delete "
+                    "it, or choose another --out"
+                )
             images = np.array_split(images, count)[number - 1]
         elif number == 1:  # too few to share: the first part has them all
             path = out / f"{split}.beton"

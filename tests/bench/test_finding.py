@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,6 +40,15 @@ def test_the_finding_says_what_bounds_training() -> None:
     said = finding(rows(400, 1600, {"torchvision": 400, "ffcv": 300}))
     assert said.endswith("no other pipeline that can run here is faster.")
     assert "No finding" in finding([])
+
+
+def test_a_loader_too_fast_for_the_processor_clock() -> None:
+    """A repeat that takes less than its tick has no processor time."""
+    records = rows(400, 1600, {"torchvision": 400, "ffcv": 300})
+    records[1] = replace(records[1], cpu_seconds_per_image=0.0)
+    assert finding(records).endswith(
+        "25% of what it could; no other pipeline that can run here is faster."
+    )
 
 
 @pytest.mark.parametrize(("takes", "threads"), [(10, 1), (1000, 3), (10_000, 8)])

@@ -80,7 +80,8 @@ def test_bench_alone_measures_all(little: BenchConfig, tmp_path: Path) -> None:
     assert (tmp_path / "report" / "index.html").exists()
 
 
-def test_a_signal_leaves_nothing_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
     temporary, said = tmp_path / "tmp", tmp_path / "said"
     temporary.mkdir()
     process = Forked(_measure_for_ever, said, environment={"TMPDIR": str(temporary)})
@@ -92,9 +93,9 @@ def test_a_signal_leaves_nothing_behind(tmp_path: Path) -> None:
         started = psutil.Process(process.pid).children(recursive=True)
         assert started and any(temporary.glob("fastsiam-bench-*"))
     finally:
-        process.send(signal.SIGTERM)
+        process.send(number)
         code = process.wait(60).returncode
-    assert code == 143
+    assert code == 128 + number
     assert not any(temporary.glob("fastsiam-bench-*"))
     assert not psutil.wait_procs(started, timeout=30)[1]
 

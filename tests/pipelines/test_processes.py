@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from fastsiam.errors import Interrupted, WorkerError
 from fastsiam.pipelines.convert.command import stoppable
 from fastsiam.pipelines.processes import forked
 from fastsiam.signals import ECHO, STOPS
+from tests.conftest import ROOT
 from tests.processes import Forked
 
 
@@ -73,6 +76,30 @@ def test_a_worker_that_is_killed_is_one_line() -> None:
     error = pytest.raises(WorkerError, match=r"a worker process died .*: lower --workers, or give")
     with error, forked(2, _die) as run:
         list(run(range(5)))
+
+
+def test_ctrl_c_while_the_server_imports(tmp_path: Path) -> None:
+    """The server of worker processes is left alone: the command alone says that it ends."""
+    (tmp_path / "slow.py").write_text("import time; print('importing', flush=True); time.sleep(2)")
+    script = (
+        "import time\n"
+        "from fastsiam.pipelines.processes import server_context\n"
+        "server_context('slow')\n"
+        "try: time.sleep(60)\n"
+        "except KeyboardInterrupt: time.sleep(3)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
+        process_group=0,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert process.stdout is not None and process.stdout.readline() == "importing\n"
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=60) == ("", "") and process.returncode == 0
 
 
 def _slow_to_leave(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def test_files_that_stay_in_the_cache_are_not_cold(
         return next(still_cached)
 
     monkeypatch.setattr(startup, "drop_from_cache", drop)
-    monkeypatch.setattr(runner, "_FRESH", runner._CONTEXT)  # forks are fast
+    monkeypatch.setattr(runner, "_FRESH", get_context("forkserver"))  # forks are fast
     with session(replace(little, pipelines=("memory",), images=8)) as own:
         records = {one.name: one for one in CASES["startup"].measure(own)}
     assert {name: one.facts["cached"] for name, one in records.items()} == {

@@ -61,6 +61,10 @@ def test_the_parts_are_those_that_are_made_by_hand(images: Path, tmp_path: Path)
     other = ConvertConfig(source=str(images), out=str(out), part="1/2")
     with pytest.raises(DataError, match=r"of-00003\.beton is a part of another conversion, and 2"):
         convert("folder", other, Quiet())
+    (out / "train.beton").touch()  # a whole conversion would be read instead of the parts
+    again = ConvertConfig(source=str(images), out=str(out), part=f"1/{PARTS}")
+    with pytest.raises(DataError, match=r"train\.beton is there, and pipelines read it instead"):
+        convert("folder", again, Quiet())
 
 
 @pytest.mark.parametrize(("whom", "times"), rest_slow([("os.getppid()", 1), ("os.getpid()", 9)]))
