@@ -1,9 +1,9 @@
 """The table of pipelines: what each one needs, how to open it, and what it can do.
 
 To add a pipeline, add a module beside this one, a row to this table and its name to
-``fastsiam.config.data``. Code that treats pipelines differently asks the table; only ``automatic``,
-which chooses a pipeline, refers to some by name. Importing this module loads neither torch nor the
-package of a pipeline.
+``ImagePipeline`` in ``fastsiam.config.data``. Code that treats pipelines differently asks the
+table; only ``automatic``, which chooses a pipeline, refers to some by name. Importing this module
+loads neither torch nor the package of a pipeline.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ class BackboneConfig(Config):
         misspelt = nearest(self.backbone, OWN_BACKBONES, alike=0.8)
         require(not misspelt, f"unknown backbone {self.backbone!r}; {misspelt}")
         raise ValueError(
-            f"stem and width are settings of {', '.join(OWN_BACKBONES)}; leave them out with "
-            f"{self.backbone}",
+            f"stem and width are settings of {', '.join(OWN_BACKBONES)}; pass --stem imagenet "
+            f"--width 64 with {self.backbone} if the recipe sets others",
         )
 
     @property

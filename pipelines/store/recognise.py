@@ -119,8 +119,8 @@ def beton_files(folder: Place, split: Split) -> Sequence[Place]:
         raise DataError(f"{folder} holds parts of several conversions, of {split} images")
     if missing := [str(n) for n in range(1, count + 1) if (count, n) not in parts]:
         raise DataError(
-            f"{folder} lacks of the {count} parts of its {split} images: {', '.join(missing)}; "
-            "convert them too, with --part"
+            f"{folder} has {len(parts)} of {count} parts of its {split} images; missing: "
+            f"{', '.join(missing)} (convert with --part)"
         )
     return [parts[key] for key in sorted(parts)]
 

@@ -122,6 +122,28 @@ def test_extras_that_pages_name_exist() -> None:
         assert {name for names in named for name in names.split(",")} <= known, page
 
 
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page: those that it sets, and those that its headings get."""
+    text = page.read_text()
+    found = set(re.findall(r'id="([^"]+)"', text))
+    for heading in re.findall(r"^#+ (.+)$", _FENCE.sub("", text), re.M):
+        words = re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", heading)).lower().strip()
+        found |= {words.replace(" ", "-"), re.sub(r"[ -]+", "-", words)}  # GitHub's, MkDocs'
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", _FENCE.sub("", page.read_text()))
+    for link in links:
+        if not link.startswith(("https:", "http:")):
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            assert target.exists(), link
+            if anchor and target.suffix == ".md":
+                assert anchor in anchors(target), link
+
+
 STAND_INS = {
     '"/data/imagenet"': "DATA",
     '"checkpoint_0099.pth.tar"': "WEIGHTS",

@@ -65,7 +65,7 @@ def test_stems_and_widths() -> None:
     assert narrow.features == 128
     assert sum(isinstance(module, BasicBlock) for module in narrow.modules()) == 4
     for setting in ({"stem": "cifar"}, {"width": 16}):
-        with pytest.raises(ValueError, match="stem and width are settings of resnet10"):
+        with pytest.raises(ValueError, match=r"resnet10, .* pass --stem imagenet --width 64"):
             ModelConfig(backbone="convnext_tiny", **setting)
         with pytest.raises(ValueError, match=r"^unknown backbone 'resnet51'; .* resnet50\?$"):
             ModelConfig(backbone="resnet51", **setting)

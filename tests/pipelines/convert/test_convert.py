@@ -88,7 +88,7 @@ def test_parts_are_one_data_set(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "parts"
     for number in (2, 1):
         run("folder", images, out, part=f"{number}/3")
-    with pytest.raises(DataError, match="lacks of the 3 parts of its train images: 3"):
+    with pytest.raises(DataError, match="has 2 of 3 parts of its train images; missing: 3"):
         open_store(out, "train")
     run("folder", images, out, part="3/3", max_side=10)
     with pytest.raises(DataError, match="of different images or with different options"):
@@ -109,7 +109,7 @@ def test_parts_are_one_data_set(images: Path, tmp_path: Path) -> None:
     same_images(merged, whole)
     assert merged.name(3) == whole.name(3)
     (out / "val-00002-of-00003.beton").unlink()
-    assert "lacks of the 3 parts of its val images: 2" in checked(out)[0]
+    assert "has 2 of 3 parts of its val images; missing: 2" in checked(out)[0]
 
 
 @pytest.mark.parametrize(
