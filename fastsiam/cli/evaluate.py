@@ -23,7 +23,6 @@ from fastsiam.config.evaluate import (
 )
 from fastsiam.config.run import NodesConfig
 from fastsiam.config.setting import settings_of
-from fastsiam.errors import DeviceError
 
 if TYPE_CHECKING:
     from fastsiam.distributed import Place
@@ -89,23 +88,15 @@ def _on_ranks(
     """Use a network on as many ranks as are asked for, once the settings are checked."""
     from fastsiam import distributed
     from fastsiam.distributed.launch import launch
+    from fastsiam.model.numerics import check_precision
 
+    check_precision(config.precision, config.device)
     if config.gpus * config.max_nodes > 1 and not distributed.is_worker():
         distributed.check_devices(config)
         check(run, config)
         sys.exit(launch(sys.argv[1:], config))
-    work(run, config, _place(config))
+    work(run, config, distributed.start(RunConfig(gpus=config.gpus, device=config.device)))
     distributed.finish()
-
-
-def _place(config: NetworkConfig) -> Place:
-    """Join the ranks; refuse a precision that the device lacks."""
-    from fastsiam import distributed
-
-    place = distributed.start(RunConfig(gpus=config.gpus, device=config.device))
-    if config.precision == "fp16" and place.device.type == "cpu":
-        raise DeviceError("--precision fp16 needs a GPU; use bf16 or fp32 on the CPU")
-    return place
 
 
 @app.command(options=settings_of(FeaturesConfig).keys() - {"json"})
@@ -126,11 +117,14 @@ def features(run: Network, config: FeaturesConfig) -> None:
 )
 def neighbours(run: Network, config: NeighboursConfig) -> None:
     """Draw some images and those whose features are nearest to theirs."""
+    from fastsiam import distributed
     from fastsiam.evaluate.feature_files import write_neighbours
+    from fastsiam.model.numerics import check_precision
     from fastsiam.report.pictures import check_picture
 
     out = Path(config.out)
     with usage_errors():
         check_picture(out)
-    write_neighbours(run, config, _place(config), out=out)
+    check_precision(config.precision, config.device)
+    write_neighbours(run, config, distributed.start(RunConfig(device=config.device)), out=out)
     print(f"wrote {config.out}: each row an image, and the training images nearest to it")

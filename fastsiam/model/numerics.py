@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fastsiam.config import Precision, TrainConfig
 from fastsiam.distributed import Place, minimum_across_ranks
+from fastsiam.errors import DeviceError
 
 _TYPES: dict[Precision, torch.dtype] = {
     "bf16": torch.bfloat16,
@@ -32,6 +33,17 @@ def autocast_type(precision: Precision, device: torch.device) -> torch.dtype:
         exact = torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if exact else torch.float16
     return torch.bfloat16 if torch.cpu._is_amx_tile_supported() else torch.float32
+
+
+def check_precision(precision: str, device: str) -> None:
+    """Raise a ``DeviceError`` if a precision is asked for that the device lacks.
+
+    Args:
+        precision: as ``--precision``.
+        device: as ``--device``.
+    """
+    if precision == "fp16" and (device == "cpu" or not torch.cuda.is_available()):
+        raise DeviceError("--precision fp16 needs a GPU; use bf16 or fp32 on the CPU")
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:

@@ -14,7 +14,7 @@ from fastsiam.config.files import RunSettings
 from fastsiam.config.train import changes_text
 from fastsiam.console import rounded
 from fastsiam.errors import DataError
-from fastsiam.files import as_utf8, written_for_user
+from fastsiam.files import written_for_user
 from fastsiam.report.drawing import shown
 from fastsiam.report.page import Figure, Section, Table, flat, render, text_of
 from fastsiam.run.log import read_metrics
@@ -115,7 +115,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
         sections,
     )
     with written_for_user(out) as temporary:
-        temporary.write_text(as_utf8(text), "utf-8")
+        temporary.write_text(text, "utf-8")
     return out
 
 
@@ -129,7 +129,6 @@ def _read(folder: Path, runs: Sequence[Path]) -> Run:
         )
     unique = len({run.resolve().name for run in runs}) == len(runs) and folder.name
     name = folder.name if unique else str(folder)
-    name = as_utf8(name)
     return Run(name, folder, lines, RunSettings.read(folder), read_records(folder))
 
 

@@ -26,6 +26,7 @@ from fastsiam.evaluate.knn import KnnResult, knn_accuracy
 from fastsiam.evaluate.subject import as_evaluated, labelled_loaders
 from fastsiam.methods import Method, build_method
 from fastsiam.model.backbones import check_backbone
+from fastsiam.model.numerics import check_precision
 from fastsiam.pipelines import BadImages, build_loader, open_training_images
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.folder import PATIENCE, RunFolder, created
@@ -56,10 +57,7 @@ def preflight(config: TrainConfig, *, world: int) -> None:
     if os.environ.get("RANK", "0") == "0":
         check_trackers(config.run.trackers)
     check_shares(config, world)
-    if config.numerics.precision == "fp16" and (
-        config.run.device == "cpu" or not torch.cuda.is_available()
-    ):
-        raise DeviceError("--precision fp16 needs a GPU; use bf16 or fp32 on the CPU")
+    check_precision(config.numerics.precision, config.run.device)
     if config.step.cuda_graphs and (
         world > 1 or config.run.device == "cpu" or not torch.cuda.is_available()
     ):

@@ -40,7 +40,7 @@ _LARGEST_CLASS_FILE = 1024
 _LARGEST_READ = 2**20
 """No header of a tar is longer, whatever it says of itself."""
 _BLOCK, _MAGIC = tarfile.BLOCKSIZE, b"ustar"
-"""A tar's unit, and what every header of one contains."""
+"""A tar's unit, and what the headers of POSIX's and GNU's tars contain."""
 _REMOTE_TARS = 8
 """Tars on another machine that are read at a time."""
 _HEADERS, _STRETCH = 2**15, 2**25

@@ -164,9 +164,9 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
         root = root / _KAGGLE
     entries: list[Place] = sorted(root.iterdir())
     folders = {path.name.lower(): path for path in entries if path.is_dir()}
-    has_val = not folders.keys().isdisjoint(SPLIT_NAMES["val"])
+    val = [folders[name].name for name in SPLIT_NAMES["val"] if name in folders]
     for name in SPLIT_NAMES[split]:
-        if name in folders and (has_val or name != "training"):  # alone it may be a class
+        if name in folders and (val or name != "training"):  # alone it may be a class
             return _open_images(folders[name], split, columns, in_order)
     if tars := list_visible(root, ".tar"):
         return ArchiveStore(choose_split(split, tars, root))
@@ -180,9 +180,9 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
     for folder in folders.values():
         if (folder / "train").is_dir():
             raise DataError(f"{root} holds data sets of their own: name one, such as {folder}")
-    if held := [folders[name].name for name in SPLIT_NAMES["val"] if name in folders]:
+    if val:
         warn_once(
-            f"{root} has a folder {held[0]}/ and no train/, so its images are training images too; "
+            f"{root} has a folder {val[0]}/ and no train/, so its images are training images too; "
             "move the others into a folder train/"
         )
     return _open_images(root, split, columns, in_order)
