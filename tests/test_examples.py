@@ -58,10 +58,10 @@ def test_plain_loop(pipeline: str, data: Path, losses: list[float]) -> None:
 
 
 def test_lightning_and_lightly(data: Path) -> None:
-    """Lightning's learns: 0 is where it begins. lightly's takes longer to."""
-    for name, most in (("lightning_module.py", -0.05), ("with_lightly.py", 0.2)):
-        loss, _ = example(name, data, "native", epochs=2)
-        assert -1 <= loss < most, name
+    """They learn: 0 is where they begin."""
+    for name, epochs in (("lightning_module.py", 2), ("with_lightly.py", 16)):
+        loss, _ = example(name, data, "native", epochs=epochs)
+        assert -1 <= loss < -0.05, name
 
 
 def test_supervised(data: Path) -> None:

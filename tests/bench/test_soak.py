@@ -37,7 +37,7 @@ def test_a_minute_and_a_half_of_it(tmp_path: Path) -> None:
     record = read_record(out)
     assert not record["findings"] and record["ranks"] == 2 and record["minutes"] > 0
     runs = record["runs"]
-    assert sum(len(run["faults"]) for run in runs) >= 1  # a busy machine does little in its time
+    assert sum(len(run["faults"]) for run in runs) >= 2
     assert all(run["starts"] >= 1 and run["steps"] >= 30 and not run["left"] for run in runs)
     assert {fault for run in runs for fault in run["faults"]} <= {one.name for one in FAULTS}
 

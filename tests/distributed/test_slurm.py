@@ -26,12 +26,14 @@ from tests.slurm import Cluster, cluster
 from tests.train.runs import history
 
 SEVERAL = {"nodes": 4, "gpus": 8, "rendezvous": "node:29500", "batch": 512}
-OPTIONS = (
-    *("job-name", "partition", "account", "array", "nodes", "ntasks-per-node", "gpus-per-node"),
-    *("cpus-per-task", "mem", "time", "signal", "open-mode", "output", "requeue", "exclusive"),
-    "constraint",
-)
-"""Options of sbatch(1)."""
+OPTIONS = {
+    # of sbatch(1), and what it takes for each
+    "job-name": r"\S+", "partition": r"\S+", "account": r"\S+", "array": r"[\d,-]+",
+    "nodes": r"\d+", "ntasks-per-node": r"\d+", "gpus-per-node": r"\d+", "cpus-per-task": r"\d+",
+    "mem": r"\d+[KMGT]?", "time": r"\d+-\d+|\d+:\d\d:\d\d", "signal": r"USR1@\d+",
+    "open-mode": r"append|truncate", "output": r"\S+\.log", "requeue": "", "exclusive": "",
+    "constraint": "h100 & nvme",
+}  # fmt: skip
 
 
 def options(script: str) -> dict[str, str]:
@@ -54,7 +56,8 @@ def test_sbatch_takes_it(run: dict[str, object], job: SlurmConfig, small: TrainC
     script = slurm_script("imagenet", with_settings(small, device="auto", **run), job)
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     asked = options(script)
-    assert asked.keys() <= set(OPTIONS)
+    for name, value in asked.items():
+        assert re.fullmatch(OPTIONS[name], value), (name, value)
     ranks = int(str(run.get("gpus", 1)))
     assert asked["ntasks-per-node"] == "1" and asked["gpus-per-node"] == str(ranks)
     assert asked["cpus-per-task"] == str(12 * ranks) and asked["nodes"] == str(run.get("nodes", 1))
