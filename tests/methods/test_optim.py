@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from fastsiam.methods.optim import (
     decaying_rate,
     peak_lr,
     rates_at,
+    set_rates,
 )
 from fastsiam.pipelines.order import Order
 from tests.configs import model_of
@@ -28,6 +30,15 @@ def groups(**settings: Any) -> list[ParamGroup]:
 
 
 GROUPS = groups()
+
+
+def test_cosine_per_step() -> None:
+    config = OptimConfig(epochs=10, batch=256)
+    rates = [rates_at(config, GROUPS, step, 20)["encoder"] for step in range(200)]
+    for step, rate in enumerate(rates):
+        assert rate == pytest.approx(0.05 * (1 + math.cos(math.pi * step / 200)) / 2)
+    assert rates[0] == 0.05 and rates[100] == pytest.approx(0.025) and 0 < rates[-1] < 1e-5
+    assert all(a > b for a, b in pairwise(rates))
 
 
 def test_a_cosine_between_two_rates() -> None:
@@ -54,6 +65,20 @@ def test_predictor_rate_neither_decays_nor_warms_up() -> None:
     for step in range(50):
         rates = rates_at(config, decaying, step, 5)
         assert rates["predictor"] == rates["encoder"]
+
+
+def test_a_step_is_sgd_with_momentum_and_decay_by_hand() -> None:
+    weight = torch.nn.Parameter(torch.tensor([2.0]))
+    config = OptimConfig(batch=256, lr=0.5, momentum=0.9, weight_decay=0.1)
+    optimizer = build_optimizer(config, [ParamGroup(name="encoder", params=[weight])])
+    expected, velocity = 2.0, 0.0
+    for rate in (0.5, 0.25, 0.125):
+        set_rates(optimizer, {"encoder": rate})
+        weight.grad = torch.tensor([1.0])
+        optimizer.step()
+        velocity = 0.9 * velocity + 1.0 + 0.1 * expected
+        expected -= rate * velocity
+        assert weight.item() == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(
