@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import subprocess
 import sys
 import tempfile
@@ -93,7 +94,9 @@ def equal_repetitions(method: str, data: str, *, processes: int, times: int) -> 
             wanted = first.setdefault(own, sums)
             equal += sums == wanted
             for name in [name for name in sums if sums[name] != wanted[name]][:1]:
-                print(f"{method}: {name} differs in process {process}, {load} busy ones")
+                print(
+                    f"{method}: {name} differs in process {process}, {load} busy ones", flush=True
+                )
     return equal
 
 
@@ -105,6 +108,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=20, help="of each method")
     parser.add_argument("--times", type=int, default=25, help="repetitions in each process")
     asked = parser.parse_args()
+    os.environ["OMP_WAIT_POLICY"] = "passive"  # spinning beside busy processes takes minutes
     total, code = asked.processes * asked.times, 0
     with tempfile.TemporaryDirectory() as folder:
         with zipfile.ZipFile(asked.data) as archive:
