@@ -61,7 +61,8 @@ def run_by_dask(config: ConvertConfig, words: Sequence[str]) -> dict[int, str]:
         distributed = importlib.import_module("distributed")
     except ImportError as error:
         raise FastSiamError("--parts needs dask: pip install 'fastsiam[dask]'") from error
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # as ``silence_logs`` for workers
+    for name in ("distributed", "distributed.client"):  # as ``silence_logs`` for workers
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     add_package_to_path()
     failed: dict[int, str] = {}
     address = config.scheduler or os.environ.get("DASK_SCHEDULER_ADDRESS", "")

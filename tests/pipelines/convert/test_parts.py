@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -154,6 +155,8 @@ def test_dask_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
         pytest.raises(FastSiamError, match=r"no dask scheduler answers at tcp://127.0.0.1:1"),
     ):
         parts.run_by_dask(config, [])
+    # Which logs a traceback if the scheduler is lost later.
+    assert not logging.getLogger("distributed.client").isEnabledFor(logging.ERROR)
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(FastSiamError, match=r"fastsiam\[dask\]"):
         parts.run_by_dask(config, [])
