@@ -80,6 +80,11 @@ def verify(run: Path, config: VerifyConfig) -> Iterator[str]:
         bad=BadImages(len(images), read_bad_images(run), takes_more=False),
         shuffle=images.shuffle or shuffle_of(data, None, images=len(images)),
     )
+    if not order.steps:
+        raise FastSiamError(
+            f"{run / 'config.json'} has batches of {order.batch:,} images, but the data have only "
+            f"{order.images:,}: restore the file or the data"
+        )
     steps = _Steps(trained, images.store, order)
     with tally("steps", sum(x.last + 1 - x.first for x in lines)) as done:
         for line in lines:
