@@ -116,7 +116,8 @@ def test_a_run_may_have_any_name(tmp_path: Path) -> None:
     [
         ("metrics.jsonl", '"loss": -', '"lost": ', r"metrics\.jsonl has .* line, number 2: "),
         ("metrics.jsonl", '"bank": 24', '"bank": "x"', "bank must be a number, not 'x'; restore"),
-        ("config.json", '"gpus"', '"gpu"', r"cannot read .*settings .*config\.json: "),
+        ("config.json", '"gpus"', '"gpu"', r"cannot .*config\.json"),
+        ("config.json", '"environment": {', '"environment": null, "": {', r"cannot .*config\.json"),
     ],
 )
 def test_a_run_that_was_edited_is_one_line(
