@@ -251,8 +251,10 @@ class Record(Evaluation):
         """Raise an error, as ``from_dict`` does, if results lack what is shown of them."""
         figures = {"knn": ("top1", "k", "temperature"), "detect": ()}.get(self.kind, ("top1",))
         for line in self.results:
-            for name in {*figures, *(name for name in line if "top" in name)}:
+            for name in {*figures, *(name for name in line if "top" in name or name == "epoch")}:
                 require(type(line[name]) in (int, float), f"{name} must be a number")
+        if self.kind == "knn" and not self.network.untrained:
+            require(any(line["features"] == "trained" for line in self.results), "none is trained")
         require(isinstance(self.protocol, dict), "protocol must be an object")
         self.to_dict()
 

@@ -66,6 +66,7 @@ def test_the_accuracies_of_classes_are_those_of_the_network_itself() -> None:
         {"kind": "guess"},
         {"results": []},
         {"results": [{"top1": "high"}]},
+        {"results": [{"top1": 50.0, "epoch": None}]},
         {"network": None},
         {"protocol": ...},
         {"protocol": []},
