@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 from fastsiam.config.setting import checked, require
 from fastsiam.environment import environment
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.files import explained, parsed_json
+from fastsiam.files import explained, parsed_json, require_local
 
 Kind = Literal["knn", "linear", "finetune", "detect"]
 _RECORD = 1 << 16
@@ -266,6 +266,7 @@ def check_targets(*targets: Path) -> None:
         FastSiamError: a file cannot be written.
     """
     for target in targets:
+        require_local(target)
         with explained(FastSiamError, f"cannot write {target}"):
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=target.parent, buffering=0) as probe:
