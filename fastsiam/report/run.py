@@ -134,7 +134,7 @@ def _read(folder: Path, runs: Sequence[Path]) -> Run:
         raise DataError(f"{folder} is not a run folder, or has no metrics yet (no lines in {path})")
     for number, line in enumerate(lines, 1):
         for figure in _FIGURES.get(line["kind"], ()):
-            value = line.get(figure)
+            value: Any = line.get(figure)
             if type(value) not in (int, float) or (figure == "epoch" and not isfinite(value)):
                 raise DataError(
                     f"{path} has an invalid line, number {number:,}: {figure} must be a number, "
