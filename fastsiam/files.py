@@ -164,8 +164,23 @@ def written_for_user(path: Path) -> Iterator[Path]:
     Raises:
         FastSiamError: the file cannot be written.
     """
+    require_local(path)
     with explained(FastSiamError, f"cannot write {path}"), written_whole(path) as temporary:
         yield temporary
+
+
+def require_local(path: Path) -> None:
+    """Check that an output is no address: as a path, ``s3://bucket`` is a folder ``s3:`` here.
+
+    Raises:
+        FastSiamError: it is one.
+    """
+    first, *others = path.parts or ("",)
+    if first in ("s3:", "gs:", "az:", "http:", "https:"):
+        raise FastSiamError(
+            f"cannot write to {first}//{'/'.join(others)}: results are written to the disks of "
+            "this machine; name a path there, and upload it afterwards"
+        )
 
 
 def parsed_json(text: str | bytes) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,8 +12,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fastsiam.errors import DataError
-from fastsiam.files import explained, written_whole
+from fastsiam.errors import DataError, FastSiamError
+from fastsiam.files import explained, written_for_user, written_whole
+from fastsiam.run.folder import created
+from fastsiam.run.records import check_targets
+from tests.conversions import run
 from tests.disks import small_disk
 
 
@@ -64,6 +68,28 @@ def test_an_error_of_the_system_says_what_to_do(number: int, advice: str) -> Non
         raise OSError(number, os.strerror(number), "/some/path")
     assert str(caught.value) == f"cannot read it: {advice}"
     assert isinstance(caught.value.__cause__, OSError)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path, _: created(path).__enter__(),
+        lambda path, _: written_for_user(path).__enter__(),
+        lambda path, _: check_targets(path),
+        lambda path, images: run("folder", images, path),
+    ],
+)
+def test_an_address_is_no_place_to_write(
+    write: Callable[[Path, Path], object],
+    images: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A folder ``s3:`` would be made here."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FastSiamError, match=r"^cannot write to s3://bucket/x: .* upload it after"):
+        write(Path("s3://bucket/x"), images)
+    assert not Path("s3:").exists()
 
 
 def test_a_full_disk_in_the_words_of_a_library(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ class RunSettings:
             return cls(
                 recipe=found["recipe"],
                 config=TrainConfig.from_dict(found["config"]),
-                environment=found["environment"],
+                environment=dict(found["environment"]),
                 branch=found.get("branch"),
                 compiled=found.get("compiled"),
             )

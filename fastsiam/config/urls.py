@@ -85,4 +85,7 @@ def place(text: str) -> Path | Url:
         )
     if not host:
         raise DataError(f"{scheme}:// names no bucket or server: write {scheme}://NAME/PREFIX")
-    return Url(scheme, host, "/".join(filter(None, key.split("/"))))
+    parts = [*filter(None, key.split("/"))]
+    if not {".", ".."}.isdisjoint(parts):
+        raise DataError(f"{text} has a part . or .., which an address cannot have: write it out")
+    return Url(scheme, host, "/".join(parts))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from statistics import median_high
 from typing import Any
@@ -45,6 +46,13 @@ _CURVES: dict[str, tuple[str, str, tuple[float | None, float | None]]] = {
     ),
 }
 """Title, note and limits of the y axis of each chart, by the field of metrics.jsonl."""
+
+_FIGURES = {
+    "train": ("epoch", *(_CURVES.keys() - {"top1"})),
+    "knn": ("epoch", "top1", "k", "temperature", "bank"),
+    "alarm": ("epoch",),
+}
+"""Numbers that the page shows, by the kind of the line that has them."""
 
 _OF_ONE_RUN = ("out", "resume", "rendezvous")
 """Settings that say where a run is, not what it does: runs are not compared by them."""
@@ -111,7 +119,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     ]
     text = render(
         f"fastsiam: {', '.join(run.name for run in read)}",
-        f"{f'{first.name}: ' if several else ''}{_facts(first.settings)}",
+        f"{f'{first.name}: ' if several else ''}{_facts(first)}",
         sections,
     )
     with written_for_user(out) as temporary:
@@ -121,12 +129,17 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
 
 def _read(folder: Path, runs: Sequence[Path]) -> Run:
     """Read a run, named by its folder, or by its path if folders have the same name."""
-    lines = read_metrics(folder)
+    lines, path = read_metrics(folder), folder / "metrics.jsonl"
     if not lines:
-        raise DataError(
-            f"{folder} is not a run folder, or has no metrics yet "
-            f"(no lines in {folder / 'metrics.jsonl'})"
-        )
+        raise DataError(f"{folder} is not a run folder, or has no metrics yet (no lines in {path})")
+    for number, line in enumerate(lines, 1):
+        for figure in _FIGURES.get(line["kind"], ()):
+            value: Any = line.get(figure)
+            if type(value) not in (int, float) or (figure == "epoch" and not isfinite(value)):
+                raise DataError(
+                    f"{path} has an invalid line, number {number:,}: {figure} must be a number, "
+                    f"not {value!r}; restore the file"
+                )
     unique = len({run.resolve().name for run in runs}) == len(runs) and folder.name
     name = folder.name if unique else str(folder)
     return Run(name, folder, lines, RunSettings.read(folder), read_records(folder))
@@ -172,7 +185,15 @@ def _chart(runs: Sequence[Run], field: str, limits: tuple[float | None, float | 
     return buffer.getvalue()
 
 
-def _facts(settings: RunSettings) -> str:
+def _facts(run: Run) -> str:
+    try:
+        return _facts_of(run.settings)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        path = run.folder / "config.json"
+        raise DataError(f"cannot read the settings of the run, {path}: {error}") from error
+
+
+def _facts_of(settings: RunSettings) -> str:
     config, environment, at = settings.config, settings.environment, settings.branch
     where = ", ".join(environment["gpus"]) or f"{environment['cpu']}, {environment['cores']} cores"
     branch = ""
@@ -307,7 +328,8 @@ def _evaluated(run: str, record: Record) -> Iterator[dict[str, str]]:
 def _alarms(runs: Sequence[Run]) -> list[str]:
     """List the warnings of all runs about their machines."""
     return [
-        f"{f'{run.name}, ' if len(runs) > 1 else ''}epoch {rounded(line['epoch'])}: {line['text']}"
+        f"{f'{run.name}, ' if len(runs) > 1 else ''}epoch {rounded(line['epoch'])}: "
+        f"{line.get('text')}"
         for run in runs
         for line in run.lines("alarm")
     ]

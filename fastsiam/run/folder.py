@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from fastsiam.console import Console
 from fastsiam.errors import FastSiamError
-from fastsiam.files import explained, why, written_whole
+from fastsiam.files import explained, require_local, why, written_whole
 
 _POLL = 0.1
 """Seconds between two attempts to take a lock."""
@@ -32,6 +32,7 @@ def created(path: Path) -> Iterator[None]:
     Raises:
         FastSiamError: the folder cannot be created.
     """
+    require_local(path)
     with explained(FastSiamError, f"cannot create the run folder {path}"):
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)

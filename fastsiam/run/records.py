@@ -17,9 +17,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from fastsiam.config.setting import checked, require
 from fastsiam.environment import environment
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.files import explained, parsed_json
+from fastsiam.files import explained, parsed_json, require_local
 
 Kind = Literal["knn", "linear", "finetune", "detect"]
 _RECORD = 1 << 16
@@ -236,16 +237,26 @@ class Record(Evaluation):
         data_kind = DataFacts if plain["kind"] in ("knn", "detect") else TrainingDataFacts
         if plain["kind"] not in get_args(Kind) or not plain["results"]:
             raise ValueError("the evaluation has an unknown kind or no results")
-        images = plain["images"]
         nested = {
-            "network": NetworkFacts(**plain["network"]),
-            "data": data_kind(**plain["data"]),
-            "images": ImageFacts(
-                **images | {"mean": tuple(images["mean"]), "std": tuple(images["std"])}
-            ),
+            "network": checked(NetworkFacts, plain["network"], "network"),
+            "data": checked(data_kind, plain["data"], "data"),
+            "images": checked(ImageFacts, plain["images"], "images"),
         }
         known = {f.name: plain[f.name] for f in fields(cls) if f.name in plain}
-        return cls(**known | nested)
+        record = cls(**known | nested)
+        record._check_results()
+        return record
+
+    def _check_results(self) -> None:
+        """Raise an error, as ``from_dict`` does, if results lack what is shown of them."""
+        figures = {"knn": ("top1", "k", "temperature"), "detect": ()}.get(self.kind, ("top1",))
+        for line in self.results:
+            for name in {*figures, *(name for name in line if "top" in name or name == "epoch")}:
+                require(type(line[name]) in (int, float), f"{name} must be a number")
+        if self.kind == "knn" and not self.network.untrained:
+            require(any(line["features"] == "trained" for line in self.results), "none is trained")
+        require(isinstance(self.protocol, dict), "protocol must be an object")
+        self.to_dict()
 
 
 def check_targets(*targets: Path) -> None:
@@ -255,6 +266,7 @@ def check_targets(*targets: Path) -> None:
         FastSiamError: a file cannot be written.
     """
     for target in targets:
+        require_local(target)
         with explained(FastSiamError, f"cannot write {target}"):
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=target.parent, buffering=0) as probe:

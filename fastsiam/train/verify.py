@@ -80,6 +80,11 @@ def verify(run: Path, config: VerifyConfig) -> Iterator[str]:
         bad=BadImages(len(images), read_bad_images(run), takes_more=False),
         shuffle=images.shuffle or shuffle_of(data, None, images=len(images)),
     )
+    if not order.steps:
+        raise FastSiamError(
+            f"{run / 'config.json'} has batches of {order.batch:,} images, but the data have only "
+            f"{order.images:,}: restore the file or the data"
+        )
     steps = _Steps(trained, images.store, order)
     with tally("steps", sum(x.last + 1 - x.first for x in lines)) as done:
         for line in lines:
@@ -107,13 +112,13 @@ def verify(run: Path, config: VerifyConfig) -> Iterator[str]:
 
 
 def _line(values: dict[str, Any], run: Path) -> Line:
-    line = Line(values.get("since", -1) + 1, values.get("step", 0), values["seen"])
-    if not 1 <= line.first <= line.last:
+    since, step = values.get("since"), values.get("step")
+    if type(since) is not int or type(step) is not int or not 0 <= since < step:
         raise FastSiamError(
-            f"{run / 'metrics.jsonl'} has an invalid line: since {values.get('since')}, step "
-            f"{values.get('step')}; restore the file"
+            f"{run / 'metrics.jsonl'} has an invalid line: since {since}, step {step}; restore the "
+            "file"
         )
-    return line
+    return Line(since + 1, step, values["seen"])
 
 
 class _Steps:

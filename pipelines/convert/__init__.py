@@ -19,7 +19,7 @@ import numpy as np
 from fastsiam.config import ColumnNames, ConvertConfig
 from fastsiam.config.urls import Url
 from fastsiam.errors import DataError, NoLabelsError, NoSplitError
-from fastsiam.files import explained
+from fastsiam.files import explained, require_local
 
 from ..remote.path import Place, opened
 from ..store import BetonStore, Split, Store, open_parquet, open_store
@@ -76,6 +76,7 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
     """
     found, sources = _open_sources(kind, config.root, config.columns, watcher.say)
     out = Path(config.out) if config.out else beside(found)
+    require_local(out)
     number, count = config.part_of
     part = "" if count == 1 else f"-{number:05d}-of-{count:05d}"
     with explained(DataError, f"cannot make the folder {out}"):

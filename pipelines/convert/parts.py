@@ -61,23 +61,27 @@ def run_by_dask(config: ConvertConfig, words: Sequence[str]) -> dict[int, str]:
         distributed = importlib.import_module("distributed")
     except ImportError as error:
         raise FastSiamError("--parts needs dask: pip install 'fastsiam[dask]'") from error
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # as ``silence_logs`` for workers
+    for name in ("distributed", "distributed.client"):  # as ``silence_logs`` for workers
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     add_package_to_path()
     failed: dict[int, str] = {}
     address = config.scheduler or os.environ.get("DASK_SCHEDULER_ADDRESS", "")
     with ExitStack() as stack:
         stack.enter_context(stoppable("the same command makes the parts that are missing"))
         cluster = None
-        if not address:
-            cluster = stack.enter_context(
-                distributed.LocalCluster(
-                    threads_per_worker=1, dashboard_address=None, silence_logs=logging.CRITICAL
-                )
-            )
         try:
+            if address:  # a client of an address without a port ends a minute later
+                distributed.comm.resolve_address(address)
+            else:
+                cluster = stack.enter_context(
+                    distributed.LocalCluster(
+                        threads_per_worker=1, dashboard_address=None, silence_logs=logging.CRITICAL
+                    )
+                )
             client = distributed.Client(cluster or address, set_as_default=False)
-        except (OSError, ValueError) as error:
-            raise FastSiamError(f"no dask scheduler answers at {address} ({error})") from error
+        except (OSError, ValueError, RuntimeError) as error:
+            what = f"no dask scheduler answers at {address}" if address else "dask cannot start"
+            raise FastSiamError(f"{what} ({error})") from error
         stack.enter_context(client)
         numbers = {}
         for number in range(1, config.parts + 1):

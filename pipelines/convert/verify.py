@@ -9,7 +9,7 @@ from fastsiam.errors import DataError, ImageError
 from fastsiam.files import explained
 
 from ..processes import forked
-from ..store import BetonStore, beton_files
+from ..store import BetonStore, Split, beton_files
 from .manifest import read_manifests
 from .writer import Watcher
 
@@ -51,11 +51,14 @@ def verify(
     with explained(DataError, f"cannot look for .beton files in {path}"):
         if not path.exists():
             raise DataError(f"{path} does not exist: name a .beton file or a folder of them")
-        files, known = ([path], None) if path.is_file() else (_files(path), read_manifests(path))
+        files, known = (
+            ({path: ""}, None) if path.is_file() else (_files(path), read_manifests(path))
+        )
     if not files and not known:
         raise DataError(f"{path} holds no .beton files; fastsiam convert makes them")
     reports = []
-    for file in files:
+    first_parts: dict[str, Path] = {}
+    for file, split in files.items():
         report = Report(file)
         reports.append(report)
         try:
@@ -67,6 +70,11 @@ def verify(
             report.bad.append(f"{file} is not in the manifest")
         elif known is not None and known[file.name] != store.about:
             report.bad.append(f"{file} is another file than its manifest describes")
+        if split and (first := first_parts.setdefault(split, file)) != file:
+            try:
+                BetonStore(first, file)
+            except DataError as error:
+                report.bad.append(str(error))
         report.images, report.bytes = len(store), int(store.size.sum())
         checks = {
             "manifest": known is not None,
@@ -81,11 +89,16 @@ def verify(
     return reports
 
 
-def _files(folder: Path) -> list[Path]:
-    """List the files and parts of a folder; DataError if parts are missing."""
-    for split in ("train", "val"):
-        beton_files(folder, split)
-    return sorted(path for path in folder.glob("*.beton") if path.stem.startswith(("train", "val")))
+def _files(folder: Path) -> dict[Path, str]:
+    """List a folder's files, each with the split that is read from it; empty for others.
+
+    Raises:
+        DataError: parts are missing.
+    """
+    files = sorted(x for x in folder.glob("*.beton") if x.stem.startswith(("train", "val")))
+    splits: tuple[Split, ...] = ("train", "val")
+    of_split = {part: split for split in splits for part in beton_files(folder, split)}
+    return {file: of_split.get(file, "") for file in files}
 
 
 def _bad_images(store: BetonStore, decoding: bool, workers: int, watcher: Watcher) -> list[str]:

@@ -243,10 +243,10 @@ def _placed(block: Block, start: int) -> Block:
 
 
 def _check_bad(store: Store, done: list[Block], config: ConvertConfig) -> None:
-    """Raise BadImagesError if bad images are not to be left out, or if all are bad."""
+    """Raise BadImagesError if bad images are not to be left out, or if all of a whole are bad."""
     bad = [(store.where(index), reason) for block in done for index, reason in block.bad]
     images = sum(len(block.rows) for block in done)
-    if not images:
+    if not images and config.part_of[1] == 1:
         raise BadImagesError(f"none of the {len(bad):,} images of {store.root} can be used", bad)
     if bad and not config.skip_bad:
         raise BadImagesError(
@@ -272,7 +272,7 @@ def _finish(store: Store, done: list[Block], partial: Path, plan: dict[str, Any]
     annex = layout.pack_annex(about, store.classes, rows["crc"].astype(np.uint32), names)
     annex_start = layout.aligned(done[-1].end, 8)
     table_start = layout.aligned(annex_start + len(annex), 8)
-    page = layout.page_size(int(rows["size"].max()))
+    page = layout.page_size(int(rows["size"].max(initial=0)))
     header = layout.head(len(rows), page, table_start, annex_start, annex)
     with partial.open("r+b") as file:
         file.truncate(table_start)

@@ -94,8 +94,8 @@ class BetonStore(PlacedStore):
         for part in parts:
             if part.about.get("set") != first.about.get("set"):
                 raise DataError(
-                    f"the parts in {self.root} were made of different images or with different "
-                    "options: convert the odd ones again"
+                    f"{part.path} and {first.path} were made of different images or with "
+                    "different options: convert one of them again"
                 )
             if part.classes != first.classes:
                 raise DataError(f"{part.path} has other classes than {first.path}")
@@ -223,12 +223,12 @@ class _Part:
         kinds = self._fields["type_id"].tolist()
         row = np.dtype([(f"f{i}", _FORMATS[kind]) for i, kind in enumerate(kinds)], align=True)
         count = int(self._header["num_samples"])
-        if not count:
+        if not count and not self.about.get("left_out"):  # a part may lack images, as all were bad
             raise DataError(f"{self.path} holds no images")
         end = self._tables + count * row.itemsize
         if end > len(self.file):
             raise self._damaged(f"it ends before its metadata of {count:,} images")
-        rows = np.frombuffer(self.file.read(self._tables, end), row, count)
+        rows = np.frombuffer(self.file.read(self._tables, end), row) if count else np.empty(0, row)
         image, label = rows[f"f{self._image}"], self._number_of(INT_FIELD, b"label")
         labels = np.full(count, -1) if label is None else rows[f"f{label}"]
         modes, width, height = image["mode"].copy(), image["width"], image["height"]
@@ -295,6 +295,8 @@ class _Part:
             start: (images,) where each record begins.
             metadata_crc32: checksum of the metadata, which the annex notes together with the table.
         """
+        if not len(start):
+            return np.empty(0, np.int64)
         at = int(self._header["alloc_table_ptr"])
         size = len(self.file) - at
         most = RECORD.itemsize * int(self._header["num_samples"]) * len(self.fields)

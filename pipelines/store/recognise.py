@@ -128,11 +128,11 @@ def beton_files(folder: Place, split: Split) -> Sequence[Place]:
 def _open_file(path: Place, split: Split, columns: ColumnNames, in_order: bool) -> Store:
     if path.suffix == ".beton":
         if split == "train":
-            return BetonStore(path)
+            return _open_beton(path)
         beside = path.with_name(path.name.replace("train", "val"))
         if beside == path or not beside.is_file():
             raise NoSplitError(f"{path} has no {split} split beside it")
-        return BetonStore(beside)
+        return _open_beton(beside)
     if path.name in CIFAR_ARCHIVES:
         return CifarStore(on_disk(path), split)
     if path.suffix == ".tar":
@@ -148,6 +148,13 @@ def _open_file(path: Place, split: Split, columns: ColumnNames, in_order: bool) 
     )
 
 
+def _open_beton(*files: Place) -> BetonStore:
+    store = BetonStore(*files)
+    if not len(store):
+        raise DataError(f"{store.root} holds no images: all were bad when it was converted")
+    return store
+
+
 def _open_folder(root: Place, split: Split, columns: ColumnNames, sources: bool) -> Store:
     files = beton_files(root, split)
     if sources or not files:
@@ -156,7 +163,7 @@ def _open_folder(root: Place, split: Split, columns: ColumnNames, sources: bool)
         except DataError:
             if not files:
                 raise
-    return BetonStore(*files)
+    return _open_beton(*files)
 
 
 def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order: bool) -> Store:
@@ -167,6 +174,8 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
     val = [folders[name].name for name in SPLIT_NAMES["val"] if name in folders]
     for name in SPLIT_NAMES[split]:
         if name in folders and (val or name != "training"):  # alone it may be a class
+            if not val:
+                _warn_of_others(root, folders[name], entries)
             return _open_images(folders[name], split, columns, in_order)
     if tars := list_visible(root, ".tar"):
         return ArchiveStore(choose_split(split, tars, root))
@@ -186,6 +195,27 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
             "move the others into a folder train/"
         )
     return _open_images(root, split, columns, in_order)
+
+
+def _warn_of_others(root: Place, train: Place, entries: Sequence[Place]) -> None:
+    """Warn if folders beside train/ hold images: they may be classes, and train/ one of them."""
+    others = [
+        entry
+        for entry in entries
+        if isinstance(entry, Path) and entry.is_dir() and not entry.name.startswith(".")
+    ]
+    if left_out := [other.name for other in others if other != train and _has_image(other)]:
+        warn_once(
+            f"{root} has a folder {train.name}/, whose images are the training images; those of "
+            f"{len(left_out):,} other folders, such as {left_out[0]}/, are left out: if "
+            f"{train.name}/ is a class, move all class folders into a folder train/"
+        )
+
+
+def _has_image(folder: Path) -> bool:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        return any(is_image_name(entry.name) for entry in entries)
+    return False
 
 
 def _open_images(folder: Place, split: Split, columns: ColumnNames, in_order: bool) -> Store:

@@ -111,6 +111,27 @@ def test_a_run_may_have_any_name(tmp_path: Path) -> None:
     assert all(name in chart.image.decode() for name in ("a$^$b", "_own", r"\udce9"))
 
 
+@pytest.mark.parametrize(
+    ("name", "old", "new", "message"),
+    [
+        ("metrics.jsonl", '"loss": -', '"lost": ', r"metrics\.jsonl has .* line, number 2: "),
+        ("metrics.jsonl", '"bank": 24', '"bank": "x"', "bank must be a number, not 'x'; restore"),
+        ("config.json", '"gpus"', '"gpu"', r"cannot .*config\.json"),
+        ("config.json", '"environment": {', '"environment": null, "": {', r"cannot .*config\.json"),
+    ],
+)
+def test_a_run_that_was_edited_is_one_line(
+    name: str, old: str, new: str, message: str, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(ROOT / "tests" / "data" / "run-0.1", run)
+    text = (run / name).read_text()
+    assert old in text
+    (run / name).write_text(text.replace(old, new, 1))
+    with pytest.raises(DataError, match=message):
+        write_report([run], tmp_path / "page.html")
+
+
 def test_points_on_the_edge_are_drawn_whole(tmp_path: Path) -> None:
     """Waiting for data all of the time is the upper edge of its chart, none of it the lower one."""
     fields = ("epoch", "loss", "z_std", "rank", "images_per_second", "data_wait")

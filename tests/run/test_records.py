@@ -62,7 +62,16 @@ def test_the_accuracies_of_classes_are_those_of_the_network_itself() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"kind": "guess"}, {"results": []}, {"network": None}, {"protocol": ...}, {"data": {}}],
+    [
+        {"kind": "guess"},
+        {"results": []},
+        {"results": [{"top1": "high"}]},
+        {"results": [{"top1": 50.0, "epoch": None}]},
+        {"network": None},
+        {"protocol": ...},
+        {"protocol": []},
+        {"data": {}},
+    ],
 )
 def test_what_is_no_record_is_one_line(change: dict[str, Any], tmp_path: Path) -> None:
     plain = record_of("linear").to_dict() | change

@@ -118,6 +118,14 @@ def test_what_was_changed_is_noticed(logged: Path, tmp_path: Path) -> None:
             verified(run)
     done = fastsiam("verify", str(run), code=1)
     assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("error: steps 1 to 2 of")
+    run = shutil.copytree(logged, tmp_path / "line")
+    change(run / "metrics.jsonl", lambda values: values.update(step=None), line=4)
+    with pytest.raises(FastSiamError, match="has an invalid line: since 6, step None; restore the"):
+        verified(run)
+    run = shutil.copytree(logged, tmp_path / "large")
+    change(run / "config.json", lambda values: values["config"]["optim"].update(batch=512))
+    with pytest.raises(FastSiamError, match=r"config\.json has batches of 512 images, but"):
+        verified(run)
     run = shutil.copytree(logged, tmp_path / "weights")
     state = torch.load(checkpoints.last(run), weights_only=True)
     next(iter(state["model"].values()))[0] += 1e-3

@@ -14,7 +14,7 @@ import pytest
 
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
-from fastsiam.pipelines.convert import beside, convert
+from fastsiam.pipelines.convert import BadImagesError, beside, convert
 from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
 from tests.conftest import ROOT, write_images
 from tests.conversions import Quiet, checked, run, same_images
@@ -83,6 +83,26 @@ def test_a_split_too_small_for_its_parts_is_the_first_parts(tmp_path: Path) -> N
     assert checked(tmp_path / "out") == []
 
 
+def test_a_part_may_have_bad_images_alone(tmp_path: Path) -> None:
+    """Its file is empty, and belongs to the data set as the others do."""
+    write_images(tmp_path / "images", classes=2, each=2)
+    for number in range(2):
+        (tmp_path / "images" / "class0" / f"00{number}.jpg").write_bytes(b"")
+    out = tmp_path / "parts"
+    with pytest.raises(BadImagesError, match=r"2 of 2 images .* are bad: .* --skip-bad"):
+        run("folder", tmp_path / "images", out, part="1/2")
+    for number in (1, 2, 1):
+        run("folder", tmp_path / "images", out, part=f"{number}/2", skip_bad=True)
+    store = open_store(out, "train")
+    assert [store.name(i) for i in range(len(store))] == ["class1/000.jpg", "class1/001.jpg"]
+    assert store.classes == ("class0", "class1")
+    assert checked(out) == []
+    run("folder", out, tmp_path / "whole")
+    same_images(open_store(tmp_path / "whole", "train"), store)
+    with pytest.raises(DataError, match="holds no images: all were bad when it was converted"):
+        open_store(out / "train-00001-of-00002.beton", "train")
+
+
 def test_parts_are_one_data_set(images: Path, tmp_path: Path) -> None:
     """As a SLURM array makes them; then merged into one file."""
     out = tmp_path / "parts"
@@ -91,8 +111,11 @@ def test_parts_are_one_data_set(images: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has 2 of 3 parts of its train images; missing: 3"):
         open_store(out, "train")
     run("folder", images, out, part="3/3", max_side=10)
-    with pytest.raises(DataError, match="of different images or with different options"):
+    odd, first = (out / f"train-0000{number}-of-00003.beton" for number in (3, 1))
+    message = f"{odd} and {first} were made of different images or with different options"
+    with pytest.raises(DataError, match=message):
         open_store(out, "train")
+    assert checked(out)[0] == f"{message}: convert one of them again"
     (out / "train-00003-of-00003.beton").unlink()
     (out / "val-00003-of-00003.beton").unlink()
     run("folder", images, out, part="3/3")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -148,12 +149,24 @@ def test_workers_are_told_where_the_data_are(
 def test_dask_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     config = ConvertConfig(parts=2, scheduler="tcp://127.0.0.1:1")
     import dask
+    import distributed
 
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
         pytest.raises(FastSiamError, match=r"no dask scheduler answers at tcp://127.0.0.1:1"),
     ):
         parts.run_by_dask(config, [])
+    # A client of such an address would end a minute later, with a traceback.
+    monkeypatch.setattr(distributed, "Client", None)
+    with pytest.raises(FastSiamError, match=r"no dask scheduler answers at 127.0.0.1 \(missing"):
+        parts.run_by_dask(ConvertConfig(parts=2, scheduler="127.0.0.1"), [])
+    with (
+        dask.config.set({"temporary-directory": "/dev/null/no"}),
+        pytest.raises(FastSiamError, match=r"dask cannot start \(.*'/dev/null/no'"),
+    ):
+        parts.run_by_dask(ConvertConfig(parts=2), [])
+    # Which logs a traceback if the scheduler is lost later.
+    assert not logging.getLogger("distributed.client").isEnabledFor(logging.ERROR)
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(FastSiamError, match=r"fastsiam\[dask\]"):
         parts.run_by_dask(config, [])

@@ -143,6 +143,7 @@ def web(cloud: str, images: Path, tmp_path: Path) -> Path:
         ("https://host?sig=PASSWORD", "https://host/... holds a password"),
         ("ftp://host/a.tar", "data at ftp:// cannot be read: only at s3://, gs://, az://"),
         ("s3:///a", "s3:// names no bucket"),
+        ("s3://bucket/a/../b", "s3://bucket/a/../b has a part . or .., which an address cannot"),
     ],
 )
 def test_addresses_that_are_refused(address: str, said: str) -> None:

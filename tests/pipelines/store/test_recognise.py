@@ -80,6 +80,24 @@ def test_images_of_a_val_folder_that_are_trained_on_are_named(
     ]
 
 
+def test_folders_of_images_beside_a_lone_train_folder_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("cat", "dog", ".hidden", "train"):
+        put(tmp_path / name / "0.jpg")
+    put(tmp_path / "texts" / "0.txt")
+    assert len(open_store(tmp_path, "train")) == 1
+    assert caplog.messages == [
+        f"{tmp_path} has a folder train/, whose images are the training images; those of 2 other "
+        "folders, such as cat/, are left out: if train/ is a class, move all class folders into a "
+        "folder train/"
+    ]
+    put(tmp_path / "val" / "1.jpg")
+    caplog.clear()
+    assert len(open_store(tmp_path, "train")) == 1
+    assert not caplog.messages
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_images_beside_parquet_are_the_data(
     order: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
