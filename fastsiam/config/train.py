@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
 from typing import Any, Literal, Self, get_type_hints
@@ -144,6 +144,13 @@ class NumericsConfig(Config):
         require(self.bn_images != 1, "bn-images must be at least 2, or 0, not 1")
         require(not (self.bn_images and self.sync_bn), "bn-images needs --no-sync-bn")
 
+    def check_given(self, given: Collection[str]) -> None:
+        """Refuse groups of ranks that share nothing."""
+        require(
+            self.sync_bn or not (self.sync_bn_ranks and "sync_bn_ranks" in given),
+            f"choose one of sync-bn-ranks {self.sync_bn_ranks} and no-sync-bn",
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepConfig(Config):
@@ -240,6 +247,11 @@ class TrainConfig(Config):
         views = len(self.augment.views)
         require(views >= 2, f"views must be at least 2, not {views}")
         self.model.method.check_views(views)
+
+    def check_given(self, given: Collection[str]) -> None:
+        """Refuse what has no effect, section by section."""
+        for section in fields(self):
+            getattr(self, section.name).check_given(given)
 
     @classmethod
     def from_flags(cls, flags: Mapping[str, Any]) -> Self:

@@ -175,6 +175,11 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
     if (restarts := os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) != "0":
         of = os.environ.get("TORCHELASTIC_MAX_RESTARTS")
         console.say(f"restart {restarts} of {of}, from the last checkpoint")
+    if config.run.max_restarts and not distributed.is_worker():
+        console.warn(
+            "--max-restarts restarts several ranks, not a run of one process; if it ends, start "
+            "the same command again"
+        )
     with contextlib.ExitStack() as stack:
         own = str(stack.enter_context(run_folder(config, recipe))) if place.is_leader else ""
         run = Path(distributed.from_leader(own))
