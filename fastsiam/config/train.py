@@ -11,7 +11,7 @@ from .data import DataConfig
 from .methods import METHOD_CONFIGS, SimSiamConfig
 from .model import ModelConfig
 from .run import RunConfig
-from .setting import Config, Setting, as_text, check_name, checked, require, setting, settings_of
+from .setting import Config, Setting, as_text, checked, require, setting, settings_of
 from .views import AugmentConfig, ViewConfig, usual_resize
 
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
@@ -294,6 +294,10 @@ class TrainConfig(Config):
         return config
 
 
+class UnknownMethodError(ValueError):
+    """Settings of a run name a method that this program does not have."""
+
+
 def all_settings(method: str = SimSiamConfig.name) -> list[Setting]:
     """Return every setting of a training run with a method, and what other methods have beside it.
 
@@ -379,7 +383,11 @@ def _upgraded(sections: Mapping[str, Any]) -> dict[str, Any]:
         new["augment"] = _take(augment, ("mean", "std")) | {"views": [augment, augment]}
     require(isinstance(model["method"], Mapping), "model.method must be a table of settings")
     method = dict(model["method"])
-    check_name("method", name := str(method.pop("name", "")), METHOD_CONFIGS)
+    if (name := str(method.pop("name", ""))) not in METHOD_CONFIGS:
+        raise UnknownMethodError(
+            f"unknown method {name!r}; start the program that registers it in place of fastsiam "
+            "(docs/develop/add-a-method.md)"
+        )
     model["method"] = checked(METHOD_CONFIGS[name], method, "model.method")
     return new
 
