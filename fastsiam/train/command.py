@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import time
@@ -198,6 +199,7 @@ def _train(
     """Train in a folder that is locked for this run."""
     _refuse_other_settings(config)
     resolved = resolve(config, folder.path, place)
+    _refuse_other_images(resolved)
     for note in resolved.notes:
         console.say(note)
     _on_all_ranks(True, place)  # all have read the list of images before rank 0 rewrites it
@@ -388,6 +390,23 @@ def _refuse_other_settings(config: TrainConfig) -> None:
         raise DeviceError(
             f"settings differ between ranks (rank 0 -> this rank): {changes_text(changed)}; start "
             "the same command on each machine"
+        )
+
+
+def _refuse_other_images(resolved: ResolvedConfig) -> None:
+    """Check that all ranks found the same images in the same order, which nothing else notices.
+
+    Raises:
+        DataError: this rank found others than rank 0.
+    """
+    listed, images = resolved.images.listed, len(resolved.images)
+    names = () if listed is None else listed.names
+    digest = hashlib.sha256("\0".join(names).encode("utf-8", "surrogateescape")).hexdigest()
+    of_leader, number = distributed.from_leader(f"{digest} {images:,}").split()
+    if (digest, f"{images:,}") != (of_leader, number):
+        raise DataError(
+            f"this rank finds other images than rank 0, or in another order ({images:,} here, "
+            f"{number} there): give every machine the same data ({resolved.config.data.root})"
         )
 
 
