@@ -209,3 +209,12 @@ class CropLoader(StoreLoader):
                 f"({', '.join(sorted(map(str, types)))})"
             )
         return made
+
+
+def current_gpu(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Make a GPU the current one of this thread, in which it is GPU 0 at first.
+
+    Otherwise torch would return to GPU 0 after each use of a stream of another GPU, and its
+    DataLoader would pin memory there. Either takes half a gigabyte there for each process.
+    """
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

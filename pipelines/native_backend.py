@@ -28,7 +28,7 @@ from fastsiam.views.photometric.operations import in_views_order
 from .cuts import cut_centres, cut_views
 from .engine import Engine, Read, Submitted, batches_ahead
 from .job import Images, stages_of
-from .loaders import Augmented, CropLoader, LoaderSpec
+from .loaders import Augmented, CropLoader, LoaderSpec, current_gpu
 from .store import Store
 from .tuning import WorkerTuner
 
@@ -136,7 +136,7 @@ class _Slot:
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], device: torch.device) -> None:
         self._device, pinned = device, device.type == "cuda"
-        with _current(device):
+        with current_gpu(device):
             self.crops: Crops = tuple(
                 torch.empty(shape, dtype=torch.uint8, pin_memory=pinned) for shape in shapes
             )
@@ -146,7 +146,7 @@ class _Slot:
         """Start copying the crops to the device."""
         if self.stream is None:
             return self.crops, None
-        with span("copy"), _current(self._device), torch.cuda.stream(self.stream):
+        with span("copy"), current_gpu(self._device), torch.cuda.stream(self.stream):
             crops = tuple(own.to(self._device, non_blocking=True) for own in self.crops)
         return crops, self.stream.record_event()
 
@@ -154,15 +154,6 @@ class _Slot:
         """Wait until no copy reads the memory."""
         if self.stream is not None:
             self.stream.synchronize()
-
-
-def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Make a GPU the current one of this thread, in which it is GPU 0 at first.
-
-    Otherwise torch would return to GPU 0 after each use of a stream of another GPU, which takes
-    half a gigabyte there for each process.
-    """
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def take_over(tensors: Iterable[Tensor], copied: torch.cuda.Event | None) -> None:

@@ -39,7 +39,7 @@ from fastsiam.views.draws import (
 from fastsiam.views.photometric import normalized
 from fastsiam.views.photometric.operations import in_views_order
 
-from .loaders import Augmented, LoaderSpec, StoreLoader
+from .loaders import Augmented, LoaderSpec, StoreLoader, current_gpu
 from .order import Order
 from .processes import dead_worker, server_context, set_up_worker
 from .store import Store
@@ -195,7 +195,8 @@ class TorchvisionLoader(StoreLoader):
         """
         try:
             before = signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL  # None: set by C code
-            items = iter(self._loader)
+            with current_gpu(self._device):  # where torch's thread pins memory
+                items = iter(self._loader)
             if threading.current_thread() is threading.main_thread():
                 # Torch's handler would raise anywhere, such as in an optimizer step.
                 signal.signal(signal.SIGCHLD, before)

@@ -162,6 +162,10 @@ def _with_options(
             if of_a_run:
                 arguments |= {"recipe": merged.recipe, "config": build(merged.flags)}
             arguments |= {name: group.from_flags(flags) for name, group in groups.items()}
+        with usage_errors():
+            for one in arguments.values():
+                if isinstance(one, Config):
+                    one.check_given(flags)
         run(**arguments)
 
     settings = [settings_of(group) for group in groups.values()]

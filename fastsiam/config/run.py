@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,6 +54,13 @@ class NodesConfig(Config):
         )
         if self.rendezvous:
             _ = self.meeting
+
+    def check_given(self, given: Collection[str]) -> None:
+        """Refuse a meeting of one machine."""
+        require(
+            not (self.rendezvous and "rendezvous" in given and self.max_nodes == 1),
+            "rendezvous is where several machines meet: pass --nodes too, or leave it out",
+        )
 
     @property
     def min_nodes(self) -> int:
@@ -145,6 +153,16 @@ class RunConfig(NodesConfig):
         NodesConfig.check(self)
         for name in self.trackers:
             check_name("tracker", name, TRACKERS)
+
+    def check_given(self, given: Collection[str]) -> None:
+        """Refuse a meeting of one machine, and initial weights of a run that has its own."""
+        NodesConfig.check_given(self, given)
+        names_run = self.resume not in ("auto", "never")
+        require(
+            not (self.init and names_run and {"init", "resume"} <= set(given)),
+            f"resume {self.resume} continues with the run's weights, init starts a new run: "
+            "choose one",
+        )
 
     @property
     def trackers(self) -> tuple[str, ...]:

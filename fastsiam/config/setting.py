@@ -122,6 +122,13 @@ class Config:
     def check(self) -> None:
         """Raise ``ValueError`` if settings contradict each other."""
 
+    def check_given(self, given: Collection[str]) -> None:
+        """Raise ``ValueError`` if a setting has no effect beside the others.
+
+        Args:
+            given: names of the settings that the user gave; the others may come from a run.
+        """
+
     @classmethod
     def from_flags(cls, flags: Mapping[str, Any]) -> Self:
         """Build it from values by name, which may be text.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
 from typing import Any, Literal, Self, get_type_hints
@@ -11,7 +11,7 @@ from .data import DataConfig
 from .methods import METHOD_CONFIGS, SimSiamConfig
 from .model import ModelConfig
 from .run import RunConfig
-from .setting import Config, Setting, as_text, check_name, checked, require, setting, settings_of
+from .setting import Config, Setting, as_text, checked, require, setting, settings_of
 from .views import AugmentConfig, ViewConfig, usual_resize
 
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
@@ -144,6 +144,13 @@ class NumericsConfig(Config):
         require(self.bn_images != 1, "bn-images must be at least 2, or 0, not 1")
         require(not (self.bn_images and self.sync_bn), "bn-images needs --no-sync-bn")
 
+    def check_given(self, given: Collection[str]) -> None:
+        """Refuse groups of ranks that share nothing."""
+        require(
+            self.sync_bn or not (self.sync_bn_ranks and "sync_bn_ranks" in given),
+            f"choose one of sync-bn-ranks {self.sync_bn_ranks} and no-sync-bn",
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepConfig(Config):
@@ -241,6 +248,11 @@ class TrainConfig(Config):
         require(views >= 2, f"views must be at least 2, not {views}")
         self.model.method.check_views(views)
 
+    def check_given(self, given: Collection[str]) -> None:
+        """Refuse what has no effect, section by section."""
+        for section in fields(self):
+            getattr(self, section.name).check_given(given)
+
     @classmethod
     def from_flags(cls, flags: Mapping[str, Any]) -> Self:
         """Build it from values by name, which may be text; missing ones get their defaults.
@@ -280,6 +292,10 @@ class TrainConfig(Config):
         """
         config: TrainConfig = checked(cls, _upgraded(sections), "")
         return config
+
+
+class UnknownMethodError(ValueError):
+    """Settings of a run name a method that this program does not have."""
 
 
 def all_settings(method: str = SimSiamConfig.name) -> list[Setting]:
@@ -367,7 +383,11 @@ def _upgraded(sections: Mapping[str, Any]) -> dict[str, Any]:
         new["augment"] = _take(augment, ("mean", "std")) | {"views": [augment, augment]}
     require(isinstance(model["method"], Mapping), "model.method must be a table of settings")
     method = dict(model["method"])
-    check_name("method", name := str(method.pop("name", "")), METHOD_CONFIGS)
+    if (name := str(method.pop("name", ""))) not in METHOD_CONFIGS:
+        raise UnknownMethodError(
+            f"unknown method {name!r}; start the program that registers it in place of fastsiam "
+            "(docs/develop/add-a-method.md)"
+        )
     model["method"] = checked(METHOD_CONFIGS[name], method, "model.method")
     return new
 

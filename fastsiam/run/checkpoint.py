@@ -20,7 +20,7 @@ from torch import Tensor
 
 import fastsiam
 from fastsiam.config import TrainConfig
-from fastsiam.config.train import changes_text, differences
+from fastsiam.config.train import UnknownMethodError, changes_text, differences
 from fastsiam.errors import CheckpointError, DamagedError
 from fastsiam.files import explained, parsed_json, quoted, reason, written_whole
 
@@ -322,6 +322,8 @@ def parse(path: Path, state: Any) -> Checkpoint:
             **{name: state[name] for name in names if name in state or name not in _LATER},
             config=config,
         )
+    except UnknownMethodError as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{path} was written by another version of fastsiam: {error}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import time
@@ -175,6 +176,11 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
     if (restarts := os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) != "0":
         of = os.environ.get("TORCHELASTIC_MAX_RESTARTS")
         console.say(f"restart {restarts} of {of}, from the last checkpoint")
+    if config.run.max_restarts and not distributed.is_worker():
+        console.warn(
+            "--max-restarts restarts several ranks, not a run of one process; if it ends, start "
+            "the same command again"
+        )
     with contextlib.ExitStack() as stack:
         own = str(stack.enter_context(run_folder(config, recipe))) if place.is_leader else ""
         run = Path(distributed.from_leader(own))
@@ -193,6 +199,7 @@ def _train(
     """Train in a folder that is locked for this run."""
     _refuse_other_settings(config)
     resolved = resolve(config, folder.path, place)
+    _refuse_other_images(resolved)
     for note in resolved.notes:
         console.say(note)
     _on_all_ranks(True, place)  # all have read the list of images before rank 0 rewrites it
@@ -383,6 +390,23 @@ def _refuse_other_settings(config: TrainConfig) -> None:
         raise DeviceError(
             f"settings differ between ranks (rank 0 -> this rank): {changes_text(changed)}; start "
             "the same command on each machine"
+        )
+
+
+def _refuse_other_images(resolved: ResolvedConfig) -> None:
+    """Check that all ranks found the same images in the same order, which nothing else notices.
+
+    Raises:
+        DataError: this rank found others than rank 0.
+    """
+    listed, images = resolved.images.listed, len(resolved.images)
+    names = () if listed is None else listed.names
+    digest = hashlib.sha256("\0".join(names).encode("utf-8", "surrogateescape")).hexdigest()
+    of_leader, number = distributed.from_leader(f"{digest} {images:,}").split()
+    if (digest, f"{images:,}") != (of_leader, number):
+        raise DataError(
+            f"this rank finds other images than rank 0, or in another order ({images:,} here, "
+            f"{number} there): give every machine the same data ({resolved.config.data.root})"
         )
 
 

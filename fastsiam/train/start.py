@@ -89,11 +89,13 @@ def _with_optimiser_of(config: TrainConfig, start: Checkpoint) -> Checkpoint:
 
 def _advice(config: TrainConfig, run: Path) -> str:
     """Return advice on how to use settings that a resumed run or branch cannot change."""
-    path = quoted(run if config.run.resume in ("auto", "never") else config.run.resume)
+    resumed = run if config.run.resume in ("auto", "never") else Path(config.run.resume)
+    path, folder = quoted(resumed), run_folder(resumed)
+    settings = "" if folder is None else f"--config {quoted(folder)} "
     return (
         f"pass the same values, branch off with other optimizer settings (--resume {path} --out "
         f"OTHER), train longer (--extend EPOCHS), or, with the same backbone, start a new run from "
-        f"its weights (--init {path} --out OTHER)"
+        f"its weights ({settings}--init {path} --out OTHER)"
     )
 
 

@@ -74,6 +74,19 @@ def test_interrupted_before_the_first_step_it_says_so(
     assert said == "SIGINT: stopped before a step was taken; there is nothing to save\n"
 
 
+def test_interrupted_while_it_is_imported_it_says_nothing() -> None:
+    script = (
+        "import os, runpy, signal, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "runpy.run_module('fastsiam', run_name='__main__', alter_sys=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [

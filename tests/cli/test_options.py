@@ -25,7 +25,7 @@ from tests.conftest import ROOT
 from tests.methods import everything
 from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
-from tests.train.runs import history
+from tests.train.runs import OLD, history
 
 
 def invoke(*arguments: str, code: int = 0) -> tuple[list[tuple[str, TrainConfig]], str]:
@@ -129,6 +129,23 @@ def test_a_method_brings_its_own_options_and_defaults(tmp_path: Path) -> None:
         chosen = ["--method", "simsiam", "--views", "2"]
         assert parse("--config", str(file), *chosen)[1] == RECIPES["imagenet"]()
     assert "unknown method 'everything'; there are simsiam" in refused("--method", "everything")
+
+
+def test_an_option_without_effect_is_refused(tmp_path: Path) -> None:
+    """A settings file, or the run that continues, may have it."""
+    for arguments, message in (
+        (["--rendezvous", "node1"], "where several machines meet: pass --nodes too, or leave"),
+        (["--no-sync-bn", "--sync-bn-ranks", "2"], "one of sync-bn-ranks 2 and no-sync-bn"),
+        (["--resume", str(OLD), "--init", "a.pt"], "init starts a new run: choose one"),
+    ):
+        assert message in refused(*arguments)
+    for command in (["eval", "knn", str(OLD)], ["features", str(OLD)]):
+        done = CliRunner().invoke(cli.app, [*command, "--rendezvous", "node1"])
+        assert done.exit_code == 2 and "pass --nodes too" in " ".join(done.output.split())
+    file = tmp_path / "my.toml"
+    file.write_text('rendezvous = "node1"\nnodes = 4\nsync_bn_ranks = 2\ninit = "a.pt"\n')
+    parse("--config", str(file), "--nodes", "1", "--no-sync-bn")
+    parse("--config", str(file), "--resume", str(OLD))
 
 
 def test_flag_beats_file_beats_recipe_in_any_order(tmp_path: Path) -> None:

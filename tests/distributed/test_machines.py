@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -106,14 +107,25 @@ def test_a_machine_that_never_comes_is_one_line(config: TrainConfig) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_the_same_command_is_wanted_on_each(config: TrainConfig) -> None:
-    launchers = [command("train", *flags(config), *more) for more in ((), ("--lr", "0.7"))]
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lr": 0.7}, r"settings differ between ranks .*: lr: [\d.]+ -> [\d.]+; start the same"),
+        ({"data": "fewer"}, r"other images than rank 0, .* \((23 here, 24|24 here, 23) there\): "),
+    ],
+)
+def test_the_same_command_is_wanted_on_each(
+    change: dict[str, Any], message: str, config: TrainConfig, images: Path, tmp_path: Path
+) -> None:
+    """And the same images."""
+    shutil.copytree(images, tmp_path / "fewer")
+    (tmp_path / "fewer" / "train" / "class1" / "003.jpg").unlink()
+    other = with_settings(config, **change)
+    launchers = [command("train", *flags(x), folder=tmp_path) for x in (config, other)]
     done = [one.wait(300) for one in launchers]
     said = "".join(one.stderr for one in done)
     assert sorted(one.returncode for one in done) == [1, RANK_LOST], done
-    assert re.search(
-        r"settings differ between ranks .*: lr: [\d.]+ -> [\d.]+; start the same", said
-    )
+    assert re.search(message, said), said
 
 
 def test_settings_of_machines_that_cannot_work(config: TrainConfig, small: TrainConfig) -> None:

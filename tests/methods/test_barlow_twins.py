@@ -11,6 +11,8 @@ import torch
 
 from fastsiam import cli
 from fastsiam.config import METHOD_CONFIGS, ModelConfig, TrainConfig
+from fastsiam.config.files import RunSettings
+from fastsiam.errors import CheckpointError, DataError
 from fastsiam.interchange import load_pretrained
 from fastsiam.run import checkpoint as checkpoints
 from tests.configs import with_settings
@@ -46,3 +48,9 @@ def test_it_is_killed_resumed_and_exported(
     read = load_pretrained(file).part("backbone")
     expected = checkpoints.load(whole).model
     assert read and all(torch.equal(value, expected[key]) for key, value in read.items())
+    monkeypatch.delitem(METHOD_CONFIGS, BarlowTwinsConfig.name)
+    message = r"^cannot read .*: unknown method 'barlow-twins'; start the program that registers it"
+    with pytest.raises(CheckpointError, match=message):
+        checkpoints.load(whole)
+    with pytest.raises(DataError, match=message):
+        RunSettings.read(whole)

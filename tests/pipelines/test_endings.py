@@ -8,11 +8,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
 from PIL import Image
 
 from fastsiam.config import AugmentConfig, Pipeline
@@ -63,6 +64,16 @@ def ended(some: set[int], *, seconds: float = 60) -> bool:
     return True
 
 
+@pytest.fixture
+def without_openmp() -> Iterator[None]:
+    """Keep torch from starting OpenMP's threads, which stay: they are no loader's."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("without_openmp")
 @pytest.mark.parametrize("name", THREADED)
 def test_what_is_broken_off_ends_its_threads(name: str, images: Path, loaders: Loaders) -> None:
     """A loader that is closed in mid-epoch, more than once; an evaluation that is left."""

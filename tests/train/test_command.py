@@ -104,3 +104,10 @@ def test_training_starts_from_a_files_weights(
     assert not lost.exists()
     some.unlink()  # a run that continues needs it no more
     preflight(with_settings(stopped, out=tmp_path / "some", init=some), world=1)
+
+
+def test_nobody_restarts_a_run_of_one_process(
+    small: TrainConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(small, max_restarts=1, max_steps=1)
+    assert "warning: --max-restarts restarts several ranks, not" in capsys.readouterr().err

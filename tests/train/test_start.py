@@ -153,7 +153,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"extend": 6, "lr": 0.1}, "lr: 0.5 -> 0.1"),
     ({"extend": 6, "out": "{new}"}, "needs a run to extend"),
     (BRANCH | {"crop": 14}, "crop: 16 -> 14"),
-    (BRANCH | {"batch": 6}, rf"\(batch: 8 -> 6\); {WAY}.*--init {{run}} --out OTHER"),
+    (
+        BRANCH | {"batch": 6},
+        rf"\(batch: 8 -> 6\); {WAY}.*--config {{run}} --init {{run}} --out OTHER",
+    ),
     (BRANCH | {"lr": 0.1, "jitter_p": 0.5}, r"jitter-p: 0.8 -> 0.5; lr: 0.5 -> 0.1\); "),
     (BRANCH | {"width": 8}, r"width: 4 -> 8\); pass the same values"),
     (BRANCH | {"epochs": 1}, "--epochs 1 is too short for this branch: .* is after epoch 2"),

@@ -64,25 +64,26 @@ class Gpu(TorchDispatchMode):
         self.gave_back = False
         """Whether torch's allocator was told to give unused memory back."""
         self._watches = False
-        self._is_current = False
+        self.is_current = False
+        """Whether this thread made it the current GPU."""
         self._pinned: list[torch.UntypedStorage] = []
 
     @contextlib.contextmanager
     def current(self, device: Any) -> Iterator[None]:
         """Stand for ``torch.cuda.device``; "cuda" would be GPU 0 in a loader's thread."""
         assert device.index is not None
-        before, self._is_current = self._is_current, True
+        before, self.is_current = self.is_current, True
         try:
             yield
         finally:
-            self._is_current = before
+            self.is_current = before
 
     def stream(self, stream: Stream | None) -> Any:
         """Stand for ``torch.cuda.stream``; a loader's thread must make its GPU the current one.
 
         Where such a block ends, torch returns to the thread's current GPU, which is GPU 0 at first.
         """
-        assert stream is None or self._is_current, "this would take memory of GPU 0 in each process"
+        assert stream is None or self.is_current, "this would take memory of GPU 0 in each process"
         return stream or contextlib.nullcontext()
 
     @contextlib.contextmanager

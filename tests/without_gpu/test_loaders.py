@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.pipelines import build_eval_loader, build_loader, engine
@@ -75,6 +76,24 @@ def test_batches(
     finally:
         loader.close()
     assert gpu.gave_back == (pipeline == "memory")
+
+
+def test_torch_pins_memory_on_the_loaders_gpu(
+    images: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DataLoader's thread makes the GPU current that is current where an epoch begins."""
+    begin, current = DataLoader.__iter__, []
+
+    def begun(loader: Any) -> Any:
+        current.append(gpu.is_current)
+        return begin(loader)
+
+    monkeypatch.setattr(DataLoader, "__iter__", begun)
+    data = DataConfig(data=str(images / "train"), pipeline="torchvision", workers=0)
+    loader = build_loader(data, AugmentConfig.alike(crop=16), batch=4, device="cuda")
+    next(loader.epoch(0))
+    assert current == [True] and not gpu.is_current
+    loader.close()
 
 
 def test_central_crops(images: Path, gpu: Gpu) -> None:
