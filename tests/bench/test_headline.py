@@ -18,7 +18,6 @@ from fastsiam.bench.headline import PICTURE, RECORD, Training, run
 from fastsiam.run import checkpoint as checkpoints
 from tests.conftest import write_images
 
-
 _RUN = """
 import signal, sys, time
 from pathlib import Path
