@@ -15,13 +15,21 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from fastsiam.config.setting import checked
 from fastsiam.environment import environment
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import explained, parsed_json
 
 Kind = Literal["knn", "linear", "finetune", "detect"]
+_FIGURES: dict[str, tuple[str, ...]] = {
+    "knn": ("features", "top1", "top5", "k", "temperature", "bank"),
+    "linear": ("top1",),
+    "finetune": ("top1",),
+    "detect": ("AP",),
+}
+"""What every result of a kind of evaluation has."""
 _RECORD = 1 << 16
 """Free disk space that a record needs, in bytes."""
 
@@ -234,15 +242,16 @@ class Record(Evaluation):
             KeyError, TypeError, ValueError: it is not a record.
         """
         data_kind = DataFacts if plain["kind"] in ("knn", "detect") else TrainingDataFacts
-        if plain["kind"] not in get_args(Kind) or not plain["results"]:
-            raise ValueError("the evaluation has an unknown kind or no results")
-        images = plain["images"]
+        if plain["kind"] not in _FIGURES or not plain["results"] or not {**plain["protocol"]}:
+            raise ValueError("the evaluation has an unknown kind, no results or no protocol")
+        for line in plain["results"]:
+            found = {name: line[name] for name in (*line, *_FIGURES[plain["kind"]])}
+            if not all(isinstance(x, int | float) for k, x in found.items() if k != "features"):
+                raise ValueError("a result is not a number")
         nested = {
-            "network": NetworkFacts(**plain["network"]),
-            "data": data_kind(**plain["data"]),
-            "images": ImageFacts(
-                **images | {"mean": tuple(images["mean"]), "std": tuple(images["std"])}
-            ),
+            "network": checked(NetworkFacts, plain["network"], "network"),
+            "data": checked(data_kind, plain["data"], "data"),
+            "images": checked(ImageFacts, plain["images"], "images"),
         }
         known = {f.name: plain[f.name] for f in fields(cls) if f.name in plain}
         return cls(**known | nested)

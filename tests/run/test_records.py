@@ -62,7 +62,18 @@ def test_the_accuracies_of_classes_are_those_of_the_network_itself() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"kind": "guess"}, {"results": []}, {"network": None}, {"protocol": ...}, {"data": {}}],
+    [
+        {"kind": "guess"},
+        {"results": []},
+        {"network": None},
+        {"protocol": ...},
+        {"data": {}},
+        {"results": [{}]},
+        {"results": [{"top1": "high"}]},
+        {"results": 7},
+        {"protocol": 7},
+        {"network": {"epoch": "last"}},
+    ],
 )
 def test_what_is_no_record_is_one_line(change: dict[str, Any], tmp_path: Path) -> None:
     plain = record_of("linear").to_dict() | change
