@@ -7,6 +7,7 @@ time, without the time of evaluations, summed over all calls.
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from fastsiam.errors import FastSiamError
 from fastsiam.files import explained, parsed_json, write_json
 from fastsiam.report import drawing
 from fastsiam.run.log import read_metrics
+from fastsiam.signals import STOPS, ending_with, handled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -108,7 +110,11 @@ class Training:
         log = self.folder / "headline.log"
         before = len(read_metrics(self.folder))
         with log.open("ab") as out:
-            process = subprocess.Popen(self.command, stdout=out, stderr=subprocess.STDOUT)
+            # A second signal would end it before it has saved: Ctrl-C must not reach it, too.
+            process = subprocess.Popen(
+                self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                process_group=0, preexec_fn=ending_with(os.getpid()),
+            )  # fmt: skip
             try:
                 while process.poll() is None:
                     has_begun = len(read_metrics(self.folder)) > before
@@ -139,10 +145,11 @@ def run(config: HeadlineConfig) -> dict[str, Any]:
     out = Path(config.out)
     with explained(FastSiamError, f"cannot write {out}"):
         out.mkdir(parents=True, exist_ok=True)
-    for one in trainings:
-        if not one.is_done and time.monotonic() < until:
-            one.train(until)
-        console.say(_progress(one))
+    with handled(STOPS, lambda number, _: sys.exit(128 + number)):  # after the run has saved
+        for one in trainings:
+            if not one.is_done and time.monotonic() < until:
+                one.train(until)
+            console.say(_progress(one))
     record = _record(config, trainings)
     write_json(out / RECORD, record)
     (out / PICTURE).write_bytes(drawing.png(draw(record)))

@@ -16,7 +16,7 @@ from fastsiam.bench.finding import finding
 from fastsiam.bench.records import Record, grouped, read
 from fastsiam.bench.tables import caption, differences, rows_of, table
 from fastsiam.errors import DataError
-from fastsiam.files import explained, written_whole
+from fastsiam.files import explained, values_used, written_whole
 from fastsiam.report.drawing import png
 from fastsiam.report.page import Figure, Section, Table, flat, render, text_of
 from fastsiam.study import record as studies_of
@@ -44,23 +44,23 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
     """
     runs = [read(file) for file in files]
     pictures: dict[str, bytes] = {}
-    sections, tables = [], []
+    sections, tables, facts = [], [], []
     for number, (file, run) in enumerate(zip(files, runs, strict=True), 1):
-        prefix = f"{number}-{plain_name(file.stem)}-" if len(files) > 1 else ""
-        for case, records in grouped(run, lambda one: one.case).items():
-            figure = chart(records)
-            drawn = {f"{prefix}{plain_name(case)}.png": png(figure)} if figure else {}
-            pictures |= drawn
-            if case == "peers":
-                pictures |= {f"{prefix}{n}.svg": svg(f) for n, f in front_charts(records).items()}
-            title = f"{title_of(case)}{f' ({file})' if len(files) > 1 else ''}"
-            sections.append(_section(title, records, drawn))
-            tables.append(f"## {title}\n\n{records_block(records)}\n")
-    facts = dict.fromkeys(
-        f"{one.environment['cpu']}; fastsiam {one.environment['fastsiam']}; {one.date}"
-        for one, *_ in runs
-    )
-    whole = render("fastsiam bench", " / ".join(facts), sections)
+        with values_used(file):
+            prefix = f"{number}-{plain_name(file.stem)}-" if len(files) > 1 else ""
+            for case, records in grouped(run, lambda one: one.case).items():
+                figure = chart(records)
+                drawn = {f"{prefix}{plain_name(case)}.png": png(figure)} if figure else {}
+                pictures |= drawn
+                if case == "peers":
+                    front = front_charts(records).items()
+                    pictures |= {f"{prefix}{name}.svg": svg(each) for name, each in front}
+                title = f"{title_of(case)}{f' ({file})' if len(files) > 1 else ''}"
+                sections.append(_section(title, records, drawn))
+                tables.append(f"## {title}\n\n{records_block(records)}\n")
+            machine = run[0].environment
+            facts.append(f"{machine['cpu']}; fastsiam {machine['fastsiam']}; {run[0].date}")
+    whole = render("fastsiam bench", " / ".join(dict.fromkeys(facts)), sections)
     written = {"index.html": whole.encode(), "tables.md": "\n".join(tables).encode(), **pictures}
     with explained(DataError, f"cannot write the report to {out}"):
         for name, content in written.items():
@@ -102,14 +102,15 @@ def renew(readme: Path, root: Path) -> list[str]:
             raise DataError(f"{place}: no marker of a table, or not closed: {found[1]}")
         kind, path, case, rows = opening.groups()
         renewed.append(f"{path} {case}" if case else path)
-        if kind == "study":
-            block = studies.as_markdown(studies_of.read_record(root / path))
-        elif kind == "soak":
-            block = soaks.as_markdown(soaks.read_record(root / path))
-        elif case == "finding":
-            block = finding(read(root / path))
-        else:
-            block = records_block(_chosen(root / path, case, rows, place))
+        with values_used(root / path):
+            if kind == "study":
+                block = studies.as_markdown(studies_of.read_record(root / path))
+            elif kind == "soak":
+                block = soaks.as_markdown(soaks.read_record(root / path))
+            elif case == "finding":
+                block = finding(read(root / path))
+            else:
+                block = records_block(_chosen(root / path, case, rows, place))
         return f"{found[1]}\n\n{block}\n\n{found[4]}"
 
     after = _TABLE.sub(table_of, before)

@@ -26,7 +26,7 @@ from fastsiam.distributed import check_devices
 from fastsiam.errors import BackendError
 from fastsiam.pipelines.backends import BACKENDS, BASELINE
 from fastsiam.pipelines.workers import count as count_workers
-from fastsiam.signals import handled
+from fastsiam.signals import leave_at_once, stops_handled
 
 _REPEATS, _FEW_REPEATS = 5, 3
 """If nobody asks for a number; the fewer are those of ``all``."""
@@ -189,7 +189,11 @@ def session(config: BenchConfig) -> Iterator[Session]:
     check_devices(RunConfig(device=config.device))
     gpu = config.device != "cpu" and torch.cuda.is_available()
     with (
-        handled([signal.SIGTERM, signal.SIGHUP], lambda number, _: sys.exit(128 + number)),
+        stops_handled(
+            lambda number: sys.exit(128 + number),
+            again=leave_at_once,
+            numbers=[signal.SIGTERM, signal.SIGHUP],
+        ),
         tempfile.TemporaryDirectory(prefix="fastsiam-bench-") as folder,
     ):
         yield Session(config, "cuda" if gpu else "cpu", Path(folder), Console())

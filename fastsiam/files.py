@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fastsiam.errors import BackendError, FastSiamError
+from fastsiam.errors import BackendError, DataError, FastSiamError
 
 _ADVICE = {
     errno.EACCES: "check the permissions of this user",
@@ -131,6 +131,22 @@ def explained(kind: type[FastSiamError], what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise kind(f"{what}: {reason(error)}") from error
+
+
+@contextlib.contextmanager
+def values_used(path: Path) -> Iterator[None]:
+    """Convert the error of a block that uses values of a file, such as one that was edited by hand.
+
+    Raises:
+        DataError: a value is missing, or is of a wrong type.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {why(error)}"
+        raise DataError(
+            f"{path} is damaged: a value in it is missing or wrong ({reason}); restore or delete it"
+        ) from error
 
 
 def as_utf8(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -75,6 +76,7 @@ def run(names: Names, config: StudyRunConfig) -> None:
 @app.command()
 def table(names: Names, config: StudyTableConfig) -> None:
     """Show the tables of studies: the paper's figures, ours, and a verdict on each claim."""
+    from fastsiam.files import values_used
     from fastsiam.study.record import read_record, write_record
     from fastsiam.study.table import as_markdown, as_text
 
@@ -88,13 +90,15 @@ def table(names: Names, config: StudyTableConfig) -> None:
         record = read_record(Path(config.record)) if config.record else _collected(study, config)
         if record.name != study.name:
             raise typer.BadParameter(f"{config.record} is a record of {record.name}")
+        with values_used(Path(config.record)) if config.record else nullcontext():
+            text = show(record)
+            if config.picture:
+                from fastsiam.study.pictures import write_picture
+
+                write_picture(Path(config.picture), record)
         if config.json:
             write_record(Path(config.json), record)
-        if config.picture:
-            from fastsiam.study.pictures import write_picture
-
-            write_picture(Path(config.picture), record)
-        print(show(record), end="\n\n" if study is not chosen[-1] else "\n")
+        print(text, end="\n\n" if study is not chosen[-1] else "\n")
 
 
 @app.command(options=_OF_DETECTION)

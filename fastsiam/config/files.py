@@ -20,7 +20,7 @@ from fastsiam.files import explained, parsed_json
 
 from .methods import METHOD_CONFIGS, SimSiamConfig
 from .recipes import CHANGES, RECIPES
-from .setting import check_name, require, settings_of
+from .setting import check_name, checked, require, settings_of
 from .train import REMOVED, TrainConfig, all_settings, train_settings
 
 _OF_ONE_RUN = "out", "resume", "extend"
@@ -77,12 +77,21 @@ class RunSettings:
             return cls(
                 recipe=found["recipe"],
                 config=TrainConfig.from_dict(found["config"]),
-                environment=dict(found["environment"]),
+                environment=_machine(found["environment"]),
                 branch=found.get("branch"),
                 compiled=found.get("compiled"),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"cannot read the settings of the run, {path}: {error}") from error
+
+
+def _machine(environment: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's ``environment`` if it has what reports and tables name."""
+    checked(tuple[str, ...], environment["gpus"], "gpus")
+    for name in ("cpu", "cores", "fastsiam"):
+        require(isinstance(environment[name], str | int), f"{name} must be a text or a number")
+    require(isinstance(environment["packages"]["torch"], str), "packages.torch must be text")
+    return environment
 
 
 def read_settings(path: Path, *, resumes: bool = False) -> Settings:

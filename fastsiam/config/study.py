@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .setting import Config, require, setting
+from .setting import Config, require, setting, settings_of
 
 ScaleName = Literal["paper", "cifar", "cifar-small", "demo"]
 
@@ -65,6 +65,14 @@ class StudyTableConfig(StudyConfig):
         "", "Also draw a .png: curves over epochs, accuracies with confidence intervals."
     )
     markdown: bool = setting(False, "Print the table as Markdown.")
+
+    def check(self) -> None:
+        """Check that a record is not combined with settings that choose runs."""
+        for name, one in settings_of(StudyConfig).items():
+            require(
+                not self.record or getattr(self, name) == one.default,
+                f"--record and --{name} exclude each other: a record shows the runs it was made of",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -264,8 +264,14 @@ def labelled_loaders(
             f"{error}; --holdout 10% holds out a share of each class instead"
         ) from error
     if train.classes != val.classes:
+        found = {
+            "training": sorted({*train.classes} - {*val.classes}),
+            "validation": sorted({*val.classes} - {*train.classes}),
+        }
+        only = (f"{', '.join(own[:3])} only in {split}" for split, own in found.items() if own)
         raise DataError(
-            f"the training and validation images under {data.root} have different class folders"
+            f"the training and validation images under {data.root} have different class folders: "
+            f"{'; '.join(only)}"
         )
     if missing := int((train.labels < 0).sum() + (val.labels < 0).sum()):
         raise DataError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from statistics import median_high
 from typing import Any
@@ -15,7 +14,7 @@ from fastsiam.config.files import RunSettings
 from fastsiam.config.train import changes_text
 from fastsiam.console import rounded
 from fastsiam.errors import DataError
-from fastsiam.files import written_for_user
+from fastsiam.files import values_used, written_for_user
 from fastsiam.report.drawing import shown
 from fastsiam.report.page import Figure, Section, Table, flat, render, text_of
 from fastsiam.run.log import read_metrics
@@ -47,7 +46,7 @@ _CURVES: dict[str, tuple[str, str, tuple[float | None, float | None]]] = {
 }
 """Title, note and limits of the y axis of each chart, by the field of metrics.jsonl."""
 
-_FIGURES = {
+_NUMBERS = {
     "train": ("epoch", *(_CURVES.keys() - {"top1"})),
     "knn": ("epoch", "top1", "k", "temperature", "bank"),
     "alarm": ("epoch",),
@@ -117,9 +116,11 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
             tables=[Table.of(flat(first.settings.environment).items())],
         ),
     ]
+    with values_used(first.folder / "config.json"):
+        facts = _facts(first.settings)
     text = render(
         f"fastsiam: {', '.join(run.name for run in read)}",
-        f"{f'{first.name}: ' if several else ''}{_facts(first)}",
+        f"{f'{first.name}: ' if several else ''}{facts}",
         sections,
     )
     with written_for_user(out) as temporary:
@@ -129,17 +130,12 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
 
 def _read(folder: Path, runs: Sequence[Path]) -> Run:
     """Read a run, named by its folder, or by its path if folders have the same name."""
-    lines, path = read_metrics(folder), folder / "metrics.jsonl"
+    lines = read_metrics(folder, numbers=_NUMBERS)
     if not lines:
-        raise DataError(f"{folder} is not a run folder, or has no metrics yet (no lines in {path})")
-    for number, line in enumerate(lines, 1):
-        for figure in _FIGURES.get(line["kind"], ()):
-            value: Any = line.get(figure)
-            if type(value) not in (int, float) or (figure == "epoch" and not isfinite(value)):
-                raise DataError(
-                    f"{path} has an invalid line, number {number:,}: {figure} must be a number, "
-                    f"not {value!r}; restore the file"
-                )
+        raise DataError(
+            f"{folder} is not a run folder, or has no metrics yet "
+            f"(no lines in {folder / 'metrics.jsonl'})"
+        )
     unique = len({run.resolve().name for run in runs}) == len(runs) and folder.name
     name = folder.name if unique else str(folder)
     return Run(name, folder, lines, RunSettings.read(folder), read_records(folder))
@@ -185,15 +181,7 @@ def _chart(runs: Sequence[Run], field: str, limits: tuple[float | None, float | 
     return buffer.getvalue()
 
 
-def _facts(run: Run) -> str:
-    try:
-        return _facts_of(run.settings)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        path = run.folder / "config.json"
-        raise DataError(f"cannot read the settings of the run, {path}: {error}") from error
-
-
-def _facts_of(settings: RunSettings) -> str:
+def _facts(settings: RunSettings) -> str:
     config, environment, at = settings.config, settings.environment, settings.branch
     where = ", ".join(environment["gpus"]) or f"{environment['cpu']}, {environment['cores']} cores"
     branch = ""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from fastsiam.errors import FastSiamError
+from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import explained, parsed_json, reason, written_whole
 from fastsiam.run.folder import RunFolder
 from fastsiam.run.trackers import Trackers
@@ -125,10 +126,20 @@ class MetricsLog:
         return int(line["step"] if "step" in line else round(line["epoch"] * self._steps_per_epoch))
 
 
-def read_metrics(run: Path) -> list[dict[str, Any]]:
+def read_metrics(
+    run: Path, *, numbers: Mapping[str, Collection[str]] | None = None
+) -> list[dict[str, Any]]:
     """Read the lines of a run's ``metrics.jsonl``, up to the first corrupt one.
 
     The last line may be incomplete if the process was killed or the disk was full.
+
+    Args:
+        run: folder of the run.
+        numbers: names of the numbers that the caller uses, by the kind of the line that has them.
+
+    Raises:
+        FastSiamError: the file cannot be read.
+        DataError: a line lacks one of ``numbers``, such as one that was edited by hand.
     """
     path = run / "metrics.jsonl"
     with explained(FastSiamError, f"cannot read {path}"):
@@ -142,6 +153,14 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
         if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
             break
         lines.append(line)
+    for number, line in enumerate(lines, 1):
+        for name in (numbers or {}).get(line["kind"], ()):
+            value = line.get(name)
+            if not isinstance(value, int | float) or (name == "epoch" and not isfinite(value)):
+                raise DataError(
+                    f"{path} has an invalid line, number {number:,}: {name} must be a number, not "
+                    f"{value!r}; restore the file"
+                )
     return lines
 
 

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from fastsiam.config.setting import checked, require
 from fastsiam.environment import environment
@@ -23,6 +23,13 @@ from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import explained, parsed_json, require_local
 
 Kind = Literal["knn", "linear", "finetune", "detect"]
+_FIGURES: dict[str, tuple[str, ...]] = {
+    "knn": ("top1", "top5", "k", "temperature", "bank"),
+    "linear": ("top1",),
+    "finetune": ("top1",),
+    "detect": ("AP",),
+}
+"""What every result of a kind of evaluation has."""
 _RECORD = 1 << 16
 """Free disk space that a record needs, in bytes."""
 
@@ -235,8 +242,12 @@ class Record(Evaluation):
             KeyError, TypeError, ValueError: it is not a record.
         """
         data_kind = DataFacts if plain["kind"] in ("knn", "detect") else TrainingDataFacts
-        if plain["kind"] not in get_args(Kind) or not plain["results"]:
+        if plain["kind"] not in _FIGURES or not plain["results"]:
             raise ValueError("the evaluation has an unknown kind or no results")
+        for line in plain["results"]:
+            for name in {*line, *_FIGURES[plain["kind"]]} - {"features"}:
+                require(type(line[name]) in (int, float), f"{name} must be a number")
+        require(isinstance(plain["protocol"], dict), "protocol must be an object")
         nested = {
             "network": checked(NetworkFacts, plain["network"], "network"),
             "data": checked(data_kind, plain["data"], "data"),
@@ -244,19 +255,10 @@ class Record(Evaluation):
         }
         known = {f.name: plain[f.name] for f in fields(cls) if f.name in plain}
         record = cls(**known | nested)
-        record._check_results()
+        if record.kind == "knn" and not record.network.untrained:
+            require(any(x["features"] == "trained" for x in record.results), "none is trained")
+        record.to_dict()  # raises an error if other main results are missing
         return record
-
-    def _check_results(self) -> None:
-        """Raise an error, as ``from_dict`` does, if results lack what is shown of them."""
-        figures = {"knn": ("top1", "k", "temperature"), "detect": ()}.get(self.kind, ("top1",))
-        for line in self.results:
-            for name in {*figures, *(name for name in line if "top" in name or name == "epoch")}:
-                require(type(line[name]) in (int, float), f"{name} must be a number")
-        if self.kind == "knn" and not self.network.untrained:
-            require(any(line["features"] == "trained" for line in self.results), "none is trained")
-        require(isinstance(self.protocol, dict), "protocol must be an object")
-        self.to_dict()
 
 
 def check_targets(*targets: Path) -> None:

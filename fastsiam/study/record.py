@@ -20,7 +20,7 @@ from fastsiam.config.study import StudyConfig
 from fastsiam.config.train import FIXED_SECTIONS
 from fastsiam.errors import DataError
 from fastsiam.files import explained, parsed_json, written_for_user
-from fastsiam.run.log import initial_spread, read_metrics
+from fastsiam.run.log import initial_spread
 from fastsiam.run.records import read_records
 from fastsiam.study.catalogue import STUDIES, VARIANTS, Row, Study
 from fastsiam.study.runs import Run
@@ -152,7 +152,7 @@ def read_result(run: Run) -> Result | None:
     """
     if not run.is_done:
         return None
-    lines = read_metrics(run.folder)
+    lines = run.metrics
     knn = [line for line in lines if line["kind"] == "knn"]
     points = _log_points(run, [line for line in lines if line["kind"] == "train"])
     chance, diverged = run.scale.chance, run.is_diverged

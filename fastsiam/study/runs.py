@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.files import merge, read_settings, to_toml
@@ -21,6 +22,12 @@ from fastsiam.run.log import read_metrics
 from fastsiam.run.records import read_records
 from fastsiam.study.catalogue import Study
 from fastsiam.study.scales import Scale
+
+_NUMBERS = {
+    "train": ("step", "epoch", "loss", "z_std", "rank"),
+    "knn": ("epoch", "top1", "bank"),
+}
+"""What studies read of the lines of metrics, by their kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +68,16 @@ class Run:
         return self.diverged_file.exists()
 
     @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of its metrics; raises ``DataError`` if one lacks a number."""
+        return read_metrics(self.folder, numbers=_NUMBERS)
+
+    @property
     def is_trained(self) -> bool:
         """Whether the evaluation after the last epoch is in the metrics."""
         return any(
             line["kind"] == "knn" and line["epoch"] >= self.config.optim.epochs
-            for line in read_metrics(self.folder)
+            for line in self.metrics
         )
 
     @property
@@ -84,7 +96,7 @@ class Run:
             for record in read_records(self.folder)
             if record.kind == "linear"
             and record.network.epoch == self.config.optim.epochs
-            and record.protocol["cached"] == self.scale.cached
+            and record.protocol.get("cached") == self.scale.cached
         ]
         return found[-1] if found else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from html import escape
 from statistics import fmean, stdev
+from typing import Any
 
 from fastsiam.report.markdown import markdown
 from fastsiam.study.catalogue import Claim
@@ -139,10 +140,9 @@ def _machines(record: StudyRecord) -> str:
     return " and ".join(dict.fromkeys(map(_machine, record.environments))) or "no machine yet"
 
 
-def _machine(environment: dict[str, object]) -> str:
-    gpus, packages = environment["gpus"], environment["packages"]
-    assert isinstance(gpus, list) and isinstance(packages, dict)
+def _machine(environment: dict[str, Any]) -> str:
     return (
-        f"{environment['cores']} cores of {environment['cpu']}, {', '.join(gpus) or 'no GPU'}, "
-        f"fastsiam {environment['fastsiam']}, torch {packages['torch']}"
+        f"{environment['cores']} cores of {environment['cpu']}, "
+        f"{', '.join(environment['gpus']) or 'no GPU'}, "
+        f"fastsiam {environment['fastsiam']}, torch {environment['packages']['torch']}"
     )

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +17,44 @@ from fastsiam.bench.config import HeadlineConfig
 from fastsiam.bench.headline import PICTURE, RECORD, Training, run
 from fastsiam.run import checkpoint as checkpoints
 from tests.conftest import write_images
+
+_RUN = """
+import signal, sys, time
+from pathlib import Path
+heard = Path(sys.argv[1])
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, _: heard.write_text(heard.read_text() + f"{number} "))
+heard.write_text("")
+while not heard.read_text():
+    time.sleep(0.05)
+time.sleep(1)
+"""
+"""A run that notes the signals that it gets; it ends a second after the first."""
+_BENCH = """
+import sys
+from fastsiam.bench import headline
+from fastsiam.bench.config import HeadlineConfig
+headline.Training.command = [sys.executable, "-c", sys.argv[1], sys.argv[2]]
+headline.run(HeadlineConfig(out=sys.argv[3], only="simsiam"))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_reaches_the_run_once(number: signal.Signals, tmp_path: Path) -> None:
+    """A second one would end it before it has saved. A terminal sends Ctrl-C to all processes."""
+    heard = tmp_path / "heard"
+    command = [sys.executable, "-c", _BENCH, _RUN, str(heard), str(tmp_path / "out")]
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        while not heard.exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+        assert process.wait(60) == 128 + number
+        assert heard.read_text() == f"{signal.SIGTERM} "
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.slow

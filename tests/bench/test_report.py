@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -135,10 +136,16 @@ GOOD = "<!-- bench: a.json step -->\nold\n<!-- /bench -->\n"
         ("<!-- bench: a.json step -->\nold\n", "not closed"),
         (f"<!-- bench: a.json step -->\n{GOOD}", "line 4: .*not closed"),
         ("<!-- bench: a.json step: x; z -->\n<!-- /bench -->\n", "no row 'z', only x"),
+        ("<!-- soak: cut.json -->\n<!-- /soak -->\n", "cut.json is damaged: .*'pipeline'"),
+        ("<!-- study: old.json -->\n<!-- /study -->\n", "old.json is damaged: .*'cpu'"),
     ],
 )
 def test_errors_are_one_line_and_change_nothing(tmp_path: Path, text: str, message: str) -> None:
     file = saved(tmp_path / "a.json", [measured("step", "x"), measured("peers", "y")])
+    soak = json.loads(next((ROOT / "bench/results/soak").glob("*.json")).read_text())
+    (tmp_path / "cut.json").write_text(json.dumps(soak | {"runs": [{}]}))
+    study = (ROOT / "bench/results/study/demo/predictor.json").read_text()
+    (tmp_path / "old.json").write_text(study.replace('"cpu"', '"chip"'))
     readme = tmp_path / "README.md"
     readme.write_text(GOOD + text)
     with pytest.raises(DataError, match=message) as error:
@@ -146,6 +153,38 @@ def test_errors_are_one_line_and_change_nothing(tmp_path: Path, text: str, messa
     assert "\n" not in str(error.value) and readme.read_text() == GOOD + text
     with pytest.raises(DataError, match="cannot write the report"):
         write_report([file], file)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("environment", "cpu"), None),
+        (("environment", "packages"), None),
+        (("environment",), {}),
+        (("images_per_second",), "fast"),
+        (("facts",), 7),
+        (("n",), [3]),
+    ],
+)
+def test_a_damaged_record_is_an_error_that_names_its_file(
+    place: tuple[str, ...], value: Any, tmp_path: Path
+) -> None:
+    file = saved(tmp_path / "a.json", [measured("step", "x")])
+    records = json.loads(file.read_text())
+    inner = records[0]
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    if value is None:
+        del inner[place[-1]]
+    file.write_text(json.dumps(records))
+    readme = tmp_path / "README.md"
+    readme.write_text(GOOD)
+    for fails in (lambda: write_report([file], tmp_path / "out"), lambda: renew(readme, tmp_path)):
+        with pytest.raises(DataError, match=r"a\.json is damaged: a value in it is") as error:
+            fails()
+        assert "\n" not in str(error.value)
+    assert readme.read_text() == GOOD and not (tmp_path / "out").exists()
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

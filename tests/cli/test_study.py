@@ -25,6 +25,8 @@ def test_list_names_every_study() -> None:
         (["run", "predictr"], "unknown study 'predictr'; did you mean predictor?"),
         (["run", "predictor", "--scale", "huge"], "scale must be one of paper, cifar, "),
         (["table", "all", "--json", "x.json"], "--json and --record are of one study"),
+        (["table", "batch", "--record", "x", "--epochs", "3"], "--record and --epochs exclude"),
+        (["table", "batch", "--record", "x", "--out", "y"], "--record and --out exclude"),
     ],
 )
 def test_wrong_usage_is_one_line(arguments: list[str], said: str) -> None:
@@ -52,3 +54,6 @@ def test_a_table_of_nothing_yet_and_its_record(tmp_path: Path) -> None:
     assert "| no predictor " in page
     err = fastsiam("study", "table", "batch", "--record", str(file), code=2).stderr
     assert "is a record of predictor" in err
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"environments": [{"cpu": 1}]}))
+    err = fastsiam("study", "table", "predictor", "--record", str(file), code=1).stderr
+    assert f"{file} is damaged: " in err and err.count("\n") == 1

@@ -65,11 +65,15 @@ def test_the_accuracies_of_classes_are_those_of_the_network_itself() -> None:
     [
         {"kind": "guess"},
         {"results": []},
+        {"results": 7},
+        {"results": [{}]},
         {"results": [{"top1": "high"}]},
         {"results": [{"top1": 50.0, "epoch": None}]},
         {"network": None},
+        {"network": {"epoch": "last"}},
         {"protocol": ...},
         {"protocol": []},
+        {"protocol": 7},
         {"data": {}},
     ],
 )

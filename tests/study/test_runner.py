@@ -111,6 +111,23 @@ def test_a_run_with_other_settings_is_refused(data: Path, copy: Path) -> None:
     assert "lr = 0.25" in run.settings_file.read_text()
 
 
+def test_damaged_files_are_named(data: Path, copy: Path) -> None:
+    run = tiny_runs(data, copy, SCALE)[0]
+    study = replace(STUDIES["stop-gradient"], rows=STUDIES["stop-gradient"].rows[:1])
+    for name, text, damaged in (
+        ("metrics.jsonl", '"z_std"', '"spread"'),
+        ("metrics.jsonl", '"epoch"', '"era"'),
+        ("config.json", '"cores"', '"horses"'),
+    ):
+        file = run.folder / name
+        before = file.read_text()
+        file.write_text(before.replace(text, damaged))
+        with pytest.raises(FastSiamError, match=re.escape(str(file))) as error:
+            collect(study, run.scale, [run], StudyConfig())
+        assert "\n" not in str(error.value)
+        file.write_text(before)
+
+
 def test_linear_evaluation_beside_knn(data: Path, copy: Path, tmp_path: Path) -> None:
     """It is a stage of its own, of the scale's kind; the record and the table have it beside."""
     run = replace(tiny_runs(data, copy, replace(SCALE, cached=True))[0], linear=True)
