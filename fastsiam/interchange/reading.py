@@ -223,10 +223,17 @@ def _checked(
             f"the weights in {path} are not those of the {kind} that they were taken for: "
             f"{', '.join(said)}; if it is another network, name it with --backbone"
         )
-    return {
+    plain = {
         key: (value.detach().float() if value.is_floating_point() else value.detach()).contiguous()
         for key, value in weights.items()
     }
+    own = (key for key in plain if key.startswith("backbone."))
+    if broken := [origin[key] for key in own if not plain[key].isfinite().all()]:
+        raise CheckpointError(
+            f"{path} holds weights that are not finite ({listed(broken)}): the training that wrote "
+            "it diverged, or the file is damaged; take an earlier one"
+        )
+    return plain
 
 
 def _is_plain(value: Tensor) -> bool:

@@ -270,8 +270,10 @@ def _command(run: Run) -> list[str]:
 def _failed(run: Run, code: int) -> FastSiamError:
     if code < 0:
         why = f"killed by {signal_name(-code)}"
-    elif code:
-        why = [f"exit code {code}", *_last_lines(run.log_file)][-1].removeprefix("error: ")
+    elif code:  # lines of another process that trains the run may follow
+        lines = [f"exit code {code}", *_last_lines(run.log_file)]
+        errors = [line for line in lines if line.startswith("error: ")]
+        why = [*lines, *errors][-1].removeprefix("error: ")
     else:
         why = "it has no kNN evaluation after its last epoch"
     return FastSiamError(f"{run.name} failed ({why}); see {run.log_file}")

@@ -135,6 +135,8 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     assert "1 of another type (encoder.conv1.weight: torch.int8, torch.strided)" in integers
     sparse = broken(lambda s: s.update({weight: s[weight].to_sparse()}), tmp_path)
     assert "1 of another type (encoder.conv1.weight: torch.float32, torch.sparse_coo)" in sparse
+    infinite = broken(lambda s: s.update({weight: s[weight] * torch.inf}), tmp_path)
+    assert "holds weights that are not finite (encoder.conv1.weight)" in infinite
     many = broken(lambda s: [s.pop(k) for k in list(s) if ".layer1.1." in k], tmp_path)
     assert "cannot tell which network" in many
     several = broken(lambda s: [s.pop(k) for k in list(s) if ".running_var" in k], tmp_path)

@@ -53,7 +53,8 @@ def study(runs: Sequence[Run], config: StudyRunConfig, failing: str = "") -> Non
     The run in the folder of this name fails at once.
     """
     usual = runner._command
-    fails = [sys.executable, "-c", "print('error: no room'); raise SystemExit(2)"]
+    says = "print('error: no room'); print('step 1: a line of another process')"
+    fails = [sys.executable, "-c", f"{says}; raise SystemExit(2)"]
     runner._command = lambda run: fails if run.folder.name == failing else usual(run)
     fork_programs()
     try:
