@@ -227,10 +227,7 @@ def evaluate_finetuned(
         "epochs": config.epochs,
         "scale_min": config.scale_min,
     }
-    how = (
-        f"rate {config.lr:g} x {images.batch} / 256, batch {images.batch}, "
-        f"{config.epochs} epochs{images.on_part}"
-    )
+    how = f"rate {config.lr:g} x {images.batch} / 256, batch {images.batch}, {config.epochs} epochs"
     labelled = _Labelled("finetune", images, config, protocol)
     subject.introduce(
         f"fine-tuning all of it on {images}: SGD (Nesterov), {how}, {_shared_settings(config)}",
@@ -251,7 +248,7 @@ def evaluate_finetuned(
         training,
         partial(augmented_images, images),
         lambda: ((batch.image, batch.label) for batch in images.val),
-        lambda results: [f"{start} {results[0]} ({how})"],
+        lambda results: [f"{start} {results[0]} ({how}{images.on_part})"],
         show,
     )
 

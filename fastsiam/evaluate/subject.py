@@ -268,10 +268,10 @@ def labelled_loaders(
             "training": sorted({*train.classes} - {*val.classes}),
             "validation": sorted({*val.classes} - {*train.classes}),
         }
-        only = (f"{', '.join(own[:3])} only in {split}" for split, own in found.items() if own)
+        only = [f"{', '.join(own[:3])} only in {split}" for split, own in found.items() if own]
         raise DataError(
             f"the training and validation images under {data.root} have different class folders: "
-            f"{'; '.join(only)}"
+            f"{'; '.join(only) or 'the same ones in another order'}"
         )
     if missing := int((train.labels < 0).sum() + (val.labels < 0).sum()):
         raise DataError(
