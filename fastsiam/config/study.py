@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,11 +67,11 @@ class StudyTableConfig(StudyConfig):
     )
     markdown: bool = setting(False, "Print the table as Markdown.")
 
-    def check(self) -> None:
-        """Check that a record is not combined with settings that choose runs."""
-        for name, one in settings_of(StudyConfig).items():
+    def check_given(self, given: Collection[str]) -> None:
+        """Refuse a record beside settings that choose runs."""
+        for name in settings_of(StudyConfig):
             require(
-                not self.record or getattr(self, name) == one.default,
+                not self.record or name not in given,
                 f"--record and --{name} exclude each other: a record shows the runs it was made of",
             )
 

@@ -199,7 +199,8 @@ def _train(
     """Train in a folder that is locked for this run."""
     _refuse_other_settings(config)
     resolved = resolve(config, folder.path, place)
-    _refuse_other_images(resolved)
+    if place.world > 1:
+        _refuse_other_images(resolved)
     for note in resolved.notes:
         console.say(note)
     _on_all_ranks(True, place)  # all have read the list of images before rank 0 rewrites it

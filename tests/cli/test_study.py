@@ -27,6 +27,7 @@ def test_list_names_every_study() -> None:
         (["table", "all", "--json", "x.json"], "--json and --record are of one study"),
         (["table", "batch", "--record", "x", "--epochs", "3"], "--record and --epochs exclude"),
         (["table", "batch", "--record", "x", "--out", "y"], "--record and --out exclude"),
+        (["table", "batch", "--record", "x", "--scale", "demo"], "--record and --scale exclude"),
     ],
 )
 def test_wrong_usage_is_one_line(arguments: list[str], said: str) -> None:
