@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -124,12 +122,22 @@ def resumed_after(
     return caught.value
 
 
-def kill_a_worker() -> None:
-    """Kill one of this process's workers and wait until it is dead."""
-    worker = multiprocessing.active_children()[0]
-    os.kill(worker.pid or 0, signal.SIGKILL)
-    worker.join(60)
-    assert not worker.is_alive()
+def kills_a_worker() -> Before:
+    """Return what kills one of the loader's workers before step 4, and waits until it is dead.
+
+    Workers that are alive now are others': a test before may have left them to a thread that ends
+    them.
+    """
+    others = set(multiprocessing.active_children())
+
+    def kill(step: int, _: Batch) -> None:
+        if step == 4:
+            worker = (set(multiprocessing.active_children()) - others).pop()
+            worker.kill()
+            worker.join(60)
+            assert not worker.is_alive()
+
+    return kill
 
 
 def results(**settings: Any) -> dict[str, Any]:

@@ -32,8 +32,8 @@ from tests.tiers import slow
 from tests.train.runs import (
     assert_same_runs,
     history,
-    kill_a_worker,
     killed,
+    kills_a_worker,
     resumed_after,
     same_state,
     trained,
@@ -202,7 +202,7 @@ def test_a_run_resumes_whatever_ended_it(
 
 def test_a_loader_process_is_killed(small: TrainConfig, tmp_path: Path) -> None:
     config = with_settings(small, pipeline="torchvision", workers=2, knn_every=0)
-    error = resumed_after(config, tmp_path, lambda step, _: kill_a_worker() if step == 4 else None)
+    error = resumed_after(config, tmp_path, kills_a_worker())
     assert str(error).startswith("a worker process died (")
     assert str(error).endswith("start the same command again to resume")
 

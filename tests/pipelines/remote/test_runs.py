@@ -13,7 +13,7 @@ from tests.clouds import KEY, SECRET, broken_proxy, environment, reconnect, uplo
 from tests.configs import flags, with_settings
 from tests.processes import fastsiam
 from tests.tiers import rest_slow
-from tests.train.runs import history, kill_a_worker, killed, resumed_after, trained
+from tests.train.runs import history, killed, kills_a_worker, resumed_after, trained
 
 BAD_LINE = {"errors": 0.1, "cuts": 0.1, "stalls": 0.02}
 """Much worse than the one answer in a hundred that a busy day brings: a short run meets all."""
@@ -102,5 +102,5 @@ def test_a_loader_process_of_remote_data_is_killed(
 ) -> None:
     """A server forked it: it is one line all the same, and the run resumes."""
     config = with_settings(small, pipeline="torchvision", workers=2, knn_every=0, data=data)
-    error = resumed_after(config, tmp_path, lambda step, _: kill_a_worker() if step == 4 else None)
+    error = resumed_after(config, tmp_path, kills_a_worker())
     assert str(error).startswith("a worker process died (")
