@@ -108,6 +108,8 @@ class StudyRecord(Study):
     date: str
     environments: tuple[dict[str, Any], ...] = ()
     """The distinct ``fastsiam.environment`` of the runs."""
+    precisions: tuple[str, ...] = ()
+    """The distinct precisions in which the runs were trained; empty if they are unknown."""
     cached: bool = False
     """Whether the additional linear evaluation used cached features."""
     pixels: float | None = None
@@ -191,18 +193,27 @@ def collect(study: Study, scale: Scale, runs: Sequence[Run], config: StudyConfig
     """
     results: dict[str, list[Result]] = {}
     environments: list[dict[str, Any]] = []
+    precisions = set()
     for run in runs:
         if (result := read_result(run)) is not None:
             results.setdefault(run.variant, []).append(result)
-            if (own := RunSettings.read(run.folder).environment) not in environments:
-                environments.append(own)
+            own = RunSettings.read(run.folder)
+            precisions.add(own.config.numerics.precision)
+            if own.environment not in environments:
+                environments.append(own.environment)
     record = study_record(study, scale, results)
     command = f"fastsiam study run {study.name} --scale {config.scale}"
     command += f" --epochs {config.epochs}" if config.epochs else ""
     seeds = 1 + max(record.seeds, default=-1)
     command += f" --seeds {seeds}" if seeds not in (0, scale.seeds) else ""
     command += " --linear" if record.has_linear else ""
-    return replace(record, command=command, environments=tuple(environments), pixels=_pixels(runs))
+    return replace(
+        record,
+        command=command,
+        environments=tuple(environments),
+        precisions=tuple(sorted(precisions)),
+        pixels=_pixels(runs),
+    )
 
 
 def study_record(

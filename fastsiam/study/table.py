@@ -75,10 +75,11 @@ def caption(record: StudyRecord) -> str:
     seeds = _spelled(record.seeds) or "that will be done"
     images = {one.images for one in record.every_result if one.images}
     many = f" ({' or '.join(f'{count:,}' for count in sorted(images))} training images)"
+    precision = f"precision: {' and '.join(record.precisions)}; " if record.precisions else ""
     return (
         f"The paper's figures: {record.figure}. Ours: {record.measure} of {record.network}"
-        f"{many if images else ''}, epochs: {record.epochs}; mean ± standard deviation over the "
-        f"seeds {seeds}; {_beside(record)}chance is {record.chance:g}%. {_machines(record)}; "
+        f"{many if images else ''}, epochs: {record.epochs}; {precision}mean ± standard deviation "
+        f"over the seeds {seeds}; {_beside(record)}chance is {record.chance:g}%. {_machines(record)}; "
         f"{record.date}; `{record.command}`"
     )
 

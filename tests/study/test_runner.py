@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from fastsiam.config.files import RunSettings
 from fastsiam.config.study import StudyConfig, StudyRunConfig
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.run import checkpoint
@@ -137,6 +138,8 @@ def test_linear_evaluation_beside_knn(data: Path, copy: Path, tmp_path: Path) ->
     study = replace(STUDIES["stop-gradient"], rows=STUDIES["stop-gradient"].rows[:1])
     record = collect(study, run.scale, [run], StudyConfig())
     assert record.rows[0].results[0].images_digest
+    used = RunSettings.read(run.folder).config.numerics.precision  # of "auto"
+    assert f"; precision: {used}; " in caption(record) and used in ("bf16", "fp32")
     write_record(tmp_path / "record.json", record)
     assert read_record(tmp_path / "record.json") == record
     heads, [row] = cells(record)
