@@ -79,8 +79,8 @@ def caption(record: StudyRecord) -> str:
     return (
         f"The paper's figures: {record.figure}. Ours: {record.measure} of {record.network}"
         f"{many if images else ''}, epochs: {record.epochs}; {precision}mean ± standard deviation "
-        f"over the seeds {seeds}; {_beside(record)}chance is {record.chance:g}%. {_machines(record)}; "
-        f"{record.date}; `{record.command}`"
+        f"over the seeds {seeds}; {_beside(record)}chance is {record.chance:g}%. "
+        f"{_machines(record)}; {record.date}; `{record.command}`"
     )
 
 
