@@ -28,6 +28,7 @@ from fastsiam.report.drawing import (
 )
 from fastsiam.study.catalogue import STUDIES
 from fastsiam.study.record import Result, RowRecord, StudyRecord
+from fastsiam.study.table import spelled_seeds
 from fastsiam.study.verdicts import interval
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def picture(record: StudyRecord) -> Figure:
 
 def _measured(record: StudyRecord) -> str:
     """Return the caption."""
-    seeds = ", ".join(map(str, record.seeds)) or "none yet"
+    seeds = spelled_seeds(record.seeds) or "none yet"
     lines = f"dotted: chance, {record.chance:g}"
     if (untrained := _untrained(record)) is not None:
         lines = f"dashed: untrained network, {untrained:.1f}; {lines}"

@@ -72,7 +72,7 @@ def reasons(record: StudyRecord) -> list[str]:
 
 def caption(record: StudyRecord) -> str:
     """Return the caption: what the numbers are, and on what machines they were measured."""
-    seeds = _spelled(record.seeds) or "that will be done"
+    seeds = spelled_seeds(record.seeds) or "that will be done"
     images = {one.images for one in record.every_result if one.images}
     many = f" ({' or '.join(f'{count:,}' for count in sorted(images))} training images)"
     precision = f"precision: {' and '.join(record.precisions)}; " if record.precisions else ""
@@ -103,7 +103,7 @@ def _other_images(record: StudyRecord) -> str:
     return f"Not comparable: trained on other images than the first run: {others}" if others else ""
 
 
-def _spelled(seeds: Sequence[int]) -> str:
+def spelled_seeds(seeds: Sequence[int]) -> str:
     """Return seeds as text: "0, 2, 3", or "0 to 9" where none is missing between."""
     if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
         return f"{seeds[0]} to {seeds[-1]}"
