@@ -24,7 +24,7 @@ from fastsiam.errors import DataError
 from fastsiam.files import explained
 
 from ..remote.path import Place
-from .base import PlacedStore, blocks, warn_once
+from .base import PlacedStore, warn_once
 from .decode import ImageRules
 from .files import open_file
 from .labels import number_classes
@@ -160,10 +160,6 @@ class BetonStore(PlacedStore):
     def is_intact(self, index: int, data: Bytes) -> bool:
         """Tell whether bytes have the checksum of an image; true where the file holds none."""
         return self.crc is None or zlib.crc32(data) == int(self.crc[index])
-
-    def blocks(self) -> NDArray[np.int64]:
-        """Return the numbers of the blocks that images lie in, by where their records begin."""
-        return blocks(self.file, self.start)
 
     def stamp(self) -> str:
         """Return a text that changes with the files."""

@@ -129,8 +129,7 @@ def assert_picked(store: Store, positions: np.ndarray) -> None:
     assert type(own) is type(store)
     sizes, known = store.dimensions(), own.dimensions()
     assert (sizes is None) == (known is None)
-    if not isinstance(store, BetonStore):  # which numbers the blocks of what is picked
-        assert own.blocks().tolist() == store.blocks()[positions].tolist()
+    assert own.blocks().tolist() == store.blocks()[positions].tolist()
     for i, position in enumerate(positions.tolist()):
         data = store.read(position)
         assert bytes(own.read(i)) == bytes(data) and own.is_intact(i, data)
