@@ -377,6 +377,8 @@ def choose_split(split: Split, files: Sequence[Place], folder: Place) -> list[Pl
 def find_split(path: Place, split: Split) -> list[Place]:
     """Return a file of training images; of another split, the files beside it.
 
+    Of ``cats-train.tar`` that is ``cats-val.tar``, not ``dogs-val.tar``.
+
     Raises:
         NoSplitError: no such file exists, or the file is of another split itself.
     """
@@ -384,7 +386,14 @@ def find_split(path: Place, split: Split) -> list[Place]:
         return [path]
     if "train" not in path.stem.lower():
         raise NoSplitError(f"{path} has no {split} split beside it")
-    return choose_split(split, list_visible(path.parent, path.suffix), path.parent)
+    beside = list_visible(path.parent, path.suffix)
+    own = [file for file in beside if _before_split(file) == _before_split(path)]
+    return choose_split(split, own, path.parent)
+
+
+def _before_split(path: Place) -> list[str]:
+    """Return the words of a file's name before the first word of a split."""
+    return re.findall("[a-z0-9]+", re.split("train|val|test", path.stem.lower(), maxsplit=1)[0])
 
 
 def list_visible(folder: Place, ending: str) -> list[Place]:
