@@ -103,8 +103,14 @@ class _Files(BaseHTTPRequestHandler):
 
     def _answer(self, *, body: bool) -> None:
         path = self.folder / unquote(self.path).lstrip("/")
-        if not path.is_file():
-            self.send_error(403 if "forbidden" in self.path else 404)
+        if path.is_dir():  # a page of what it holds, of a length that the server does not know
+            self.close_connection = True
+            self.send_response(200)
+            self.end_headers()
+            return
+        if not path.is_file():  # many servers deny what is not there
+            denied = "forbidden" in self.path or path.suffix == ".beton"
+            self.send_error(403 if denied else 404)
             return
         facts = path.stat()
         whole = facts.st_size

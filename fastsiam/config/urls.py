@@ -6,12 +6,16 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Self
+from urllib.parse import unquote
 
 from fastsiam.errors import DataError
 
 SCHEMES = ("s3", "gs", "az", "https", "http")
 """Object storage of S3's kind, Google's, Azure's; web servers."""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_ENCODED = re.compile("(%(?!23|25|3F)[0-9A-F]{2})+", re.IGNORECASE)
+"""Characters as browsers write them, such as ``%20``, except for those that would not be parts of
+an address that is parsed again: ``#``, ``%`` and ``?``."""
 
 
 @dataclass(frozen=True, order=True)
@@ -83,6 +87,8 @@ def place(text: str) -> Path | Url:
             f"the address at {bare} holds a password, a signature or a query, which files of the "
             "run would hold too: leave it out, and give credentials by the environment"
         )
+    if scheme in ("http", "https"):
+        key = _ENCODED.sub(lambda found: unquote(found[0]), key)
     if not host:
         raise DataError(f"{scheme}:// names no bucket or server: write {scheme}://NAME/PREFIX")
     parts = [*filter(None, key.split("/"))]

@@ -75,14 +75,25 @@ class RemotePath(Url):
         folder.found.levels[folder.key] = _Level(files, frozenset())
         return folder
 
-    def facts(self) -> Facts | None:
-        """Return the facts of the object; None if it does not exist."""
-        if not self.key:
+    @property
+    def is_on_web(self) -> bool:
+        """Whether a web server has it, which does not list its files."""
+        return self.scheme in ("http", "https")
+
+    def facts(self, *, denied_is_absent: bool = False) -> Facts | None:
+        """Return the facts of the object; None if it does not exist.
+
+        Args:
+            denied_is_absent: whether an object to which access is denied does not exist, which is
+                how many servers answer for what is not there.
+        """
+        if not self.key or (self.is_on_web and not self.suffix):  # there folders are web pages
             return None
         if (level := self.found.levels.get(self.parent.key)) is not None:
             return level.files.get(self.name)
         if self.key not in self.found.facts:
-            (self.found.facts[self.key],) = storage.heads([self])
+            (facts,) = storage.heads([self], denied_is_absent=denied_is_absent)
+            self.found.facts[self.key] = facts
         return self.found.facts[self.key]
 
     def stat(self) -> Stat:
@@ -97,8 +108,8 @@ class RemotePath(Url):
         return Stat(facts.size, facts.modified * 10**9 + below)
 
     def is_file(self) -> bool:
-        """Tell whether it is an object."""
-        return self.facts() is not None
+        """Tell whether it is an object that can be read."""
+        return self.facts(denied_is_absent=True) is not None
 
     def is_dir(self) -> bool:
         """Tell whether objects lie below it."""
@@ -107,8 +118,12 @@ class RemotePath(Url):
         return any(self._level())
 
     def exists(self) -> bool:
-        """Tell whether it is an object, or objects lie below it."""
-        return self.is_file() or self.is_dir()
+        """Tell whether it is an object, or objects lie below it.
+
+        Raises:
+            DataError: access is denied.
+        """
+        return self.facts() is not None or self.is_dir()
 
     def iterdir(self) -> Generator[Self, None, None]:
         """Yield what lies directly below it."""
@@ -141,7 +156,7 @@ class RemotePath(Url):
 
     def hint(self) -> str:
         """Return what to add to a message that it does not exist."""
-        if self.scheme not in ("http", "https"):
+        if not self.is_on_web:
             return ""
         return (
             "; a web server does not list its files: name each file except train.beton and "
@@ -152,17 +167,18 @@ class RemotePath(Url):
         """List what lies below it; a web server is asked for a few names instead."""
         if (level := self.found.levels.get(self.key)) is not None:
             return level
-        if self.scheme in ("http", "https"):
-            level = _Level(self._files(_PROBED), frozenset())
+        if self.is_on_web:
+            level = _Level(self._files(_PROBED, denied_are_absent=True), frozenset())
         else:
             files, folders = storage.level(self)
             level = _Level(files, frozenset(folders))
         self.found.levels[self.key] = level
         return level
 
-    def _files(self, names: Sequence[str]) -> dict[str, Facts]:
+    def _files(self, names: Sequence[str], *, denied_are_absent: bool = False) -> dict[str, Facts]:
         """Ask for the facts of objects directly below it; those that exist are returned."""
-        facts = storage.heads([self / name for name in names])
+        urls = [self / name for name in names]
+        facts = storage.heads(urls, denied_is_absent=denied_are_absent)
         return {name: own for name, own in zip(names, facts, strict=True) if own is not None}
 
 

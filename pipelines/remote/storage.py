@@ -53,8 +53,12 @@ class Facts(NamedTuple):
     """The server's mark of its content; "" if it gives none."""
 
 
-def heads(urls: Sequence[Url]) -> list[Facts | None]:
+def heads(urls: Sequence[Url], *, denied_is_absent: bool = False) -> list[Facts | None]:
     """Return the facts of objects, None for each that does not exist.
+
+    Args:
+        urls: their addresses.
+        denied_is_absent: whether an object to which access is denied does not exist.
 
     Raises:
         DataError: access is denied, or the server cannot be reached.
@@ -65,8 +69,13 @@ def heads(urls: Sequence[Url]) -> list[Facts | None]:
 
         try:
             return _facts(await obstore.head_async(store, key))
-        except FileNotFoundError:
-            return None
+        except Exception as error:
+            is_absent = isinstance(error, FileNotFoundError) or (
+                denied_is_absent and _is_denied(error)
+            )
+            if is_absent:
+                return None
+            raise
 
     return results([partial(_request, url, head) for url in urls])
 
@@ -314,7 +323,7 @@ def _final(url: Url, error: Exception) -> FastSiamError | None:
         )
     if re.search(r"169\.254\.169\.254|metadata\.google|MissingAccount|TokenRequest", text):
         reason = "no credentials found"
-    elif name in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403):
+    elif _is_denied(error):
         reason = "access denied"
     elif status in (301, 307, 308):
         reason = "the bucket is in another region: set AWS_REGION"
@@ -326,6 +335,11 @@ def _final(url: Url, error: Exception) -> FastSiamError | None:
         f"cannot read {url}: {reason}; check the address, the permissions and "
         f"{_CREDENTIALS[url.scheme]}"
     )
+
+
+def _is_denied(error: Exception) -> bool:
+    denials = ("PermissionDeniedError", "UnauthenticatedError")
+    return type(error).__name__ in denials or _status(error) in (401, 403)
 
 
 def _changed(url: Url) -> FileLostError:

@@ -51,7 +51,7 @@ def test_every_form_is_what_it_is_on_a_disk(
         if at == "s3":
             address = upload(cloud, tmp_path / "made", f"form {form}")
         else:
-            address = stack.enter_context(web_server(tmp_path / "made"))
+            address = stack.enter_context(web_server(tmp_path)) + "/made"
             names = {"parts": "-{00001..00002}-of-00002.beton", "shards": "-{0000,0001}.tar"}
             if form in names:
                 address += "/{train}" + names[form]

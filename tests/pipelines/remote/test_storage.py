@@ -13,7 +13,7 @@ import pytest
 
 from fastsiam.config import DataConfig
 from fastsiam.config.urls import Url, place
-from fastsiam.errors import DataError, FastSiamError, FileLostError
+from fastsiam.errors import DataError, FastSiamError, FileLostError, NoSplitError
 from fastsiam.pipelines import open_store
 from fastsiam.pipelines.remote import storage
 from fastsiam.pipelines.remote.storage import Facts
@@ -152,11 +152,23 @@ def test_addresses_that_are_refused(address: str, said: str) -> None:
     assert said in str(caught.value) and "PASSWORD" not in str(caught.value)
 
 
+def test_addresses_may_be_encoded() -> None:
+    """Except for what would be another address when it is parsed again, as a run's is."""
+    for text, key in (("a%20b/%c3%A9.tar", "a b/é.tar"), ("a%3fb%25%23c.tar", "a%3fb%25%23c.tar")):
+        address = place(f"https://host/{text}")
+        assert isinstance(address, Url) and address.key == key and place(str(address)) == address
+    assert str(place("s3://bucket/a%20b.tar")) == "s3://bucket/a%20b.tar"
+
+
 def test_what_is_not_there_or_not_given(cloud: str, data: str, web: Path) -> None:
     assert f"no data at {data}/none: name a folder" in refusal(f"{data}/none")
     assert "s3://no-such-bucket/x does not exist: check" in refusal("s3://no-such-bucket/x")
     assert f"{data}/train-0003.tar does not exist" in refusal(f"{data}/train-{{0000..0003}}.tar")
+    tar(web / "a folder" / "train.tar", [("0.jpg", b"")])
     with web_server(web) as address:
+        assert len(open_store(place(f"{address}/a%20folder/{{train}}.tar"), "train")) == 1
+        with pytest.raises(NoSplitError):  # and not that access to a val.beton is denied
+            open_store(place(f"{address}/a folder/train.tar"), "val")
         assert "train-{0000..0012}.tar" in refusal(f"{address}/none")
         said = refusal(f"{address}/forbidden.tar")
     assert "forbidden.tar: access denied" in said and "carry no credentials" in said
