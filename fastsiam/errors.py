@@ -35,6 +35,10 @@ class ImageError(DataError):
         self.index, self.name, self.reason = index, name, reason
 
 
+class NoImagesError(DataError):
+    """A folder holds no images that are read in place."""
+
+
 class NoSplitError(DataError):
     """A data set has no such split."""
 

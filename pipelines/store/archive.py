@@ -297,10 +297,12 @@ def _members(
             while (member := tar.next()) is not None:
                 tar.members.clear()  # type: ignore[attr-defined]  # or a million of them stay
                 at = start + member.offset_data
-                if member.islnk() and is_image_name(PurePosixPath(member.name).name):
+                is_link = member.islnk() or member.issym()
+                if is_link and is_image_name(PurePosixPath(member.name).name):
+                    option = "--dereference" if member.issym() else "--hard-dereference"
                     raise DataError(
                         f"{path} cannot be read in place: {member.name} is a link to "
-                        f"{member.linkname}; create the tar with tar --hard-dereference"
+                        f"{member.linkname}; create the tar with tar {option}"
                     )
                 if not member.isreg():
                     continue

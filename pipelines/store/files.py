@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fastsiam.errors import DataError, FileLostError
+from fastsiam.errors import DataError, FileLostError, NoImagesError
 from fastsiam.files import explained
 
 from ..remote import RemoteFile, RemotePath
@@ -117,7 +117,7 @@ def on_disk(path: Place) -> Path:
     """Return a path of this machine; refuse data that cannot be read in place on another one."""
     if isinstance(path, Path):
         return path
-    raise DataError(
+    raise NoImagesError(
         f"{path} holds neither tars nor .beton, which alone are read in place on another machine: "
         "copy it to a disk and name that, or upload what fastsiam convert makes of it"
     )

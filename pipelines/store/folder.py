@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.console import Tally, tally
-from fastsiam.errors import DataError, NoSplitError
+from fastsiam.errors import DataError, NoImagesError, NoSplitError
 from fastsiam.files import explained, reason
 from fastsiam.kernels import library
 
@@ -191,7 +191,7 @@ class FolderStore(FileStore):
                 "or point --data at a folder that has only one kind"
             )
         if not flat and not found:
-            raise DataError(
+            raise NoImagesError(
                 f"{root} holds no images (looked for {', '.join(IMAGE_ENDINGS)}, in it and below)"
             )
         for label, (_, images) in enumerate(found):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.config.urls import Url
-from fastsiam.errors import DataError, NoSplitError
+from fastsiam.errors import DataError, NoImagesError, NoSplitError
 from fastsiam.files import explained
 
 from ..remote.path import Place, RemotePath, opened
@@ -156,14 +156,12 @@ def _open_beton(*files: Place) -> BetonStore:
 
 
 def _open_folder(root: Place, split: Split, columns: ColumnNames, sources: bool) -> Store:
-    files = beton_files(root, split)
-    if sources or not files:
-        try:
-            return _open_unconverted(root, split, columns, in_order=sources)
-        except DataError:
-            if not files:
-                raise
-    return _open_beton(*files)
+    if sources:
+        with contextlib.suppress(NoImagesError, NoSplitError):
+            return _open_unconverted(root, split, columns, in_order=True)
+    if files := beton_files(root, split):
+        return _open_beton(*files)
+    return _open_unconverted(root, split, columns, in_order=sources)
 
 
 def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order: bool) -> Store:

@@ -24,7 +24,7 @@ from fastsiam.errors import DataError
 from fastsiam.files import parsed_json
 
 from ..remote.path import Place
-from .base import PlacedStore, blocks
+from .base import PlacedStore, blocks, warn_once
 from .columns import Columns, columns_of, read_labels, reading, require_pyarrow
 from .files import Mapped
 from .index import file_facts
@@ -70,12 +70,23 @@ class TableStore(PlacedStore):
         if not images:
             raise DataError(f"{root} holds tables without rows")
         self.labels, self.classes = np.full(images, -1), ()
-        if all(own.label is not None for own in self._columns):
+        unlabelled = [
+            path for path, own in zip(paths, self._columns, strict=True) if own.label is None
+        ]
+        if unlabelled and len(unlabelled) < len(paths):
+            warn_once(f"no image of {root} has a label: {unlabelled[0]} has no column of labels")
+        if not unlabelled:
             labels = []
             for file, (path, own) in enumerate(zip(paths, self._columns, strict=True)):
                 with reading(f"{path} is damaged in column {own.label!r}"):
                     labels.append(self._read_leaf(file, str(own.label)))
             known = self._columns[0].classes
+            for path, own in zip(paths, self._columns, strict=True):
+                if own.classes and known and own.classes != known:
+                    raise DataError(
+                        f"{path} has other classes than {paths[0]}: pass them as data sets of "
+                        "their own, each with --data"
+                    )
             self.labels, self.classes = number_classes(read_labels(labels, root), root, known)
 
     @abstractmethod

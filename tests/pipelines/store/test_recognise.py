@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from fastsiam.errors import DataError, NoSplitError
 from fastsiam.pipelines.store import open_store, recognise
+from tests.conversions import run
 from tests.sources import WNIDS, jpeg, put, tar
 
 DEEP = ["a/aa.jpg", "a/z.jpg", "a/sub/a.jpg", "a/sub/b.jpg", "a-b/c.jpg", "b/x/y/z.jpg"]
@@ -65,6 +68,33 @@ def test_layouts(case: str, tmp_path: Path) -> None:
             members = files[path]
             content = jpeg(members.index(name)) if members else path.encode()
             assert bytes(store.read(i)) == content
+
+
+def test_a_file_has_the_validation_images_of_its_own_data(tmp_path: Path) -> None:
+    for i, name in enumerate(["cats-train-0", "cats_val", "dogs-test", "dogs-train", "mice-train"]):
+        tar(tmp_path / f"{name}.tar", [(f"a/{name}.jpg", jpeg(i))])
+    for own, validation in (("cats-train-0", "cats_val"), ("dogs-train", "dogs-test")):
+        store = open_store(tmp_path / f"{own}.tar", "val")
+        assert [store.name(i) for i in range(len(store))] == [f"a/{validation}.jpg"]
+    with pytest.raises(NoSplitError, match="no file of this kind with 'val' in its name"):
+        open_store(tmp_path / "mice-train.tar", "val")
+
+
+def test_sources_are_what_was_converted_or_their_error(images: Path, tmp_path: Path) -> None:
+    """Whatever lies beside them: parts that are not whole, or a conversion of fewer images."""
+    run("folder", images, tmp_path / "few", limit=2)
+    few = (tmp_path / "few" / "train.beton").read_bytes()
+    assert len(open_store(tmp_path / "few", "train", sources=True)) == 2
+    shutil.copytree(images / "train", tmp_path / "train")
+    put(tmp_path / "train-00001-of-00003.beton", few)
+    with pytest.raises(DataError, match="1 of 3 parts"):
+        open_store(tmp_path, "train")
+    assert len(open_store(tmp_path, "train", sources=True)) == 24
+    put(tmp_path / "damaged" / "x.tar", b"no tar")
+    put(tmp_path / "damaged" / "train.beton", few)
+    assert len(open_store(tmp_path / "damaged", "train")) == 2
+    with pytest.raises(DataError, match=r"x\.tar"):
+        open_store(tmp_path / "damaged", "train", sources=True)
 
 
 def test_images_of_a_val_folder_that_are_trained_on_are_named(

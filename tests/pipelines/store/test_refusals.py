@@ -60,6 +60,20 @@ def sparse_tar(root: Path) -> Path:
     return root / "t.tar"
 
 
+def link_in_tar(kind: bytes) -> Build:
+    """A tar of an image, and of a link to it."""
+
+    def build(root: Path) -> Path:
+        path = tar(root / "t.tar", [("a/0.jpg", jpeg(0))])
+        with tarfile.open(path, "a") as file:
+            link = tarfile.TarInfo("a/1.jpg")
+            link.type, link.linkname = kind, "0.jpg"
+            file.addfile(link)
+        return path
+
+    return build
+
+
 def index_outside(root: Path) -> Path:
     """A kept index that leads out of its file."""
     path = tar(root / "t.tar", [("a/0.jpg", jpeg(0))])
@@ -89,6 +103,18 @@ def labels(*columns: Sequence[object]) -> Build:
         bare = dataset([(jpeg(i), None, 0) for i in range(2)], ()).remove_columns("label")
         for number, column in enumerate(columns):
             bare.add_column("label", list(column)).to_parquet(root / f"train-{number}.parquet")
+        return root
+
+    return build
+
+
+def classes(*names: str) -> Build:
+    """Parquet files whose classes have these names, of a letter each."""
+
+    def build(root: Path) -> Path:
+        for number, own in enumerate(names):
+            rows = dataset([(jpeg(i), None, i) for i in range(len(own))], own)
+            rows.to_parquet(root / f"train-{number}.parquet")
         return root
 
     return build
@@ -153,6 +179,8 @@ CASES: dict[str, tuple[Build, str]] = {
         tar_damaged(lambda d: d + d), "another tar after its end, at .* or join them with tar --con"
     ),
     "a sparse member": (sparse_tar, "stored sparsely; create the tar without --sparse"),
+    "a link to an image": (link_in_tar(tarfile.SYMTYPE), "a link to 0.jpg; .* tar --dereference$"),
+    "an image's second name": (link_in_tar(tarfile.LNKTYPE), "0.jpg; .* tar --hard-dereference$"),
     "a number that is no class": (
         tar_of("0.jpg", more=[("0.cls", b"99999999999")]), "which is no number of a class"
     ),
@@ -196,6 +224,9 @@ CASES: dict[str, tuple[Build, str]] = {
         lambda root: put(root / "a.parquet", b"PAR1 and no more"), "is no whole parquet file"
     ),
     "no column of images": (no_image_column, r"no column that can hold images .*, only label"),
+    "other classes in a second file": (
+        classes("ab", "bc"), r"train-1.* has other classes than .*train-0.*, each with --data"
+    ),
     "numbers and names": (labels([0, 1], "ab"), "numbers in some files and names in others"),
     # .beton files
     "an empty beton": (beton(lambda _: b""), "is empty"),

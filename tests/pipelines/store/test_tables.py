@@ -37,6 +37,15 @@ def test_one_saved_dataset(images: Path, tmp_path: Path) -> None:
     assert bare.classes == () and set(bare.labels) == {-1} and bare.name(0) == "000.jpg"
 
 
+def test_a_file_without_labels_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = dataset([(jpeg(i), None, i) for i in range(2)], "ab")
+    rows.to_parquet(tmp_path / "train-0.parquet")
+    rows.remove_columns("label").to_parquet(tmp_path / "train-1.parquet")
+    assert open_store(tmp_path, "train").labels.tolist() == [-1] * 4
+    without = f"{tmp_path / 'train-1.parquet'} has no column of labels"
+    assert caplog.messages == [f"no image of {tmp_path} has a label: {without}"]
+
+
 def test_one_parquet_file(images: Path, tmp_path: Path) -> None:
     root = as_on_the_hub(images / "train", tmp_path / "hub", validation=images / "val") / "data"
     assert len(open_store(root / "train-00001-of-00002.parquet", "train")) == 12
