@@ -153,6 +153,21 @@ class _BoxFeatures(nn.Module):
         return maps.mean((2, 3))
 
 
+class _Anchors(AnchorGenerator):  # type: ignore[misc]
+    """Anchors at the centres of the features' cells, as detectron2 has them.
+
+    torchvision takes the side of the image, divided by that of the features and rounded down, for
+    the stride, which is less than the stride for a side that it does not divide.
+    """
+
+    def __init__(self, stride: int) -> None:
+        super().__init__((_SIZES,), (_RATIOS,))
+        self._stride = stride
+
+    def grid_anchors(self, grid_sizes: Any, strides: Any) -> Any:
+        return super().grid_anchors(grid_sizes, [(self._stride, self._stride)])
+
+
 class _Cut(nn.Module):
     """RoIAlign as detectron2 has it: "aligned", as many samples as the box has pixels."""
 
@@ -194,7 +209,7 @@ def _c4(backbone: ResNet, classes: int, masks: bool, rois: int, dtype: torch.dty
     pool = 1 if isinstance(backbone.maxpool, nn.Identity) else 2
     stride = int(backbone.conv1.stride[0]) * pool * 4
     rpn = RegionProposalNetwork(
-        AnchorGenerator((_SIZES,), (_RATIOS,)),
+        _Anchors(stride),
         RPNHead(channels, len(_SIZES) * len(_RATIOS)),
         fg_iou_thresh=0.7,
         bg_iou_thresh=0.3,

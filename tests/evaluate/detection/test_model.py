@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torchvision.models.detection.image_list import ImageList
 
 from fastsiam.config.detect import DetectConfig
 from fastsiam.errors import FastSiamError
@@ -86,6 +87,20 @@ def test_c4_is_the_third_stage_for_proposals_and_the_fourth_for_boxes() -> None:
     assert {"backbone.layer3.0.conv1.weight", "roi_heads.box_head.norm.weight"} <= names
     assert not any(name.startswith("backbone.layer4") for name in names)  # once, in the head
     assert tiny(stem="cifar").backbone(x)["0"].shape == (1, 32, 16, 24)
+
+
+@pytest.mark.parametrize(("stem", "stride"), [("imagenet", 16), ("cifar", 4)])
+@pytest.mark.parametrize("width", [96, 107])
+def test_anchors_are_a_stride_apart(stem: str, stride: int, width: int) -> None:
+    """Also on images of sides that the stride does not divide."""
+    model = tiny(stem=stem)
+    images = ImageList(torch.zeros(1, 3, 64, width), [(64, width)])
+    features = model.backbone(images.tensors)["0"]
+    (anchors,) = model.rpn.anchor_generator(images, [features])
+    rows, columns = features.shape[2:]
+    centres = (anchors[:, :2] + anchors[:, 2:]).view(rows, columns, 15, 2) / 2
+    assert (centres[..., 0] == stride * torch.arange(columns).view(1, -1, 1)).all()
+    assert (centres[..., 1] == stride * torch.arange(rows).view(-1, 1, 1)).all()
 
 
 def test_aligned_cuts_have_no_half_pixel_shift() -> None:
