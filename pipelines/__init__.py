@@ -253,7 +253,8 @@ def build_eval_loader(
 
     Raises:
         BackendError: fastsiam's kernels are missing and cannot be compiled.
-        DataError: the split is missing or cannot be read.
+        DataError: the split is missing or cannot be read, or has fewer images than there are
+            processes, each of which takes a part.
         ValueError: ``chosen`` is not ascending.
     """
     import torch
@@ -261,6 +262,12 @@ def build_eval_loader(
     from .central import CentralCrops
 
     store, device = open_split(data, split), _with_index(device)
+    chosen = _positions(store, chosen)
+    if not in_turn and len(chosen) < world:
+        raise DataError(
+            f"{store} has too few {split} images for {world} processes, {len(chosen)}: run with "
+            "fewer GPUs, or evaluate on more images"
+        )
     if data.pipeline == "auto":
         data = settled(data, choose_pipeline(store, device=device, keeps=False).name)
     side = augment.crop
@@ -269,7 +276,7 @@ def build_eval_loader(
         store,
         crops,
         augment,
-        chosen=_positions(store, chosen),
+        chosen=chosen,
         batch=batch,
         rank=rank,
         world=world,

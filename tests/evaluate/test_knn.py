@@ -18,7 +18,7 @@ from fastsiam.config import ModelConfig
 from fastsiam.config.evaluate import KnnConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import DataError
-from fastsiam.evaluate.command import evaluate_knn
+from fastsiam.evaluate.command import evaluate_knn, preflight
 from fastsiam.evaluate.features import collected, feature_batches
 from fastsiam.evaluate.knn import Nearest, knn_accuracy, normalized
 from fastsiam.methods import build_method
@@ -158,6 +158,15 @@ def test_evaluation_of_a_run_with_baselines(run: Path) -> None:
     assert kept["network"]["fingerprint"].startswith("sha256:")
     alone = evaluate_knn(run, replace(config, baselines=False, untrained=True), HERE)
     assert alone.results[0]["top1"] == knn[0] and len(list((run / "eval").iterdir())) == 2
+
+
+def test_every_process_needs_an_image(run: Path, tmp_path: Path) -> None:
+    for split, each in (("train", 4), ("val", 1)):
+        write_images(tmp_path / "few" / split, classes=3, each=each)
+    config = KnnConfig(data=str(tmp_path / "few"), workers=0, gpus=4, device="cpu")
+    with pytest.raises(DataError, match=r"val .* has too few val images for 4 processes, 3: run"):
+        preflight(run, config)
+    preflight(run, replace(config, gpus=3))
 
 
 def test_unlabelled_and_mismatched_data_are_refused(run: Path, tmp_path: Path) -> None:
