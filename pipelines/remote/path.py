@@ -87,7 +87,8 @@ class RemotePath(Url):
             denied_is_absent: whether an object to which access is denied does not exist, which is
                 how many servers answer for what is not there.
         """
-        if not self.key or (self.is_on_web and not self.suffix):  # there folders are web pages
+        is_folder = not self.suffix or self.key in self.found.levels
+        if not self.key or (self.is_on_web and is_folder):  # its server answers with a page
             return None
         if (level := self.found.levels.get(self.parent.key)) is not None:
             return level.files.get(self.name)

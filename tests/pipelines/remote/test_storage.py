@@ -164,11 +164,11 @@ def test_what_is_not_there_or_not_given(cloud: str, data: str, web: Path) -> Non
     assert f"no data at {data}/none: name a folder" in refusal(f"{data}/none")
     assert "s3://no-such-bucket/x does not exist: check" in refusal("s3://no-such-bucket/x")
     assert f"{data}/train-0003.tar does not exist" in refusal(f"{data}/train-{{0000..0003}}.tar")
-    tar(web / "a folder" / "train.tar", [("0.jpg", b"")])
+    tar(web / "a folder.2" / "train.tar", [("0.jpg", b"")])
     with web_server(web) as address:
-        assert len(open_store(place(f"{address}/a%20folder/{{train}}.tar"), "train")) == 1
+        assert len(open_store(place(f"{address}/a%20folder.2/{{train}}.tar"), "train")) == 1
         with pytest.raises(NoSplitError):  # and not that access to a val.beton is denied
-            open_store(place(f"{address}/a folder/train.tar"), "val")
+            open_store(place(f"{address}/a folder.2/train.tar"), "val")
         assert "train-{0000..0012}.tar" in refusal(f"{address}/none")
         said = refusal(f"{address}/forbidden.tar")
     assert "forbidden.tar: access denied" in said and "carry no credentials" in said
