@@ -130,10 +130,16 @@ def build_loader(
 
 
 def _with_index(device: torch.device | str) -> torch.device:
-    """Return the device; "cuda" is this thread's current GPU, and would be another thread's own."""
+    """Return the device; "cuda" is this thread's current GPU, and would be another thread's own.
+
+    Raises:
+        ValueError: images cannot be loaded to such a device.
+    """
     import torch
 
     device = torch.device(device)
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"images are loaded to cpu or cuda, not to {device}: move them there")
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device

@@ -7,10 +7,12 @@ This also holds for images that replace bad ones.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fastsiam.errors import DataError
 
 from .bad_images import BadImages
 from .mixture import Mixture, positions_of
@@ -37,6 +39,10 @@ class Order:
     """Bad images, which are replaced; None if a bad image is an error."""
     shuffle: Window | Mixture | None = None
     """How an epoch is shuffled; None means a full shuffle."""
+    _epochs: dict[int, NDArray[np.int64]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
+    """Two epochs: the next begins while the last batches of one are on their way."""
 
     def __post_init__(self) -> None:
         assert self.chosen is None or len(self.chosen) == self.images
@@ -89,25 +95,33 @@ class Order:
 
     def _at(self, epoch: int, places: slice | NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers, as of ``drawn_for``, at places of an epoch's order."""
-        numbers = _numbers(self.images, self.seed, epoch, self.shuffle)[places]
+        numbers = self._epoch(epoch)[places]
         if self.chosen is None:
             return numbers
         images = positions_of(numbers)
         return numbers - images + self.chosen[images]
 
+    def _epoch(self, epoch: int) -> NDArray[np.int64]:
+        """Return the numbers of an epoch, shuffled: (images,), read-only."""
+        if (known := self._epochs.get(epoch)) is not None:
+            return known
+        order = partial(full_shuffle, self.images) if self.shuffle is None else self.shuffle.epoch
+        numbers = order(self.seed, epoch)
+        numbers.flags.writeable = False
+        for old in sorted(self._epochs)[:-1]:
+            self._epochs.pop(old, None)
+        self._epochs[epoch] = numbers
+        return numbers
+
     def _substitute(self, bad: BadImages, epoch: int, place: int, at: int) -> int:
-        """Return the image that replaces a bad one."""
+        """Return the image that replaces a bad one.
+
+        One of len(bad) + 1 images is good. In a mixture, which repeats images, all may be one.
+        """
         first = place + self.images // 2
-        most = len(bad) + 1  # at least one of so many images is not known to be bad
-        others = positions_of(self._at(epoch, np.arange(first, first + most) % self.images))
-        return int(others[~bad.among(others, at=at)][0])
-
-
-@lru_cache(maxsize=2)
-def _numbers(
-    images: int, seed: int, epoch: int, shuffle: Window | Mixture | None
-) -> NDArray[np.int64]:
-    """Shuffle the images: one order for each (seed, epoch)."""
-    numbers = full_shuffle(images, seed, epoch) if shuffle is None else shuffle.epoch(seed, epoch)
-    numbers.flags.writeable = False
-    return numbers
+        for count in (len(bad) + 1, self.images):
+            others = positions_of(self._at(epoch, np.arange(first, first + count) % self.images))
+            good = others[~bad.among(others, at=at)]
+            if len(good):
+                return int(good[0])
+        raise DataError("no image of this epoch can be decoded: check what is wrong with the data")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastsiam.bad_image_list import BadImage
+from fastsiam.pipelines.bad_images import BadImages
+from fastsiam.pipelines.mixture import Mixture
 from fastsiam.pipelines.order import Order
-from fastsiam.pipelines.shuffle import Window
+from fastsiam.pipelines.shuffle import Window, full_shuffle
 from fastsiam.pipelines.store.base import in_order
 from fastsiam.views import rng
 
@@ -55,6 +59,26 @@ def test_ranks_and_subsets_share_one_order(
     assert part == order and part.steps == order.steps
     np.testing.assert_array_equal(epoch_of(part, epoch), chosen[shown])
     np.testing.assert_array_equal(epoch_of(replace(order), epoch), shown)
+
+
+def test_an_epoch_is_shuffled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where several loaders take turns, and where one epoch follows another."""
+    shuffle = Mock(wraps=full_shuffle)
+    monkeypatch.setattr("fastsiam.pipelines.order.full_shuffle", shuffle)
+    turns = [Order(images=20, batch=5, seed=seed) for seed in range(3)]
+    for epoch, step in ((0, 0), (0, 3), (1, 0), (0, 2), (1, 1), (2, 0), (1, 3)):
+        for order in turns:
+            order.indices(epoch, step)
+    assert shuffle.call_count == 3 * len(turns)
+
+
+def test_bad_images_of_a_mixture_are_replaced_by_good_ones() -> None:
+    """A small set with a large weight shows a bad image many times in a row."""
+    mixture = Mixture(np.repeat([0, 1], [98, 2]), (0.5, 0.5))
+    bad = BadImages(100, [BadImage(0, 99, "", "", 0)])
+    order = Order(images=100, batch=10, seed=0, shuffle=mixture, bad=bad)
+    shown = np.concatenate([epoch_of(order, epoch) for epoch in range(20)])
+    assert {98} < set(shown.tolist()) <= set(range(99))
 
 
 def test_shuffle_is_uniform() -> None:

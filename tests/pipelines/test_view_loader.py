@@ -67,6 +67,14 @@ def test_a_state_continues_in_the_middle_of_an_epoch(root: Path, taken: int) -> 
         assert same([*later], epoch_of(root, 4))
 
 
+def test_other_devices_are_refused(root: Path) -> None:
+    with (
+        ViewLoader(root, SMALL, batch=BATCH, device="meta") as loader,
+        pytest.raises(ValueError, match="loaded to cpu or cuda, not to meta"),
+    ):
+        next(iter(loader))
+
+
 def test_a_state_of_another_order_is_refused(root: Path, images: Path) -> None:
     state = loader_of(root).state_dict()
     for other, name in (

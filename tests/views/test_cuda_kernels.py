@@ -145,6 +145,7 @@ CASES: dict[str, tuple[AugmentConfig, dict[str, Any], int, torch.dtype]] = {
         f"solarise {side}": (OFF.changed(crop=side, gray_p=gray), solarised(sigma), 2, FULL)
         for side, gray, sigma in ((19, 0.0, 1.1), (16, 1.0, 0.0))
     },
+    "float64": (AugmentConfig.alike(crop=8), {}, 2, torch.float64),
     **{f"sides, {dtype}": (UNEQUAL, {}, 3, dtype) for dtype in (FULL, HALF)},
     **{
         f"strided, {dtype}": (AugmentConfig.alike(crop=20), {}, 6, dtype)

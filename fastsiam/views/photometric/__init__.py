@@ -35,18 +35,13 @@ def photometric(
         memory format, normalised.
     """
     with span("photometric"):
-        device = crops[0].device.type
-        if device == "cuda":
+        if crops[0].device.type == "cuda":
             from . import cuda
 
             return cuda.photometric(crops, params, config, dtype=dtype)
-        if device == "cpu":
-            from . import cpu
+        from . import cpu
 
-            return cpu.photometric(crops, params, config, dtype=dtype)
-        from . import reference
-
-        return reference.photometric(crops, params, config, dtype=dtype)
+        return cpu.photometric(crops, params, config, dtype=dtype)
 
 
 def normalized(

@@ -80,6 +80,8 @@ def photometric(
 
     The crops must be on a GPU, or on the CPU for Triton's interpreter.
     """
+    if dtype == torch.float64:
+        return tuple(view.double() for view in photometric(crops, params, config))
     return side_by_side(_finish, crops, params, config, dtype)
 
 
