@@ -136,6 +136,8 @@ def save(path: Path, checkpoint: Checkpoint, *, keep: Path | None = None) -> Non
         with written_whole(path) as temporary:
             torch.save(state, temporary)
             if keep is not None:
+                with temporary.open("rb") as file:
+                    os.fsync(file.fileno())  # before the existing file has another name
                 _keep(path, keep)
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"cannot save {path}: {reason(error)}") from error

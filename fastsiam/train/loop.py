@@ -161,6 +161,8 @@ class _Run:
         """Evaluate where the settings say so, after saving; every rank calls it."""
         self.points.settle()  # loaders may fork here, which is unsafe while a thread is working
         if self.evaluations.due(self.done):
+            if self.unlogged:
+                self.points.check_finite(self.done, saved=self.saver)
             if self.done:
                 self.saver.try_to(self.done)  # an evaluation takes minutes and may be killed
             self.evaluations.run(self.done, self.log, watched=self.stop.over)

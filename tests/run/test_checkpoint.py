@@ -14,6 +14,7 @@ from fastsiam.config import TrainConfig
 from fastsiam.errors import CheckpointError, DamagedError
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.checkpoint import Checkpoint, digest_of
+from tests.conversions import failing
 from tests.disks import small_disk
 
 
@@ -128,6 +129,18 @@ def test_the_one_before_is_kept_and_taken(tmp_path: Path) -> None:
     path.write_bytes(b"")
     with pytest.raises(DamagedError, match=r"last\.pt"):
         checkpoints.load_newest(tmp_path)
+
+
+def test_a_disk_that_fills_at_the_last_moment_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, before = checkpoints.last(tmp_path), checkpoints.previous(tmp_path)
+    for step in (1, 2):
+        checkpoints.save(path, make(step), keep=before)
+    monkeypatch.setattr(os, "fsync", failing(errno.ENOSPC))
+    with pytest.raises(CheckpointError, match="No space left"):
+        checkpoints.save(path, make(3), keep=before)
+    assert (checkpoints.load(path).step, checkpoints.load(before).step) == (2, 1)
 
 
 def test_a_disk_without_links_keeps_the_one_before_too(

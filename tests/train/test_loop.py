@@ -171,6 +171,20 @@ def test_a_loss_that_is_not_finite_stops_the_run(
     assert checkpoints.load(tmp_path / "run").step == 4
 
 
+def test_a_loss_that_is_not_finite_is_noticed_before_an_evaluation_saves(
+    small: TrainConfig, tmp_path: Path
+) -> None:
+    config = with_settings(small, epochs=10, log_every=100, save_every=100, knn_every=1)
+
+    def poison(step: int, batch: Batch) -> Batch | None:
+        nothing = replace(batch, views=(batch.view1 * math.nan, batch.view2))
+        return nothing if step == 4 else None
+
+    with pytest.raises(TrainingError, match=r"not finite at step 5; .*last\.pt \(step 3\)"):
+        trained(config, poison)
+    assert checkpoints.load(tmp_path / "run").step == 3
+
+
 @pytest.mark.parametrize("stop_gradient", [True, False])
 def test_without_stop_gradient_the_solution_collapses(
     stop_gradient: bool, small: TrainConfig, tmp_path: Path
