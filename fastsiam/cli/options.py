@@ -29,6 +29,7 @@ from fastsiam.config.files import (
     run_folder,
 )
 from fastsiam.config.recipes import RECIPES
+from fastsiam.config.run import RunConfig
 from fastsiam.config.setting import Config, Setting, as_text, settings_of, title
 from fastsiam.config.train import BRANCH_SETTINGS, TrainConfig, all_settings, train_settings
 from fastsiam.config.views import ViewConfig
@@ -294,6 +295,13 @@ def merge_sources(flags: Mapping[str, Any]) -> Settings:
     return replace(merged, flags=flags, recipe=run.recipe or merged.recipe)
 
 
+def settings_of_resumed(run: RunConfig) -> Mapping[str, Any] | None:
+    """Return the settings that ``--resume RUN`` alone gives a run; None if it names no run."""
+    if run.resume in _FRESH:
+        return None
+    return merge_sources({"resume": run.resume, "out": run.out}).flags
+
+
 def _resumed_run(path: str, out: str) -> Settings:
     """Return the settings of a run that is resumed, in its own folder or in that of a branch.
 
@@ -301,6 +309,8 @@ def _resumed_run(path: str, out: str) -> Settings:
     """
     run, folder = _settings_of_run(Path(path)), run_folder(Path(path))
     flags = {**run.flags, "resume": path, "out": "" if folder is None else str(folder)}
+    if out and (folder is None or Path(out).resolve() != folder.resolve()):
+        flags["extend"] = 0  # the run's epochs are those that it was extended to
     if out and (Path(out) / "config.json").is_file():
         branch = _settings_of_run(Path(out)).flags
         flags |= {name: branch[name] for name in _OF_A_BRANCH if name in branch}

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fastsiam.cli.options import Commands
+from fastsiam.cli.options import Commands, settings_of_resumed
 from fastsiam.config import TrainConfig
 from fastsiam.config.run import SlurmConfig
 
@@ -38,5 +38,5 @@ def slurm(
     from fastsiam.distributed.slurm import slurm_script
     from fastsiam.distributed.slurm import submit as submit_script
 
-    script = slurm_script(recipe, config, job)
+    script = slurm_script(recipe, config, job, resumed=settings_of_resumed(config.run))
     print(submit_script(script, folder=scripts) if submit else script.rstrip())

@@ -7,7 +7,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import fastsiam
 from fastsiam.config import TrainConfig
@@ -51,16 +53,19 @@ launch='trap : TERM USR1 CONT; "$@"; code=$?; exit $((code == 1 ? 255 : code))'
 """
 
 
-def slurm_script(recipe: str, config: TrainConfig, job: SlurmConfig) -> str:
+def slurm_script(
+    recipe: str, config: TrainConfig, job: SlurmConfig, *, resumed: Mapping[str, Any] | None = None
+) -> str:
     """Return the script with which ``sbatch`` runs ``fastsiam train``.
 
     Args:
         recipe: name of the recipe that the settings are based on.
         config: the run's settings.
         job: options of the job.
+        resumed: settings of the run that ``--resume`` names, if it names one.
     """
     several = config.run.max_nodes > 1
-    words = [sys.executable, "-m", "fastsiam", "train", *_arguments(recipe, config, job)]
+    words = [sys.executable, "-m", "fastsiam", "train", *_arguments(recipe, config, job, resumed)]
     command = shlex.join(words) + ' --out "$out"'
     if job.seeds:
         command += ' --seed "$SLURM_ARRAY_TASK_ID"'
@@ -108,9 +113,12 @@ def _out(given: str, job: SlurmConfig) -> str:
     return folder + ('/seed-"$SLURM_ARRAY_TASK_ID"' if job.seeds else "")
 
 
-def _arguments(recipe: str, config: TrainConfig, job: SlurmConfig) -> list[str]:
+def _arguments(
+    recipe: str, config: TrainConfig, job: SlurmConfig, resumed: Mapping[str, Any] | None
+) -> list[str]:
     """Return the shortest command line for the settings, without those that the script sets."""
-    usual = merge(Settings(recipe=recipe, flags={"method": config.model.method.name})).flags
+    of_recipe = Settings(recipe=recipe, flags={"method": config.model.method.name})
+    usual = resumed or merge(of_recipe).flags
     decided = {*_BY_THE_JOB, *(["seed"] if job.seeds else [])}
     named = {"method", *(["data"] if config.data.mixed_with else [])}
     changed = {
@@ -118,6 +126,8 @@ def _arguments(recipe: str, config: TrainConfig, job: SlurmConfig) -> list[str]:
         for name, value in config.to_flags().items()
         if name not in decided and (value != usual.get(name) or name in named)
     }
+    if resumed:
+        changed["resume"] = config.run.resume
     return ["--recipe", recipe, *as_arguments(changed)]
 
 

@@ -232,6 +232,15 @@ def test_the_settings_of_a_run_that_continues(
     config = parse("--resume", str(run), "--out", str(branch))[1]
     assert config == with_settings(begun, max_steps=6, **own)
 
+    whole = (run / "config.json").read_text()  # of a branch its length alone counts
+    record["config"] = with_settings(begun, epochs=9, extend=9).to_dict()
+    (run / "config.json").write_text(json.dumps(record))
+    for given, epochs in (([], 9), (["--epochs", "7"], 7), (["--epochs", "11"], 11)):
+        config = parse("--resume", str(run), "--out", str(tmp_path / "other"), *given)[1]
+        assert (config.optim.epochs, config.run.extend) == (epochs, 0)
+    assert parse("--resume", str(run))[1].run.extend == 9
+    (run / "config.json").write_text(whole)
+
     (run / "config.json").unlink()  # the checkpoint has the settings, too
     assert parse("--resume", str(run))[1] == resumed
     alone = Path(shutil.copy(last, tmp_path / "alone.pt"))

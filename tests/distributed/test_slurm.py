@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from fastsiam.cli.options import settings_of_resumed
 from fastsiam.config import TrainConfig
 from fastsiam.config.run import SlurmConfig
 from fastsiam.distributed import slurm
@@ -79,6 +81,24 @@ def test_its_command_is_the_run(run: dict[str, object], small: TrainConfig) -> N
     recipe, found = parse(*shlex.split(line))
     assert recipe == "cifar10" and found.run.out == "$out"
     assert with_settings(found, out=config.run.out) == config
+
+
+def test_its_command_resumes_a_run_with_the_settings_asked_for(
+    small: TrainConfig, tmp_path: Path
+) -> None:
+    """Those that are the recipe's, too, and the run's others as they are."""
+    run = tmp_path / "run"
+    run.mkdir()
+    began = with_settings(small, lr=0.1, max_steps=100, init="weights.pt", out=run)
+    record = {"recipe": "imagenet", "config": began.to_dict()}
+    (run / "config.json").write_text(json.dumps(record))
+    given = ["--resume", str(run), "--out", "$out", "--lr", "0.05", "--max-steps", "0"]
+    config = parse(*given)[1]
+    assert config.optim.lr == TrainConfig().optim.lr
+    resumed = settings_of_resumed(config.run)
+    script = slurm_script("imagenet", config, SlurmConfig(), resumed=resumed)
+    (line,) = re.findall(r"^srun .* -m fastsiam train (.*)$", script, re.M)
+    assert parse(*shlex.split(line))[1] == config and "--init" not in line
 
 
 def test_the_first_data_set_of_a_mixture_may_be_the_default() -> None:
