@@ -37,6 +37,7 @@ from fastsiam.distributed import (
     gather_uneven,
     mean_across_ranks,
     parallel,
+    share_buffers,
 )
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.knn import knn_accuracy
@@ -321,6 +322,14 @@ def knn(rank: int, world: int) -> list[dict[str, float]]:
 
 
 VOTES = [(20, 0.2), (1, 0.07), (403, 0.1)]
+
+
+def shared_statistics(rank: int, world: int) -> list[float]:
+    """Return a BN's running means after the ranks, whose own were their numbers, shared them."""
+    norm = nn.BatchNorm1d(2)
+    torch.nn.init.constant_(norm.running_mean, rank)  # type: ignore[arg-type]
+    share_buffers(norm, Place(rank, world, torch.device("cpu")))
+    return norm.running_mean.tolist()  # type: ignore[union-attr]
 
 
 def knn_problem() -> tuple[Tensor, Tensor, Tensor, Tensor]:

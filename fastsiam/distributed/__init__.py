@@ -21,7 +21,7 @@ from .collectives import (
     sum_across_ranks,
 )
 from .failures import peer_is_gone, peer_is_late
-from .parallel import bn_group, data_parallel
+from .parallel import bn_group, data_parallel, share_buffers
 from .place import Place, check_devices, finish, meet, start
 from .signals import STOPPING, Signalled, StopSignals
 
@@ -47,6 +47,7 @@ __all__ = [
     "peer_is_gone",
     "peer_is_late",
     "rank_and_world",
+    "share_buffers",
     "start",
     "sum_across_ranks",
 ]

@@ -35,6 +35,14 @@ def bn_group(place: Place, config: NumericsConfig) -> dist.ProcessGroup | None:
     return own
 
 
+@torch.no_grad()
+def share_buffers(module: nn.Module, place: Place) -> None:
+    """Give every rank the buffers of rank 0, such as BN's statistics; every rank must call it."""
+    if place.world > 1:
+        for buffer in module.buffers():
+            dist.broadcast(buffer, src=0)
+
+
 def data_parallel(module: nn.Module, place: Place, *, same_buffers: bool) -> nn.Module:
     """Wrap a module with DDP; with a single rank, return it unchanged.
 

@@ -359,6 +359,7 @@ def _monitor(
     bank, queries = loaders
 
     def evaluate(backbone: nn.Module, /, *, watched: Watched) -> KnnResult:
+        distributed.share_buffers(backbone, place)  # as in checkpoints: those of rank 0
         votes = [(config.monitor.knn_k, config.monitor.knn_temperature)]
         with console.tally("kNN: images", bank.images + queries.images) as done:
 

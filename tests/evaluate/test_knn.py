@@ -94,6 +94,11 @@ def test_ranks_do_not_matter(ranks: Callable[[str, int], list[Any]]) -> None:
     assert ranks("knn", 3) == [alone] * 3
 
 
+def test_statistics_are_those_of_the_first_rank(ranks: Callable[[str, int], list[Any]]) -> None:
+    """As in checkpoints: the monitor evaluates the network that can be evaluated again."""
+    assert ranks("shared_statistics", 2) == [[0.0, 0.0], [0.0, 0.0]]
+
+
 def test_memory_does_not_grow_with_the_bank() -> None:
     """As many neighbours as asked for, and nothing of the bank, are held after each block."""
     nearest = Nearest(torch.randn(10, 4), most=3, block=100)
