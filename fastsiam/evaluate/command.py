@@ -85,11 +85,14 @@ def evaluate_knn(
         for temperature in config.temperature or [own.knn_temperature]
     ]
     bank, queries = subject.loaders()
-    evaluation = subject.evaluation(
-        "knn",
-        subject.data_facts(bank, queries),
-        {"features": "pool5", "similarity": "cosine", "votes": [list(vote) for vote in votes]},
-    )
+    protocol: dict[str, Any] = {
+        "features": "pool5",
+        "similarity": "cosine",
+        "votes": [list(x) for x in votes],
+    }
+    if config.baselines:
+        protocol["baselines"] = True
+    evaluation = subject.evaluation("knn", subject.data_facts(bank, queries), protocol)
     files = subject.record_files(evaluation, config)
     subject.introduce()
     kinds: list[Features] = ["untrained" if subject.untrained else "trained"]

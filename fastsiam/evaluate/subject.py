@@ -127,6 +127,8 @@ class Subject:
             pipeline=self.data.pipeline,
             precision=short_name(self.dtype),
             ranks=self.place.world,
+            exif=self.data.exif,
+            alpha=self.data.alpha,
         )
         return Evaluation(kind=kind, network=network, data=data, images=images, protocol=protocol)
 

@@ -21,6 +21,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from fastsiam.config import MethodConfig, MoCoV2Config, SimSiamConfig, Stem, SwAVConfig
@@ -221,6 +222,7 @@ def translate(state: Mapping[str, Tensor], *, foreign: bool = False) -> Translat
         numbers = "backbone.0.weight" in new.values()
         new = {k: _torchvisions(name, numbers, lightlys) for k, name in new.items()}
     names = numbered(new, state)
+    _refuse_ambiguous(names, state)
     return Translation(
         layout=layout.name,
         weights={name: state[key] for key, name in names.items()},
@@ -228,6 +230,15 @@ def translate(state: Mapping[str, Tensor], *, foreign: bool = False) -> Translat
         left_out=[key for key in state if key not in names],
         small_stem="cifar-no-relu" if lightlys else layout.small_stem,
     )
+
+
+def _refuse_ambiguous(names: Mapping[str, str], state: Mapping[str, Tensor]) -> None:
+    """Raise a ``ValueError`` if a file holds one of fastsiam's weights twice, not alike."""
+    first: dict[str, str] = {}
+    for key, name in names.items():
+        other = first.setdefault(name, key)
+        if other != key and not torch.equal(state[other], state[key]):
+            raise ValueError(f"holds two networks, {other} and {key}: write a file of one of them")
 
 
 def _unwrapped(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

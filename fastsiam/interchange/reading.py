@@ -107,7 +107,10 @@ def _of_other(
     content: Any, path: Path, asked: BackboneConfig, named: Mapping[str, str]
 ) -> Pretrained:
     state, beside = _weights(path, content)
-    given = translate(state, foreign=not asked.is_own)
+    try:
+        given = translate(state, foreign=not asked.is_own)
+    except ValueError as error:
+        raise CheckpointError(f"{path} {error}") from error
     model = _backbone(path, given, named)
     classifier = {f"backbone.{key}" for key in classifier_keys(model)}
     unused = [given.origin[key] for key in given.weights if key in classifier]

@@ -106,6 +106,8 @@ class ImageFacts:
     pipeline: str
     precision: str
     ranks: int
+    exif: str = "ignore"
+    alpha: str = "drop"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +127,9 @@ class Evaluation:
         data, images = self.data.to_dict(), asdict(self.images)
         for elsewhere in ("pipeline", "ranks"):
             del images[elsewhere]
+        for later, usual in (("exif", "ignore"), ("alpha", "drop")):  # 0.2 did not record them
+            if images[later] == usual:
+                del images[later]
         del data["root"]
         return json.dumps([data, images, self.protocol], sort_keys=True)
 

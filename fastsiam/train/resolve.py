@@ -190,8 +190,9 @@ def with_compilation(config: TrainConfig, start: Checkpoint | None, *, end: int)
     """
     began_with = "auto" if start is None else start.config.step.compile
     if start is not None and start.step >= end:  # no step is left to compile
-        known = replace(config, step=replace(config.step, compile=began_with))
-        return without_compilation(known) if began_with == "auto" else known
+        if began_with != "on":
+            return without_compilation(config)
+        return replace(config, step=replace(config.step, compile="on"))
     if config.step.compile != "auto":
         return config
     choice: Compile = "on" if end >= _WORTH_COMPILING else "off"

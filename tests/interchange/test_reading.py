@@ -135,6 +135,8 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     assert "1 of another type (encoder.conv1.weight: torch.int8, torch.strided)" in integers
     sparse = broken(lambda s: s.update({weight: s[weight].to_sparse()}), tmp_path)
     assert "1 of another type (encoder.conv1.weight: torch.float32, torch.sparse_coo)" in sparse
+    two = broken(lambda s: s.update({"module.backbone.conv1.weight": 2 * s[weight]}), tmp_path)
+    assert "holds two networks, encoder.conv1.weight and backbone.conv1.weight" in two
     infinite = broken(lambda s: s.update({weight: s[weight] * torch.inf}), tmp_path)
     assert "holds weights that are not finite (encoder.conv1.weight)" in infinite
     many = broken(lambda s: [s.pop(k) for k in list(s) if ".layer1.1." in k], tmp_path)

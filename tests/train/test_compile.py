@@ -295,3 +295,4 @@ def test_auto_compiles_long_runs_and_continues_as_the_run_began(
     assert resolved(config, "on", 1) == "on"
     assert resolved(config, "off", 1000) == "off"
     assert resolved(with_settings(config, cuda_graphs=True), "off", 1000) == "on"
+    assert resolved(with_settings(config, cuda_graphs=True), "off", 0) == "off"  # nothing to do

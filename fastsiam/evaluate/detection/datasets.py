@@ -215,7 +215,8 @@ def _open_coco(data: Path, split: str) -> DetectionSet:
             boxes, kinds, objects = [], [], []
             for row in coco.imgToAnns[image["id"]]:  # without crowds and, as in detectron2, slivers
                 x, y, w, h = map(float, row["bbox"])
-                row.setdefault("iscrowd", 0)  # COCOeval, after the training, needs both
+                # COCOeval, after the training, needs both.
+                row["iscrowd"] = int(row.get("iscrowd") or 0)
                 row["area"] = float(row.get("area", w * h))
                 mask = row["segmentation"]
                 _check_segmentation(mask, height, width)
@@ -244,7 +245,9 @@ def _open_coco(data: Path, split: str) -> DetectionSet:
                 )
             )
         rows = coco.dataset.get("annotations", [])
-        if 0 in coco.anns or len(coco.anns) < len(rows):  # COCOeval takes 0 for "not found"
+        # COCOeval takes 0 for "not found", and ids for numbers.
+        odd = 0 in coco.anns or not all(isinstance(number, int) for number in coco.anns)
+        if odd or len(coco.anns) < len(rows):
             for number, one in enumerate(rows, 1):
                 one["id"] = number
             with contextlib.redirect_stdout(io.StringIO()):

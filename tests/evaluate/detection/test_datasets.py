@@ -209,11 +209,13 @@ def test_masks_that_fit_are_as_pycocotools_has_them(tmp_path: Path, coco: None) 
 
 
 def test_what_pycocotools_needs_at_the_end_is_there(tmp_path: Path, coco: None) -> None:
-    """An id above 0 of each object, its area, and whether it is a crowd."""
-    for ids in ((0, 1), (1, 1)):
+    """A number above 0 of each object, its area, and whether it is a crowd."""
+    odd: list[tuple[Any, Any]] = [(0, 1), (1, 1), ("a7", "b")]
+    for ids in odd:
         objects = [thing(key, bbox=[x, 5, 10, 20]) for key, x in zip(ids, (10, 40), strict=True)]
         for one in objects:
             del one["area"], one["iscrowd"]
+        objects[0]["iscrowd"] = None
         opened = open_detection("coco", coco_set(tmp_path, *objects), "val")
         (truth,) = (one for one in opened.pictures if len(one))
         found = Detections(truth.image_id, truth.boxes, np.ones(2, "f4"), truth.labels)
