@@ -109,6 +109,14 @@ class ImageFacts:
     exif: str = "ignore"
     alpha: str = "drop"
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, without the defaults of fields that version 0.2 lacks."""
+        plain = asdict(self)
+        for name, usual in (("exif", "ignore"), ("alpha", "drop")):
+            if plain[name] == usual:
+                del plain[name]
+        return plain
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
@@ -124,12 +132,9 @@ class Evaluation:
     @property
     def identity(self) -> str:
         """Key that is equal for evaluations with the same protocol and images."""
-        data, images = self.data.to_dict(), asdict(self.images)
+        data, images = self.data.to_dict(), self.images.to_dict()
         for elsewhere in ("pipeline", "ranks"):
             del images[elsewhere]
-        for later, usual in (("exif", "ignore"), ("alpha", "drop")):  # 0.2 did not record them
-            if images[later] == usual:
-                del images[later]
         del data["root"]
         return json.dumps([data, images, self.protocol], sort_keys=True)
 
@@ -230,7 +235,7 @@ class Record(Evaluation):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, with additional keys for the main results."""
-        plain = asdict(self) | {"data": self.data.to_dict()}
+        plain = asdict(self) | {"data": self.data.to_dict(), "images": self.images.to_dict()}
         if self.kind == "knn":
             del plain["images_validated"]
             kinds = dict.fromkeys(line["features"] for line in self.results)

@@ -44,6 +44,7 @@ def test_the_same_evaluation_elsewhere_has_the_same_name() -> None:
     assert moved.path(RUN) == record.path(RUN)
     for other in (
         replace(record, images=replace(record.images, crop=24)),
+        replace(record, images=replace(record.images, exif="apply")),
         replace(record, data=replace(record.data, labels_crc32="0")),
         replace(record, protocol=record.protocol | {"seed": 1}),
     ):
