@@ -51,7 +51,8 @@ def finding(records: Sequence[Record]) -> str:
     fitting = [one for one in trained.values() if would_fit(one)]
     best = max(fitting, key=lambda one: one.images_per_second)
     if best is baseline:
-        return f"{said}; no other pipeline that can run here is faster.{workers}"
+        others = "; no other pipeline that can run here is faster" if len(trained) > 1 else ""
+        return f"{said}{others}.{workers}"
     share = min(1.0, best.share_of_ceiling or 0.0)
     return f"{said}; --pipeline {best.pipeline} reaches {share:.0%}.{workers}"
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -89,6 +89,8 @@ class Outcome:
     seconds: float
     said: str
     """The last line of its log that says what went wrong or which tests passed."""
+    device: str = ""
+    """The GPU's name, or cpu; empty in files of earlier versions."""
 
 
 def stages(config: GpuConfig, *, gpu_bytes: float) -> list[Stage]:
@@ -158,7 +160,7 @@ def _training(config: GpuConfig, device: str) -> list[Stage]:
     run = "--recipe cifar10 --knn-every 25"
     if device == "cpu":
         run = "--recipe demo --epochs 2 --max-steps 4 --log-every 2 --knn-every 0"
-    words = ["--data", data, "--out", str(_run_folder(config)), "--save-every", "2000"]
+    words = ["--data", data, "--out", str(_run_folder(config, device)), "--save-every", "2000"]
     words += ["--device", device, *run.split()]
     return [*found, Stage("cifar10", 0, (*fastsiam, "train", *words))]
 
@@ -177,9 +179,10 @@ def results_folder(config: GpuConfig) -> Path:
     return Path(config.out or Path(os.environ.get("OUT") or "runs", "gpu")).absolute()
 
 
-def _run_folder(config: GpuConfig) -> Path:
-    """Return the run folder of CIFAR-10's recipe: on other images it is another run."""
-    return results_folder(config) / ("cifar10" if config.cifar10 else "made")
+def _run_folder(config: GpuConfig, device: str) -> Path:
+    """Return the run folder of CIFAR-10's recipe: on other images, or a CPU, it is another run."""
+    name = "cifar10" if config.cifar10 else "made"
+    return results_folder(config) / (f"{name}-cpu" if device == "cpu" else name)
 
 
 def run(config: GpuConfig) -> Path:
@@ -203,25 +206,38 @@ def run(config: GpuConfig) -> Path:
     with explained(FastSiamError, f"cannot make the folder {out}"):
         for folder in ("logs", "records"):
             (out / folder).mkdir(parents=True, exist_ok=True)
-    outcomes = read_outcomes(out)
+    gpu = card.name if card else ""
+    device = gpu or "cpu"
+    outcomes = {
+        name: replace(one, device=one.device or gpu) for name, one in read_outcomes(out).items()
+    }
     for name in config.again:
         if name not in (names := [one.name for one in table]):
             raise DataError(f"--again {name}: there is no such stage, only {', '.join(names)}")
-        outcomes.pop(name, None)
+        if name in _of_device(device, outcomes):
+            del outcomes[name]
     with handled(STOPS, lambda number, _: sys.exit(128 + number)):  # after the stage has ended
-        for stage in in_turn(table, outcomes):
+        for stage in in_turn(table, _of_device(device, outcomes)):
             left = deadline - time.monotonic()
             if left < stage.seconds + _GRACE:
                 left = max(0.0, left)
                 console.say(f"{stage.name}: left for another call: {duration(left)} are left")
                 continue
             console.say(f"{stage.name}: begins, {duration(left)} left")
-            outcome = outcomes[stage.name] = perform(stage, out, seconds=left)
+            if stage.name in outcomes and outcomes[stage.name].device != device:
+                (out / f"records/{stage.name}.json").unlink(missing_ok=True)  # if it fails here
+            outcome = replace(perform(stage, out, seconds=left), device=device)
+            outcomes[stage.name] = outcome
             took = duration(outcome.seconds)
             console.say(f"{stage.name}: {outcome.status} after {took}: {outcome.said}")
             write_json(out / "state.json", {n: asdict(one) for n, one in outcomes.items()})
-            write_page(config, table, outcomes, gpu=card.name if card else "")
-    return write_page(config, table, outcomes, gpu=card.name if card else "")
+            write_page(config, table, outcomes, gpu=gpu)
+    return write_page(config, table, outcomes, gpu=gpu)
+
+
+def _of_device(device: str, outcomes: Mapping[str, Outcome]) -> dict[str, Outcome]:
+    """Return the outcomes on a device; stages that ran on another one are to be repeated."""
+    return {name: one for name, one in outcomes.items() if one.device == device}
 
 
 def in_turn(table: Sequence[Stage], outcomes: Mapping[str, Outcome]) -> list[Stage]:
@@ -308,13 +324,15 @@ def write_page(
         FastSiamError: the page cannot be written.
     """
     out, records, rows = results_folder(config), {}, []
+    own = _of_device(gpu or "cpu", outcomes)
     for one in stages:
-        with contextlib.suppress(DataError):  # missing, or cut
-            records[one.name] = read(out / f"records/{one.name}.json")
-        ended = outcomes.get(one.name)
+        if one.name in own or one.name not in outcomes:  # another device's are not for this page
+            with contextlib.suppress(DataError):  # missing, or cut
+                records[one.name] = read(out / f"records/{one.name}.json")
+        ended = own.get(one.name)
         how = [ended.status, ended.said] if ended else ["not yet", ""]
         rows.append([one.name, *how, f"python {' '.join(one.arguments)}"])
-    metrics = read_metrics(_run_folder(config)) if config.cifar10 and gpu else ()
+    metrics = read_metrics(_run_folder(config, "cuda")) if config.cifar10 and gpu else ()
     parts = [
         "# Measured on a GPU" if gpu else "# Tried on a CPU: everything is small",
         "## Expected, and measured",

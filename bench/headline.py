@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from fastsiam.bench.config import HeadlineConfig
 from fastsiam.bench.records import circumstances
+from fastsiam.config import DataConfig
 from fastsiam.config.recipes import RECIPES
 from fastsiam.console import Console, duration
 from fastsiam.errors import FastSiamError
-from fastsiam.files import explained, parsed_json, write_json
+from fastsiam.files import explained, parsed_json, values_used, write_json
 from fastsiam.report import drawing
 from fastsiam.run.log import read_metrics
 from fastsiam.signals import STOPS, ending_with, handled
@@ -100,6 +101,33 @@ class Training:
         curve = self.curve
         return self.seconds_to_goal is not None or bool(curve and curve[-1]["epoch"] >= epochs)
 
+    def check_continues(self) -> None:
+        """Check that the settings are those of the run in the folder, if there is one.
+
+        Raises:
+            FastSiamError: names the option that differs.
+        """
+        path, config, recipe = self.folder / "config.json", self.config, _RECIPES[self.method]
+        if not path.exists():
+            return
+        default = RECIPES[recipe]()
+        with values_used(path):
+            old = parsed_json(path.read_text("utf-8"))["config"]
+            options: dict[str, tuple[Any, Any]] = {
+                "seed": (old["numerics"]["seed"], config.seed),
+                "epochs": (old["optim"]["epochs"], config.epochs or default.optim.epochs),
+                "width": (old["model"]["width"], config.width or default.model.width),
+            }
+            if self.is_done:  # otherwise train compares the images, which may have moved
+                then, now = (DataConfig(data=x).root for x in (old["data"]["data"], config.data))
+                options["data"] = os.path.abspath(str(then)), os.path.abspath(str(now))
+        for name, (before, asked) in options.items():
+            if before != asked:
+                raise FastSiamError(
+                    f"{self.folder} was trained with --{name} {before}, not {asked}: pass the same "
+                    "value, or another --out"
+                )
+
     def train(self, until: float) -> None:
         """Train until a moment of ``time.monotonic``, the goal, or the last epoch.
 
@@ -145,6 +173,8 @@ def run(config: HeadlineConfig) -> dict[str, Any]:
     out = Path(config.out)
     with explained(FastSiamError, f"cannot write {out}"):
         out.mkdir(parents=True, exist_ok=True)
+    for one in trainings:
+        one.check_continues()
     with handled(STOPS, lambda number, _: sys.exit(128 + number)):  # after the run has saved
         for one in trainings:
             if not one.is_done and time.monotonic() < until:

@@ -213,9 +213,11 @@ def check_writable(path: Path) -> None:
     Raises:
         DataError: says why.
     """
-    there = next(parent for parent in path.absolute().parents if parent.exists())
-    target = path if path.exists() else there
-    if path.is_dir() or not there.is_dir() or not os.access(target, os.W_OK):
+    real = Path(os.path.realpath(path))
+    there = next(parent for parent in real.parents if parent.exists())
+    is_special = real.exists() and not real.is_file()  # a device; files are replaced
+    target = real if is_special else there
+    if real.is_dir() or not there.is_dir() or not os.access(target, os.W_OK):
         raise DataError(f"cannot write {path}: it is a folder, or not yours to write")
 
 

@@ -11,6 +11,7 @@ import faulthandler
 import multiprocessing
 import os
 import socket
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
@@ -88,6 +89,8 @@ class Runner:
         before, (port,) = gpu_memory(), free_ports(1)
         # The server imports torch once for all runners.
         context: Any = _FRESH if fresh else server_context("fastsiam.bench.cases.train")
+        # Processes start now: the clock of what they time from their start.
+        self.began = time.monotonic()
         self._pools = [
             ProcessPoolExecutor(1, context, _begin_rank, (dict(os.environ), rank, ranks, port))
             for rank in range(ranks)

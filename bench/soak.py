@@ -32,10 +32,12 @@ from fastsiam.bench.images import Images, make_images
 from fastsiam.bench.records import circumstances
 from fastsiam.config import Pipeline
 from fastsiam.console import Console, duration
-from fastsiam.errors import CheckpointError, DataError, FastSiamError
+from fastsiam.errors import BackendError, CheckpointError, DataError, FastSiamError
 from fastsiam.files import explained, parsed_json, write_json
 from fastsiam.pipelines.backends import BACKENDS, CEILING
 from fastsiam.report.markdown import markdown
+from fastsiam.run.records import check_targets
+from fastsiam.signals import leave_at_once, stops_handled
 
 _IMAGES = 96
 _PATIENCE = 180.0
@@ -254,11 +256,17 @@ class Soak:
             for name in ("calm", "hurt")
         )
         began = time.monotonic()
-        calm.start()
-        self._finish(calm, None)
-        speed = self._steps / (time.monotonic() - began)
-        self._steps = max(_LEAST_STEPS, round(speed * self.config.seconds))
-        faults = self._hurt(hurt, random.Random(seed))
+        try:
+            calm.start()
+            self._finish(calm, None)
+            speed = self._steps / (time.monotonic() - began)
+            self._steps = max(_LEAST_STEPS, round(speed * self.config.seconds))
+            faults = self._hurt(hurt, random.Random(seed))
+        except BaseException:  # a signal: the runs have sessions of their own, and would continue
+            for run in (calm, hurt):
+                run.kill()
+                run.left_behind(_PATIENCE, files=False)
+            raise
         if difference := hurt.difference(calm):
             self._note(hurt, difference)
         steps = max((line.get("step", 0) for line in hurt.lines), default=0)
@@ -329,11 +337,21 @@ def soak(config: SoakConfig) -> Path:
     """Disturb runs for so many minutes and write the record; return its path.
 
     Raises:
+        BackendError: a pipeline that was named is not installed, so that nothing would be run.
         FastSiamError: something went wrong with a run, which the record has; or a file cannot be
             written.
     """
     began, path = time.monotonic(), Path(config.out)
-    with tempfile.TemporaryDirectory(prefix="fastsiam-soak-") as folder:
+    check_targets(path)
+    if missing := [name for name in config.pipelines if name not in config.names]:
+        raise BackendError(
+            f"not installed: {', '.join(missing)}; install it (pip install "
+            f"'fastsiam[{missing[0]}]'), or name other --pipelines"
+        )
+    with (
+        stops_handled(lambda number: sys.exit(128 + number), again=leave_at_once),
+        tempfile.TemporaryDirectory(prefix="fastsiam-soak-") as folder,
+    ):
         work = Soak(config, Path(folder), began + 60 * config.minutes)
         work.run()
     record = {

@@ -26,7 +26,8 @@ def measure(session: Session) -> list[Record]:
             name=name,
             runner="machine",
             build=partial(build_machine, device=session.device),
-            in_the_clock="copies count each byte twice: read and written",
+            in_the_clock="copies within memory count each byte twice (read and written), those "
+            "from host to device once",
             config={"device": session.device, "threads": torch.get_num_threads()},
         )
         for name in names

@@ -52,6 +52,8 @@ def _measured(session: Session, name: str) -> list[Record]:
             session.console.say(f"{name}, {way}: not measured: it is of fastsiam bench step")
         elif session.gpu or way not in ONLY_ON_GPU:
             rows.append(row(f"{name}, {way}", build_step, _config(session, name, way)))
+        else:
+            session.console.say(f"{name}, {way}: not measured: needs a GPU")
     return compare(session, rows, apart=session.gpu)
 
 

@@ -26,6 +26,7 @@ from fastsiam.bench.records import Record, Row
 from fastsiam.bench.runner import Build, Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig, ViewConfig
+from fastsiam.errors import FastSiamError
 from fastsiam.pipelines.backends import BASELINE
 from fastsiam.pipelines.store.beton import BetonStore
 
@@ -61,8 +62,23 @@ def both_views(view: Callable[[Any], Tensor], image: Any) -> Views:
     return view(image), view(image)
 
 
+def check_two_alike_views(session: Session) -> None:
+    """Check that the recipe makes two views by the same settings, as other libraries here do.
+
+    Raises:
+        FastSiamError: it makes others.
+    """
+    views = session.config.augment.views
+    if len(views) != 2 or views[0] != views[1]:
+        raise FastSiamError(
+            f"--recipe {session.config.recipe} does not make two views by the same settings, as "
+            "the other libraries do here: name another, such as imagenet or cifar10"
+        )
+
+
 def measure(session: Session) -> list[Record]:
     """Measure the libraries and fastsiam's pipelines in one run, interleaved."""
+    check_two_alike_views(session)
     batch = session.loaded_batch
     images = session.images(batch)
     baseline = f"fastsiam --pipeline {BASELINE}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fastsiam.bench.images import users_own
 from fastsiam.bench.measure import clocked
 from fastsiam.bench.records import Record, Row, Timing
 from fastsiam.bench.session import Session
@@ -26,13 +27,14 @@ def measure(session: Session) -> list[Record]:
     """Measure each window on the data's labels, or on as many as ImageNet's, sorted by class."""
     labels, blocks, about = _labels_and_blocks(session)
     batch, images = session.config.batch or _BATCH, len(labels)
-    timings = {"full": _timed(session, partial(full_shuffle, images, _SEED), images)}
+    sizes = session.config.values or _WINDOWS
+    windows = {f"window:{size}": partial(Window(size, blocks).epoch, _SEED) for size in sizes}
+    orders = {"full": partial(full_shuffle, images, _SEED)} | windows
+    timings = _timed(orders, session.config.repeats, images)
     of_full = largest_classes(labels[full_shuffle(images, _SEED, 0)], batch)
     facts: dict[str, dict[str, float]] = {"full": {"moved": 1.0, "parted": 1.0} | of_full}
-    for size in session.config.values or _WINDOWS:
-        window, name = Window(size, blocks), f"window:{size}"
-        timings[name] = _timed(session, partial(window.epoch, _SEED), images)
-        order = window.epoch(_SEED, 0)
+    for name, window in windows.items():
+        order = window(0)
         facts[name] = distances(order, blocks) | largest_classes(labels[order], batch)
         facts[name] |= {f"{key}_full": share for key, share in of_full.items()}
     return [
@@ -50,7 +52,7 @@ def measure(session: Session) -> list[Record]:
 
 def _labels_and_blocks(session: Session) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:
     """Return labels and blocks of the images, and a description."""
-    if not session.config.data:
+    if not users_own(session.config):
         labels = np.arange(_IMAGES) * _CLASSES // _IMAGES
         return labels, in_order(_IMAGES), f"{_IMAGES:,} images of {_CLASSES:,} classes, sorted"
     config = session.config
@@ -58,11 +60,17 @@ def _labels_and_blocks(session: Session) -> tuple[NDArray[np.int64], NDArray[np.
     return store.labels, store.blocks(), f"{len(store):,} images of {store.root.name}"
 
 
-def _timed(session: Session, permutation: partial[NDArray[np.int64]], images: int) -> Timing:
-    epochs = count()
-    permutation(next(epochs))
-    samples = [clocked(lambda: permutation(next(epochs))) for _ in range(session.config.repeats)]
-    return Timing(samples, images)
+def _timed(
+    orders: Mapping[str, partial[NDArray[np.int64]]], repeats: int, images: int
+) -> dict[str, Timing]:
+    """Time the orders of epochs in turns (A B C A B C ...), after a warm-up."""
+    timings = {name: Timing(images=images) for name in orders}
+    for epoch in range(repeats + 1):
+        for name, order in orders.items():
+            sample = clocked(partial(order, epoch))
+            if epoch:
+                timings[name].samples.append(sample)
+    return timings
 
 
 def distances(order: NDArray[np.int64], blocks: NDArray[np.int64]) -> dict[str, float]:

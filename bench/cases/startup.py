@@ -69,31 +69,33 @@ def _start(settings: dict[str, Any], *, cold: bool) -> tuple[Sample, dict[str, A
     """Start a process that loads; return its time to the end of the first epoch, and its facts."""
     files = [path for path in Path(settings["data"].data).rglob("*") if path.is_file()]
     cached = drop_from_cache(files) if cold else 1.0
-    build = partial(build_startup, began=time.monotonic(), **settings)
+    build = partial(build_startup, **settings)
     with closing(Runner("startup", build, fresh=True)) as runner:
         facts = runner.facts("startup") | {"cached": cached}
+    for moment in ("imports", "first_batch", "first_epoch_over"):
+        facts[moment] -= runner.began
     wall, cpu = facts["first_epoch_over"], facts.pop("cpu_until_then")
     return replace(runner.first["startup"], wall=wall, cpu=cpu), facts
 
 
 def build_startup(
-    *, data: DataConfig, augment: AugmentConfig, batch: int, images: int, device: str, began: float
+    *, data: DataConfig, augment: AugmentConfig, batch: int, images: int, device: str
 ) -> Task:
-    """Load two epochs once; ``began`` is when the process was started."""
+    """Load two epochs once; the first facts are moments of ``time.monotonic``."""
     facts: dict[str, Any] = {}
 
     def run() -> None:
-        facts["imports"] = time.monotonic() - began
+        facts["imports"] = time.monotonic()
         loader = build_loader(data, augment, batch=batch, device=device)
         for number in range(2):
             start = time.monotonic()
             for step, _ in enumerate(loader.epoch(number)):
                 if number == step == 0:
                     wait_for_gpu()
-                    facts["first_batch"] = time.monotonic() - began
+                    facts["first_batch"] = time.monotonic()
             wait_for_gpu()
             facts["first_epoch" if number == 0 else "later_epoch"] = time.monotonic() - start
-            facts.setdefault("first_epoch_over", time.monotonic() - began)
+            facts.setdefault("first_epoch_over", time.monotonic())
             facts.setdefault("cpu_until_then", cpu_seconds())
         loader.close()
 

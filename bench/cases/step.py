@@ -61,8 +61,8 @@ def measure(session: Session) -> list[Record]:
     rows = []
     for name in session.config.names("variants"):
         if name in ONLY_ON_GPU and not session.gpu:
-            continue
-        if name != SYNC_BN:
+            session.console.say(f"{name}: not measured: needs a GPU")
+        elif name != SYNC_BN:
             rows.append(row(name, **VARIANTS[name]))
         elif most_ranks == 1:
             session.console.say(f"{name}: not measured: needs several GPUs")

@@ -17,7 +17,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from fastsiam.bench import object_storage
-from fastsiam.bench.cases.peers import Views, both_views, torchvision_view
+from fastsiam.bench.cases.peers import (
+    Views,
+    both_views,
+    check_two_alike_views,
+    torchvision_view,
+)
 from fastsiam.bench.images import add_to_tar
 from fastsiam.bench.peers import Peer
 from fastsiam.bench.records import Record, Row
@@ -35,6 +40,7 @@ LOCAL = "local disk"
 
 def measure(session: Session) -> list[Record]:
     """Measure pipelines and other libraries, one after the other, from each place and cache."""
+    check_two_alike_views(session)
     images, batch = session.images(session.loaded_batch), session.loaded_batch
     folder = session.folder / "storage"
     files = sorted(path for path in images.folder.rglob("*") if path.is_file())

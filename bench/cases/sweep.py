@@ -61,7 +61,10 @@ def measure(session: Session) -> list[Record]:
 def _pipelines(session: Session, over: Over) -> list[Pipeline]:
     """Return the pipelines that the setting matters to."""
     names, matters = list(session.config.pipeline_names), _MATTERS_TO.get(over)
-    return [name for name in names if matters(BACKENDS[name])] if matters else names
+    found = [name for name in names if matters is None or matters(BACKENDS[name])]
+    if not found:
+        session.console.say(f"{over} does not matter to {', '.join(names)}")
+    return found
 
 
 def _config(session: Session, ranks: int) -> TrainConfig:

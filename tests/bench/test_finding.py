@@ -39,6 +39,8 @@ def test_the_finding_says_what_bounds_training() -> None:
     assert said.endswith("a GPU would help most, then a smaller --backbone or --crop.")
     said = finding(rows(400, 1600, {"torchvision": 400, "ffcv": 300}))
     assert said.endswith("no other pipeline that can run here is faster.")
+    said = finding(rows(400, 1600, {"torchvision": 400}))
+    assert said.endswith("decoding is 50% of the loader's work.")  # none was measured
     assert "No finding" in finding([])
 
 

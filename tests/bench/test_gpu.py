@@ -16,8 +16,9 @@ import pytest
 from fastsiam.bench import gpu as campaign
 from fastsiam.bench.config import GpuConfig
 from fastsiam.bench.gpu import Outcome, Stage, in_turn, perform, read_outcomes, stages
-from fastsiam.bench.records import read
+from fastsiam.bench.records import read, write
 from fastsiam.errors import DataError
+from tests.bench.made import made
 from tests.commands import parse
 from tests.conftest import ROOT
 from tests.processes import Forked, fastsiam
@@ -106,6 +107,41 @@ def test_a_campaign_continues_where_it_stopped(
         read_outcomes(out)
 
 
+def test_stages_of_another_device_are_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of earlier versions do not name the device: they are taken for this GPU's."""
+    table = [stage(name, "") for name in ("other", "unnamed", "own")]
+    monkeypatch.setattr(campaign, "stages", lambda *_, **__: table)
+    monkeypatch.setattr(campaign, "check_devices", lambda _: None)
+    ran: list[str] = []
+
+    def perform(one: Stage, *_: object, **__: object) -> Outcome:
+        ran.append(one.name)
+        return Outcome(status="failed", seconds=1.0, said="failed now")
+
+    monkeypatch.setattr(campaign, "perform", perform)
+    properties = SimpleNamespace(name="GPU B", total_memory=0)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: properties)
+    devices = {"other": "GPU A", "unnamed": "", "own": "GPU B"}
+    for gpu, expected in (("GPU B", ["other"]), ("", ["other", "unnamed", "own"])):
+        out, ran[:] = tmp_path / f"out{gpu}", []
+        monkeypatch.setattr("torch.cuda.is_available", lambda gpu=gpu: bool(gpu))
+        (out / "records").mkdir(parents=True)
+        state = {}
+        for name, device in devices.items():
+            state[name] = {"status": "done", "seconds": 1, "said": "done before", "device": device}
+            write(out / "records" / f"{name}.json", [made(name)])
+        del state["unnamed"]["device"]
+        (out / "state.json").write_text(json.dumps(state))
+        page = campaign.run(GpuConfig(out=str(out), minutes=2)).read_text()
+        assert ran == expected
+        assert {name for name in devices if f"## {name}\n" not in page} == set(expected)
+        assert page.count("failed now") == len(expected)
+        after = {name: one.device for name, one in read_outcomes(out).items()}
+        assert after == dict.fromkeys(devices, gpu or "cpu")
+
+
 def test_a_signal_ends_the_stage_and_all_that_it_started(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     process = Forked(_run_one_for_ever, tmp_path, pid)
@@ -180,13 +216,13 @@ def test_all_of_it_runs_on_a_cpu(tmp_path: Path) -> None:
     assert all(read(path) for path in (tmp_path / "records").iterdir())
     page = (tmp_path / "page.md").read_text()
     assert "## loader" in page and "matrix product, bfloat16" in page and "not yet" not in page
-    assert os.path.getsize(tmp_path / "trace.json") > 0 and (tmp_path / "made").is_dir()
+    assert os.path.getsize(tmp_path / "trace.json") > 0 and (tmp_path / "made-cpu").is_dir()
 
 
 def campaign_on_cpu(out: Path, new: Callable[[str], bool]) -> dict[str, Outcome]:
     """Run the command with the stages that are new, all others taken for done."""
     names = [one.name for one in stages(GpuConfig(), gpu_bytes=0)]
-    done = {"status": "done", "seconds": 1, "said": ""}
+    done = {"status": "done", "seconds": 1, "said": "", "device": "cpu"}
     old = sorted(name for name in names if not new(name))
     (out / "state.json").write_text(json.dumps(dict.fromkeys(old, done)))
     said = fastsiam("bench", "gpu", "--device", "cpu", "--minutes", "20", "--out", str(out))

@@ -10,11 +10,13 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fastsiam.bench.config import HeadlineConfig
 from fastsiam.bench.headline import PICTURE, RECORD, Training, run
+from fastsiam.errors import FastSiamError
 from fastsiam.run import checkpoint as checkpoints
 from tests.conftest import write_images
 
@@ -55,6 +57,29 @@ def test_a_signal_reaches_the_run_once(number: signal.Signals, tmp_path: Path) -
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize(
+    "change", [{"seed": 1}, {"epochs": 3}, {"epochs": 1}, {"width": 8}, {"data": "other"}]
+)
+def test_a_run_of_other_settings_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    """A finished run would be reported as one of these settings."""
+    config = HeadlineConfig(data="images", out=str(tmp_path), epochs=2, width=4, only=("simsiam",))
+    folder = Training("simsiam", config).folder
+    folder.mkdir()
+    settings = {
+        "numerics": {"seed": 0}, "optim": {"epochs": 2}, "model": {"width": 4},
+        "data": {"data": "images"},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps({"config": settings, "environment": {}}))
+    line = {"kind": "knn", "step": 2, "epoch": 2, "top1": 50.0}
+    (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    training = Training("simsiam", config)
+    assert training.is_done
+    training.check_continues()
+    ((name, value),) = change.items()
+    with pytest.raises(FastSiamError, match=f"was trained with --{name} .*{value}: pass the same"):
+        run(replace(config, **change))
 
 
 @pytest.mark.slow

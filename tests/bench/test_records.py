@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam.bench.records import Timing, read, write
+from fastsiam.bench.records import Timing, check_writable, read, write
 from fastsiam.bench.tables import caption, table
 from fastsiam.errors import DataError
 from tests.bench.made import made, record, sample
@@ -28,6 +28,18 @@ def test_records_say_what_they_depend_on(tmp_path: Path) -> None:
     write(tmp_path / "new" / "records.json", [one, made("b")])
     assert read(tmp_path / "new" / "records.json") == [one, made("b")]
     assert len(json.loads((tmp_path / "new" / "records.json").read_text())) == 2
+
+
+def test_files_are_replaced_so_their_folder_must_be_writable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "records.json"
+    file.touch()
+    check_writable(file)
+    check_writable(Path("/dev/null"))
+    monkeypatch.setattr("os.access", lambda path, _: Path(path) != tmp_path)
+    with pytest.raises(DataError, match=r"cannot write .*records\.json"):
+        check_writable(file)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "[1]", '[{"case": "loader"}]'])

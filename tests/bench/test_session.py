@@ -18,7 +18,7 @@ from fastsiam.bench.cases.decode import OUR_PART, OURS, TURBO, TURBO_PART
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.records import read
 from fastsiam.bench.session import run
-from fastsiam.errors import BackendError
+from fastsiam.errors import BackendError, FastSiamError
 from fastsiam.pipelines.backends import BACKENDS
 from tests.bench.made import bench
 from tests.processes import Forked, fastsiam
@@ -33,6 +33,38 @@ def test_a_variant_that_cannot_be_measured_ends_with_an_error(
     with pytest.raises(BackendError, match=r"not measured: authors \(the authors' step is SimSiam"):
         run("step", config)
     assert [one.name for one in read(tmp_path / "out.json")] == ["eager"]
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "reason"),
+    [
+        ("step", {"variants": ("fp16",)}, "fp16: not measured: needs a GPU"),
+        (
+            "sweep",
+            {"over": "jpeg-engine", "pipelines": ("native",)},
+            "jpeg-engine does not matter to torchvision, native",
+        ),
+    ],
+)
+def test_where_nothing_is_measured_the_reasons_are_above(
+    case: str,
+    changes: dict[str, Any],
+    reason: str,
+    little: BenchConfig,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(BackendError, match="nothing could be measured; the reasons are above"):
+        run(case, replace(little, **changes))
+    assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("case", ["peers", "storage"])
+@pytest.mark.parametrize("recipe", ["fastsiam_cifar10", "swav_small", "byol"])
+def test_other_views_are_not_compared_with_libraries(
+    case: str, recipe: str, little: BenchConfig
+) -> None:
+    with pytest.raises(FastSiamError, match=f"--recipe {recipe} does not make two views by the"):
+        run(case, replace(little, recipe=recipe))
 
 
 @pytest.mark.dali

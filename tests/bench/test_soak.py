@@ -6,12 +6,15 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from fastsiam.bench import soak as module
@@ -19,12 +22,14 @@ from fastsiam.bench.config import SoakConfig
 from fastsiam.bench.soak import FAULTS, Run, Soak, as_markdown, read_record, soak
 from fastsiam.config import TrainConfig
 from fastsiam.config.files import parse_assignments
-from fastsiam.errors import DataError, FastSiamError
+from fastsiam.errors import BackendError, DataError, FastSiamError
+from fastsiam.pipelines.backends import BACKENDS, Backend
 from fastsiam.run.checkpoint import last
 from fastsiam.train.command import train_here
 from tests.commands import parse
 from tests.configs import with_settings
 from tests.conftest import ROOT
+from tests.processes import Forked
 
 
 @pytest.mark.slow
@@ -125,3 +130,45 @@ def test_a_finding_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     out.write_text('{"runs": [1], "findings": []}')
     with pytest.raises(DataError, match=r"soak\.json holds no record of fastsiam bench soak$"):
         read_record(out)
+
+
+def test_what_cannot_be_run_or_written_is_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Soak, "run", lambda work: pytest.fail("it runs"))
+    out = tmp_path / "soak.json"
+    out.write_text("{}")
+    installed = property(lambda backend: backend is not BACKENDS["ffcv"])
+    monkeypatch.setattr(Backend, "installed", installed)
+    with pytest.raises(BackendError, match=r"^not installed: ffcv; install it "):
+        soak(SoakConfig(out=str(out), pipelines=("ffcv",)))
+    assert out.read_text() == "{}"
+    with pytest.raises(FastSiamError, match=r"^cannot write "):
+        soak(SoakConfig(out=str(tmp_path)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_runs_too(number: signal.Signals, tmp_path: Path) -> None:
+    """They have sessions of their own, so that no signal of a terminal reaches them."""
+    pid = tmp_path / "pid"
+    process = Forked(_soak_for_ever, tmp_path / "soak.json", pid)
+    deadline = time.monotonic() + 120
+    while not pid.exists() or not pid.read_text():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.1)
+    run = psutil.Process(int(pid.read_text()))
+    try:
+        process.send(number)
+        assert process.wait(60).returncode == 128 + number
+        assert not psutil.wait_procs([run], timeout=30)[1]
+    finally:
+        if run.is_running():
+            run.kill()
+
+
+def _soak_for_ever(out: Path, pid: Path) -> None:
+    """Soak with a run that does nothing."""
+    code = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    vars(module)["make_images"] = lambda *_: None
+    Run.command = [sys.executable, "-c", code]  # type: ignore[assignment, method-assign]
+    soak(SoakConfig(out=str(out), pipelines=("memory",)))

@@ -6,12 +6,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from fastsiam.bench import runner
 from fastsiam.bench.cases import CASES, startup
 from fastsiam.bench.config import BenchConfig
+from fastsiam.bench.records import Sample
 from fastsiam.bench.session import session
 
 
@@ -39,3 +42,16 @@ def test_files_that_stay_in_the_cache_are_not_cold(
     assert len({path for path in dropped if path.suffix == ".jpg"}) == 8
     line = "memory, cold: not measured: the system keeps 6% of the files in its cache"
     assert line in capsys.readouterr().err
+
+
+def test_the_clock_starts_with_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not with the question how much GPU memory is used, which takes longer."""
+    facts = {"imports": 101.0, "first_batch": 102.0, "first_epoch_over": 103.0, "later_epoch": 0.5}
+    fake: Any = SimpleNamespace(
+        began=100.0, first={"startup": Sample(9.0, 9.0)}, close=lambda: None,
+        facts=lambda _: facts | {"cpu_until_then": 2.0},
+    )  # fmt: skip
+    monkeypatch.setattr(startup, "Runner", lambda *_, **__: fake)
+    sample, found = startup._start({"data": SimpleNamespace(data=str(tmp_path))}, cold=False)
+    assert (sample.wall, sample.cpu) == (3.0, 2.0)
+    assert (found["imports"], found["first_batch"], found["later_epoch"]) == (1.0, 2.0, 0.5)
