@@ -167,6 +167,16 @@ def test_a_run_that_diverges_is_a_result(data: Path, tmp_path: Path) -> None:
     assert runs[0].log_file.read_text() == before
 
 
+def test_a_crash_after_an_earlier_divergence_is_a_failure(data: Path, tmp_path: Path) -> None:
+    """Only what the last try wrote tells why it ended."""
+    run = replace(tiny_runs(data, tmp_path, tiny())[0], folder=tmp_path / "bad")
+    run.folder.mkdir()
+    run.log_file.write_text("error: the loss is not finite at step 3\n")
+    ended = do_in_process([run], CPU, failing="bad")
+    assert ended.returncode == 1 and "bad failed (no room); see" in ended.stdout
+    assert not run.is_diverged
+
+
 def test_a_failure_ends_the_study_after_what_is_beside_it(data: Path, tmp_path: Path) -> None:
     """The run that fails does so at once, long before the one beside it is done."""
     good, other = tiny_runs(data, tmp_path, tiny())
