@@ -20,7 +20,7 @@ from fastsiam.environment import commit
 from fastsiam.files import as_utf8, quoted
 from fastsiam.model.backbones import skeleton
 from fastsiam.run.log import read_metrics
-from fastsiam.run.records import Record
+from fastsiam.run.records import Record, TrainingDataFacts
 
 from .layouts import AUTHORS
 from .pretrained import Pretrained, title
@@ -101,7 +101,7 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
         init=init,
         recipe=(settings.recipe or None) if settings else None,
         monitored=_last_monitored(pretrained),
-        results=[(record, _columns(record)) for record in results],
+        results=[(record, _images(record), _columns(record)) for record in results],
         trained_by=settings.environment if settings else None,
         fastsiam=fastsiam.__version__,
         commit=commit(),
@@ -118,6 +118,21 @@ def _last_monitored(pretrained: Pretrained) -> dict[str, Any] | None:
         return None
     lines = [x for x in read_metrics(run) if x["kind"] == "knn" and x["epoch"] <= epoch]
     return lines[-1] if lines else None
+
+
+def _images(record: Record) -> list[str]:
+    """Describe the images of an evaluation; empty if they are all of the run's own.
+
+    Paths may say what is private: only their last part is named.
+    """
+    data = record.data
+    other = [f"data {Path(data.other_data).name}"] if data.other_data else []
+    if isinstance(data, TrainingDataFacts) and data.chosen_crc32 is not None:
+        part = f"{data.percent:g}% of the training images"
+        if data.subset:
+            part = f"training images in {Path(data.subset).name}"
+        return [*other, f"{part}: {data.train:,}"]
+    return [*other, f"{data.train:,} training images"] if other else []
 
 
 def _columns(record: Record) -> list[str]:

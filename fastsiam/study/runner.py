@@ -152,6 +152,8 @@ class _Task:
     slot: dict[str, str]
     process: subprocess.Popen[bytes]
     began: float
+    logged: int
+    """Size of the run's log when the process started, in bytes."""
 
 
 class _Work:
@@ -215,6 +217,7 @@ class _Work:
         """
         log = run.log_file
         with explained(FastSiamError, f"cannot write {log}"), log.open("ab") as output:
+            logged = output.tell()
             process = subprocess.Popen(
                 _command(run),
                 stdin=subprocess.DEVNULL,
@@ -224,7 +227,7 @@ class _Work:
                 process_group=0,
                 preexec_fn=ending_with(os.getpid()),
             )
-        self._tasks.append(_Task(run, slot, process, began))
+        self._tasks.append(_Task(run, slot, process, began, logged))
         if self._signal:
             process.terminate()
 
@@ -232,14 +235,15 @@ class _Work:
         """Start the run's next stage, or free its slot."""
         run, code = task.run, task.process.returncode
         if not self._signal or run.is_done:
-            if code > 0 and (lost := [x for x in _last_lines(run.log_file) if NOT_FINITE in x]):
+            lines = _last_lines(run.log_file, task.logged)
+            if code > 0 and (lost := [x for x in lines if NOT_FINITE in x]):
                 with written_for_user(run.diverged_file) as temporary:
                     temporary.write_text(f"{lost[0]}\n")
             result = read_result(run)
             if result is None and not code and run.is_trained:
                 return self._start(run, task.slot, task.began)
             if result is None:
-                self._failure = self._failure or _failed(run, code)
+                self._failure = self._failure or _failed(run, code, lines)
             else:
                 self._left -= 1
                 took = duration(time.monotonic() - task.began)
@@ -267,18 +271,22 @@ def _command(run: Run) -> list[str]:
     return [*fastsiam, "eval", "linear", str(run.folder), *own, "--gpus", gpus, "--device", device]
 
 
-def _failed(run: Run, code: int) -> FastSiamError:
+def _failed(run: Run, code: int, lines: list[str]) -> FastSiamError:
     if code < 0:
         why = f"killed by {signal_name(-code)}"
     elif code:  # lines of another process that trains the run may follow
-        lines = [f"exit code {code}", *_last_lines(run.log_file)]
         errors = [line for line in lines if line.startswith("error: ")]
-        why = [*lines, *errors][-1].removeprefix("error: ")
+        why = [f"exit code {code}", *lines, *errors][-1].removeprefix("error: ")
     else:
         why = "it has no kNN evaluation after its last epoch"
     return FastSiamError(f"{run.name} failed ({why}); see {run.log_file}")
 
 
-def _last_lines(path: Path) -> list[str]:
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+def _last_lines(path: Path, start: int) -> list[str]:
+    """Return the last lines of a log from a position on, in bytes."""
+    if not path.exists():
+        return []
+    with path.open("rb") as log:
+        log.seek(start)
+        lines = log.read().decode(errors="replace").splitlines()
     return [line.strip() for line in lines if line.strip()][-RANKS_LINES:]

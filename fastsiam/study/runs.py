@@ -19,7 +19,7 @@ from fastsiam.config.train import changes_text, differences
 from fastsiam.errors import FastSiamError
 from fastsiam.files import written_for_user
 from fastsiam.run.log import read_metrics
-from fastsiam.run.records import read_records
+from fastsiam.run.records import TrainingDataFacts, read_records
 from fastsiam.study.catalogue import Study
 from fastsiam.study.scales import Scale
 
@@ -90,13 +90,19 @@ class Run:
 
     @property
     def linear_top1(self) -> float | None:
-        """Top-1 of the linear evaluation after the last epoch on the scale's kind of features."""
+        """Top-1 of the linear evaluation after the last epoch on the scale's kind of features.
+
+        Evaluations on a part of the training images, or on other data than the run's, do not count.
+        """
         found = [
             record.headline["top1"]
             for record in read_records(self.folder)
             if record.kind == "linear"
             and record.network.epoch == self.config.optim.epochs
             and record.protocol.get("cached") == self.scale.cached
+            and isinstance(record.data, TrainingDataFacts)
+            and record.data.chosen_crc32 is None
+            and record.data.other_data is None
         ]
         return found[-1] if found else None
 

@@ -12,7 +12,9 @@ import pytest
 from fastsiam.config import AugmentConfig, FastSiamConfig
 from fastsiam.errors import DataError
 from fastsiam.interchange import export_weights, load_pretrained
+from fastsiam.run.records import TrainingDataFacts, read_records
 from tests.configs import changed_model, with_settings
+from tests.conftest import ROOT
 from tests.interchange.networks import R18, TINY, saved_run
 
 
@@ -70,3 +72,28 @@ def test_the_card_has_the_schedule_and_the_variant(tmp_path: Path) -> None:
         export_weights(replace(read, config=config), format="plain", out=out, force=True)
         card = (tmp_path / "w.pt.md").read_text()
         assert all(row in card for row in rows)
+
+
+def test_the_card_names_the_images_of_evaluations_on_a_part_or_on_other_data(
+    tmp_path: Path,
+) -> None:
+    saved_run(tmp_path / "run", TINY)
+    read, out = load_pretrained(tmp_path / "run"), tmp_path / "w.pt"
+    records = read_records(ROOT / "bench" / "results" / "cifar10-evaluation")
+    linear = {x.data.train: x for x in records if x.kind == "linear"}
+    whole, part = linear[10_000], linear[100].data
+    data, first = whole.data, next(iter(whole.protocol))
+    assert isinstance(part, TrainingDataFacts)
+    listed = replace(part, percent=100.0, subset="/home/me/mine.txt")
+    elsewhere = "/home/me/photos"
+    for facts, said in (
+        (data, ""),
+        (part, "1% of the training images: 100, "),
+        (listed, "training images in mine.txt: 100, "),
+        (replace(data, other_data=elsewhere), "data photos, 10,000 training images, "),
+        (replace(part, other_data=elsewhere), "data photos, 1% of the training images: 100, "),
+    ):
+        results = [replace(whole, data=facts)]
+        export_weights(read, format="plain", out=out, results=results, force=True)
+        card = (tmp_path / "w.pt.md").read_text()
+        assert f"**linear** ({said}{first} " in card and "/home" not in card

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -135,6 +136,7 @@ def test_linear_evaluation_beside_knn(data: Path, copy: Path, tmp_path: Path) ->
     assert run.is_trained and not run.is_done and replace(run, linear=False).is_done
     assert do_in_process([run], CPU).returncode == 0
     assert run.linear_top1 is not None and replace(run, scale=SCALE).linear_top1 is None
+    _assert_no_part_or_other_data_count(run)
     study = replace(STUDIES["stop-gradient"], rows=STUDIES["stop-gradient"].rows[:1])
     record = collect(study, run.scale, [run], StudyConfig())
     assert record.rows[0].results[0].images_digest
@@ -163,6 +165,16 @@ def test_a_run_that_diverges_is_a_result(data: Path, tmp_path: Path) -> None:
     before = runs[0].log_file.read_text()
     do_runs(runs, CPU)  # it is not tried again
     assert runs[0].log_file.read_text() == before
+
+
+def test_a_crash_after_an_earlier_divergence_is_a_failure(data: Path, tmp_path: Path) -> None:
+    """Only what the last try wrote tells why it ended."""
+    run = replace(tiny_runs(data, tmp_path, tiny())[0], folder=tmp_path / "bad")
+    run.folder.mkdir()
+    run.log_file.write_text("error: the loss is not finite at step 3\n")
+    ended = do_in_process([run], CPU, failing="bad")
+    assert ended.returncode == 1 and "bad failed (no room); see" in ended.stdout
+    assert not run.is_diverged
 
 
 def test_a_failure_ends_the_study_after_what_is_beside_it(data: Path, tmp_path: Path) -> None:
@@ -228,6 +240,22 @@ def test_runs_side_by_side_share_the_machine(monkeypatch: pytest.MonkeyPatch) ->
     assert [own["CUDA_VISIBLE_DEVICES"] for own in one] == ["0", "1", "0"]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert slots(replace(CPU, parallel=2), [])[0]["OMP_NUM_THREADS"] == "3"
+
+
+def _assert_no_part_or_other_data_count(run: Run) -> None:
+    """Change the run's only linear record for a while."""
+    (path,) = (run.folder / "eval").glob("linear-*.json")
+    before = path.read_text()
+    for changes in (
+        {"percent": 1.0, "chosen_crc32": "0"},
+        {"subset": "mine.txt", "chosen_crc32": "0"},
+        {"other_data": "/elsewhere"},
+    ):
+        plain = json.loads(before)
+        plain["data"].update(changes)
+        path.write_text(json.dumps(plain))
+        assert run.linear_top1 is None and not run.is_done
+    path.write_text(before)
 
 
 def _process_of_the_run(work: Forked) -> int:

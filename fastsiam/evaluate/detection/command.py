@@ -170,7 +170,10 @@ def _evaluation(
     )
     alone = place.world > 1 and place.device.type == "cpu"
     statistics = "of a rank" if alone else "of all ranks"
-    changed = differences(config, pretrained.model.backbone, images.precision, statistics)
+    model = pretrained.model
+    changed = differences(
+        config, model.backbone, images.precision, statistics, stem=model.stem, width=model.width
+    )
     return Evaluation(
         kind="detect",
         network=network_facts(pretrained, pretrained.network(), untrained=config.untrained),

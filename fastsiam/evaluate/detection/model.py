@@ -135,9 +135,10 @@ class _Normalisation(GeneralizedRCNNTransform):  # type: ignore[misc]
 class _BoxFeatures(nn.Module):
     """The fourth stage on what was cut out for each box, with one BN after it: (R, C)."""
 
-    def __init__(self, stage: nn.Module, channels: int, dtype: torch.dtype) -> None:
+    def __init__(self, stage: nn.Module, channels: int, dtype: torch.dtype, masks: bool) -> None:
         super().__init__()
         self.stage, self.norm, self.dtype = stage, nn.BatchNorm2d(channels), dtype
+        self._masks = masks
         self.maps: Tensor | None = None
         """Of the last call in training, (R, C, 7, 7): masks are found in them."""
 
@@ -149,7 +150,7 @@ class _BoxFeatures(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         maps = self.of(x)
-        self.maps = maps if self.training else None
+        self.maps = maps if self.training and self._masks else None
         return maps.mean((2, 3))
 
 
@@ -221,7 +222,7 @@ def _c4(backbone: ResNet, classes: int, masks: bool, rois: int, dtype: torch.dty
     )
     heads = _C4Heads(
         _Cut(stride),
-        _BoxFeatures(backbone.layer4, features, dtype),
+        _BoxFeatures(backbone.layer4, features, dtype, masks),
         FastRCNNPredictor(features, classes + 1),
         fg_iou_thresh=0.5,
         bg_iou_thresh=0.5,

@@ -116,7 +116,13 @@ def protocol_of(config: DetectConfig) -> dict[str, Any]:
 
 
 def differences(
-    config: DetectConfig, backbone: str, precision: str, statistics: str = "of all ranks"
+    config: DetectConfig,
+    backbone: str,
+    precision: str,
+    statistics: str = "of all ranks",
+    *,
+    stem: str = "imagenet",
+    width: int = 64,
 ) -> list[str]:
     """Say which settings are not the protocol's, each with the protocol's value.
 
@@ -125,13 +131,17 @@ def differences(
         backbone: of the network.
         precision: autocast type.
         statistics: whose images BN statistics are of in training.
+        stem: of the network.
+        width: of the network: channels of its first stage.
     """
     trials = 1 if config.task == "coco" else DetectConfig().trials
     papers = protocol_of(DetectConfig(task=config.task, trials=trials, seed=config.seed))
-    papers |= {"backbone": "resnet50", "BN statistics": "of all ranks", "precision": "float32"}
+    papers |= {"backbone": "resnet50", "stem": "imagenet", "width": 64}
+    papers |= {"BN statistics": "of all ranks", "precision": "float32"}
     del papers["drops"]  # they are at the same shares of the steps
     own = protocol_of(config)
-    own |= {"backbone": backbone, "BN statistics": statistics, "precision": precision}
+    own |= {"backbone": backbone, "stem": stem, "width": width}
+    own |= {"BN statistics": statistics, "precision": precision}
     return [
         f"{name.replace('_', ' ')} {_text(own[name])} (not {_text(value)})"
         for name, value in papers.items()

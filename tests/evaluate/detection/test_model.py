@@ -83,6 +83,8 @@ def test_c4_is_the_third_stage_for_proposals_and_the_fourth_for_boxes() -> None:
     head = model.roi_heads.box_head
     by_hand = head.norm(head.stage(cut)).mean((2, 3))
     assert torch.equal(head(cut), by_hand) and by_hand.shape == (1, 64)
+    head.train()(cut)
+    assert head.maps is None  # without masks nothing needs them
     names = set(model.state_dict())
     assert {"backbone.layer3.0.conv1.weight", "roi_heads.box_head.norm.weight"} <= names
     assert not any(name.startswith("backbone.layer4") for name in names)  # once, in the head

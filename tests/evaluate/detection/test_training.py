@@ -86,6 +86,8 @@ def test_what_is_not_the_protocols_is_said() -> None:
         "backbone resnet18", "BN statistics of a rank", "precision bfloat16",
     ]  # fmt: skip
     assert "steps 240 (not 24,000)" in said and "sides 96 to 128 (not 480 to 800)" in said
+    said = differences(DetectConfig(), "resnet50", "float32", stem="cifar", width=16)
+    assert said == ["stem cifar (not imagenet)", "width 16 (not 64)"]
     assert "SimSiam, base 75.5 / 47.0 / 50.2" in papers_rows("voc07")
 
 
