@@ -69,11 +69,10 @@ def heads(urls: Sequence[Url], *, denied_is_absent: bool = False) -> list[Facts 
 
         try:
             return _facts(await obstore.head_async(store, key))
+        except FileNotFoundError:
+            return None
         except Exception as error:
-            is_absent = isinstance(error, FileNotFoundError) or (
-                denied_is_absent and _is_denied(error)
-            )
-            if is_absent:
+            if denied_is_absent and _is_denied(error):
                 return None
             raise
 

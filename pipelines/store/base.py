@@ -386,8 +386,8 @@ def find_split(path: Place, split: Split) -> list[Place]:
         return [path]
     if "train" not in path.stem.lower():
         raise NoSplitError(f"{path} has no {split} split beside it")
-    beside = list_visible(path.parent, path.suffix)
-    own = [file for file in beside if _before_split(file) == _before_split(path)]
+    beside, begins = list_visible(path.parent, path.suffix), _before_split(path)
+    own = [file for file in beside if _before_split(file) == begins]
     return choose_split(split, own, path.parent)
 
 
