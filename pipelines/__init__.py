@@ -13,7 +13,6 @@ Every pipeline applies the parameters from ``fastsiam.views.draws.draw_views`` t
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import DataError
 
-from .automatic import choose_pipeline, settled
+from .automatic import with_pipeline
 from .backends import backend_of
 from .bad_images import BadImages
 from .mixture import Mixture, shuffle_of
@@ -44,8 +43,6 @@ if TYPE_CHECKING:  # torch is loaded with a loader: fastsiam convert does withou
     from fastsiam.views.batch import EvalLoader, Loader
 
     from .loaders import CropTransform
-
-log = logging.getLogger(__name__)
 
 __all__ = [
     "BadImages",
@@ -121,7 +118,7 @@ def build_loader(
     chosen = None if chosen is None else np.asarray(chosen)
     if data.loads_images:
         store = open_training_images(data, batch=batch, chosen=chosen, store=store)
-        data = _with_pipeline(data, store, device, chosen)
+        data = with_pipeline(data, store, device=device, chosen=chosen)
     order = _order(
         data, store, shuffle, batch=batch, seed=seed, rank=rank, world=world, chosen=chosen, bad=bad
     )
@@ -143,20 +140,6 @@ def _with_index(device: torch.device | str) -> torch.device:
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
-
-
-def _with_pipeline(
-    data: DataConfig,
-    store: Store,
-    device: torch.device,
-    chosen: NDArray[np.int64] | None,
-) -> DataConfig:
-    """Replace the pipeline "auto" by the one that suits the images best."""
-    if data.pipeline != "auto":
-        return data
-    choice = choose_pipeline(store, device=device, chosen=chosen)
-    log.info(choice)
-    return settled(data, choice.name)
 
 
 def _order(
@@ -265,7 +248,7 @@ def build_eval_loader(
     """
     import torch
 
-    from .central import CentralCrops
+    from .central import CentralCrops, share_of
 
     store, device = open_split(data, split), _with_index(device)
     chosen = _positions(store, chosen)
@@ -274,19 +257,13 @@ def build_eval_loader(
             f"{store} has too few {split} images for {world} processes, {len(chosen)}: run with "
             "fewer GPUs, or evaluate on more images"
         )
-    if data.pipeline == "auto":
-        data = settled(data, choose_pipeline(store, device=device, keeps=False).name)
-    side = augment.crop
-    crops = backend_of(data).central_crops(data, store, resize=resize, side=side, device=device)
+    data = with_pipeline(data, store, device=device, keeps=False)
     return CentralCrops(
         store,
-        crops,
+        backend_of(data).central_crops(data, store, resize, augment.crop, device),
         augment,
         chosen=chosen,
-        batch=batch,
-        rank=rank,
-        world=world,
-        in_turn=in_turn,
+        rows=share_of(len(chosen), batch=batch, rank=rank, world=world, in_turn=in_turn),
         device=device,
         dtype=dtype or torch.float32,
         skips_bad=data.bad_images == "replace",

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -25,6 +26,8 @@ from .survey import decoded_bytes
 
 if TYPE_CHECKING:
     import torch
+
+log = logging.getLogger(__name__)
 
 CORES_PER_GPU = 6
 """Cores from which on ``native`` feeds a GPU.
@@ -86,6 +89,22 @@ def choose_pipeline(
     except BackendError as error:
         return Choice(BASELINE, "; ".join([*reasons, str(error)]))
     return Choice(ENGINE, "; ".join(reasons) or f"reads {store}")
+
+
+def with_pipeline(
+    data: DataConfig,
+    store: Store,
+    *,
+    device: torch.device,
+    chosen: NDArray[np.int64] | None = None,
+    keeps: bool = True,
+) -> DataConfig:
+    """Replace the pipeline "auto", and log which one is chosen; see ``choose_pipeline``."""
+    if data.pipeline != "auto":
+        return data
+    choice = choose_pipeline(store, device=device, chosen=chosen, keeps=keeps)
+    log.info(choice)
+    return settled(data, choice.name)
 
 
 def settled(data: DataConfig, name: str) -> DataConfig:

@@ -44,7 +44,7 @@ class Backend:
 
     name: Pipeline
     loader: str
-    """The loader class, as "MODULE.CLASS"; the module lies beside this one."""
+    """The loader class, or what opens one, as "MODULE.NAME"; the module lies beside this one."""
     about: str
     """Description for ``fastsiam info``; {device} is replaced by CPU or GPU."""
     package: str | None = None
@@ -122,10 +122,6 @@ class Backend:
                 f"--pipeline {self.name} reads one .beton file on a disk, not {store}: {ways}"
             )
 
-    def made(self, loader: object) -> bool:
-        """Tell whether a loader is this pipeline's."""
-        return self.loader.endswith(f".{type(loader).__name__}")
-
     def open(self, spec: LoaderSpec) -> Loader:
         """Open the loader of one rank.
 
@@ -139,7 +135,7 @@ class Backend:
         return loader
 
     def central_crops(
-        self, data: DataConfig, store: Store, *, resize: int, side: int, device: torch.device
+        self, data: DataConfig, store: Store, resize: int, side: int, device: torch.device
     ) -> MakeCrops:
         """Return a function that makes central crops, for evaluation.
 
@@ -160,16 +156,6 @@ class Backend:
         )
         return make
 
-    def readiness(self, device: str) -> str:
-        """Return a line for ``fastsiam info``: whether it can run here, and what it does.
-
-        Args:
-            device: CPU or GPU.
-        """
-        if trouble := self.trouble():
-            return f"not ready: {trouble}"
-        return "ready: " + self.about.format(device=device)
-
     def _module(self) -> ModuleType:
         return importlib.import_module(f"{__package__}.{self.loader.partition('.')[0]}")
 
@@ -179,7 +165,12 @@ def readiness() -> dict[Pipeline, str]:
     import torch
 
     device = "GPU" if torch.cuda.is_available() else "CPU"
-    return {name: backend.readiness(device) for name, backend in BACKENDS.items()}
+    return {
+        name: f"not ready: {trouble}"
+        if (trouble := backend.trouble())
+        else f"ready: {backend.about.format(device=device)}"
+        for name, backend in BACKENDS.items()
+    }
 
 
 _ROWS = (
@@ -208,7 +199,7 @@ _ROWS = (
     ),
     Backend(
         name="dali",
-        loader="dali_backend.DaliLoader",
+        loader="dali_backend.dali_loader",
         prefetches=True,
         about="decoded and cropped on the {device}",
         package="nvidia.dali",

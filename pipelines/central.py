@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -30,14 +31,30 @@ _KEEP_BYTES = 2**29
 """Crops up to this size stay on the device between passes; CIFAR-10's two splits have 184 MB."""
 
 
+def share_of(
+    images: int, *, batch: int, rank: int, world: int, in_turn: bool
+) -> list[NDArray[np.int64]]:
+    """Return the numbers of the images in each of a rank's batches; see ``build_eval_loader``."""
+
+    def batches(rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        return [rows[i : i + batch] for i in range(0, len(rows), batch)]
+
+    rows = np.arange(images)
+    return batches(rows)[rank::world] if in_turn else batches(np.array_split(rows, world)[rank])
+
+
 class CentralCrops:
     """One rank's share of a store as central crops; see ``fastsiam.views.batch.EvalLoader``.
 
     Args:
         store: the images.
         crops: yields their crops.
+        augment: for the normalisation.
+        chosen: positions of all ranks' images.
+        rows: numbers of the chosen images in each of this rank's batches.
+        device: device of the images.
+        dtype: floating type of the images.
         skips_bad: whether to leave out bad images; otherwise a bad image is an error.
-        augment: as for ``build_eval_loader``, as are the rest.
     """
 
     def __init__(
@@ -47,10 +64,7 @@ class CentralCrops:
         augment: AugmentConfig,
         *,
         chosen: NDArray[np.int64],
-        batch: int,
-        rank: int,
-        world: int,
-        in_turn: bool,
+        rows: Sequence[NDArray[np.int64]],
         device: torch.device,
         dtype: torch.dtype,
         skips_bad: bool,
@@ -59,13 +73,10 @@ class CentralCrops:
         self.labels = store.labels[chosen]
         self._store, self._make, self._augment = store, crops, augment
         self._device, self._dtype = device, dtype
-        rows = np.arange(len(chosen))
-        in_one = np.array_split(rows, world)[rank]
-        self._rows = rows[rows // batch % world == rank] if in_turn else in_one
-        self._chosen, self._share = chosen, chosen[self._rows]
+        self._chosen, self._rows = chosen, rows
         self._skips_bad, self._left_out = skips_bad, set[int]()
-        self._batches = [self._share[i : i + batch] for i in range(0, len(self._share), batch)]
-        self._keep = len(self._share) * augment.crop**2 * 3 <= _KEEP_BYTES
+        self._batches = [chosen[own] for own in rows]
+        self._keep = sum(map(len, rows)) * augment.crop**2 * 3 <= _KEEP_BYTES
         self._kept: list[Tensor] = []
 
     def names(self) -> list[str]:
@@ -74,8 +85,8 @@ class CentralCrops:
 
     def rows(self) -> Iterator[int]:
         """Yield which of this rank's images are shown; see ``fastsiam.views.batch.EvalLoader``."""
-        for row, image in zip(self._rows.tolist(), self._share.tolist(), strict=True):
-            if image not in self._left_out:
+        for row in chain.from_iterable(own.tolist() for own in self._rows):
+            if self._chosen[row] not in self._left_out:
                 yield row
 
     def __iter__(self) -> Iterator[EvalBatch]:

@@ -1,8 +1,9 @@
 """The DALI pipeline: NVIDIA DALI decodes each image once, on the GPU if there is one.
 
-DALI decodes, crops, resizes and flips. It gets the images, boxes and flips of each batch from
-``dali_cropper``; it reads no files and draws no random numbers, so its epochs are those of every
-pipeline and can start at any step. The same graph makes central crops for evaluation.
+DALI decodes, crops, resizes and flips. Threads feed it the images, boxes and flips of each batch.
+It reads no files and draws no random numbers, so its epochs are those of every pipeline and can
+start at any step. The same graph makes central crops for evaluation. Pillow decodes the images that
+DALI refuses.
 
 On a GPU, DALI resizes by PIL's triangle filter in floating point and rounds once, so a pixel of a
 crop differs from PIL's by at most one level. The outermost pixels of a box that is shrunk can
@@ -13,41 +14,272 @@ resizes slowly, it only decodes, and the engine makes crops that are bit-identic
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator, Sequence
+import logging
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from nvidia.dali import backend
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from fastsiam.config import DataConfig
+from fastsiam.errors import DataError, ImageError
+from fastsiam.trace import span
+from fastsiam.views.batch import Crops, Shape
 from fastsiam.views.draws import ViewParams
 
 from .cuts import Cuts, cut_centres, cut_views
-from .dali_cropper import Cropper
-from .loaders import Augmented, LoaderSpec
+from .dali_graph import build_graph, cut_arguments, refuses_an_image
+from .job import Images
+from .loaders import Augmented, CropLoader, LoaderSpec
 from .native_backend import NativeLoader
 from .store import Store
+from .store.decode import MOST_PIXELS
+from .store.probe import Bytes, is_all_code
+from .workers import count, made_ahead
+
+log = logging.getLogger(__name__)
+
+_PART = 16
+"""Images that a reader thread reads per call."""
+
+Result = TypeVar("Result")
+
+Cut = Callable[[NDArray[np.int64]], tuple[tuple[Cuts, ...], Any]]
+"""Returns the cuts of each side for a batch whose images have the sizes (N, 2); and anything that
+is to be yielded with its crops."""
+Task = tuple[NDArray[np.int64], Cut | None]
+"""Positions of a batch's images, and how to cut them; None if DALI only decodes."""
 
 
-class DaliLoader(NativeLoader):
-    """The loader of the DALI pipeline.
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A batch that was read, and that DALI may be working on."""
+
+    task: Task
+    encoded: list[NDArray[np.uint8]]
+    cuts: tuple[Cuts, ...]
+    """Empty if DALI only decodes."""
+    extra: Any
+    """What ``Cut`` returned with the cuts."""
+
+
+class Cropper:
+    """DALI's graph, the threads that read for it, and the batches in flight.
+
+    It yields crops on a GPU, or decoded images on a CPU. End or close a generator before the next
+    one is begun. Generators raise a DataError if an image cannot be read or decoded, whose message
+    names it, and a RuntimeError if CUDA fails or DALI runs out of memory.
 
     Args:
-        spec: as for every loader. There are as many reader threads as threads of DALI.
-        dali_resizes: whether DALI crops and resizes too; otherwise the engine does. The default is
-            true on a GPU. On a CPU the engine is three times as fast, and bit-identical to PIL.
+        data: number of threads, batches to prepare ahead, and load of the GPU's JPEG engine.
+        store: the images.
+        shapes: shape (V, N, S, S, 3) of a batch's crops, for each side; the last batch may have
+            fewer images.
+        device: device of the crops.
+        dali_resizes: whether DALI crops and resizes too, or only decodes.
     """
 
-    decodes_for_gpu = tunes_workers = False
+    def __init__(
+        self,
+        data: DataConfig,
+        store: Store,
+        shapes: Sequence[Shape],
+        *,
+        device: torch.device,
+        dali_resizes: bool,
+    ) -> None:
+        assert dali_resizes or device.type == "cpu"
+        self._store, self._shapes, self._device = store, shapes, device
+        threads = max(1, count(data.workers))
+        # If DALI only decodes, the engine crops one of the batches.
+        self._prefetch = data.prefetch if dali_resizes else max(1, data.prefetch - 1)
+        self._dimensions, self._warned = store.dimensions(), False
+        self._readers = ThreadPoolExecutor(threads, "fastsiam-reader")
+        self._build = partial(
+            build_graph,
+            shapes,
+            threads=threads,
+            device=device.index or 0 if device.type == "cuda" else None,
+            hw_decoder_load=data.dali_hw_decoder_load,
+            resizes=dali_resizes,
+        )
+        self._dali: Any = self._build()
+        """The graph while no batch is in it; None while one is, or after an error may be."""
 
-    def __init__(self, spec: LoaderSpec, *, dali_resizes: bool | None = None) -> None:
+    def crops(self, tasks: Iterable[Task]) -> Generator[tuple[NDArray[np.int64], Any, Crops]]:
+        """Yield each batch's positions, what ``Cut`` added, and crops; the next overwrite them."""
+        crops = [torch.empty(own, dtype=torch.uint8, device=self._device) for own in self._shapes]
+
+        def copied(batch: _Batch, outputs: Any) -> tuple[NDArray[np.int64], Any, Crops]:
+            index, _ = batch.task
+            sides = tuple(own[:, : len(index)] for own in crops)
+            # Shared without a copy. When torch releases the memory, a thread of DALI waits for the
+            # device before DALI reuses it.
+            views = (from_dlpack(view.as_tensor()) for view in outputs)
+            for own in sides:
+                torch.stack(list(islice(views, len(own))), out=own)
+            return index, batch.extra, sides
+
+        return self._run(tasks, copied)
+
+    def decoded(self, indices: Iterable[NDArray[np.int64]]) -> Generator[Images]:
+        """Yield each batch's images, in memory of DALI's that is theirs while they live."""
+
+        def images(batch: _Batch, outputs: Any) -> Images:
+            rows = range(len(batch.encoded))  # DALI's ``at`` would copy
+            return Images.of_arrays([np.asarray(outputs[0][row]) for row in rows], owner=outputs)
+
+        return self._run(((index, None) for index in indices), images)
+
+    def _run(
+        self, tasks: Iterable[Task], finish: Callable[[_Batch, Any], Result]
+    ) -> Generator[Result]:
+        """Yield what ``finish`` makes of each batch and DALI's outputs, in order."""
+        dali, self._dali = self._dali or self._build(), None
+        flight, failed = deque[_Batch](), list[DataError]()
+        ahead = self._prefetch + 1
+        batches = made_ahead(self._read, tasks, count=ahead, threads=ahead)
+
+        def fill() -> None:
+            """Have ``prefetch`` batches in flight; keep the error of one that cannot be read."""
+            while len(flight) < self._prefetch and not failed:
+                try:
+                    batch = next(batches, None)
+                except DataError as error:
+                    failed.append(error)
+                    return
+                if batch is None:
+                    return
+                self._send(dali, batch)
+                flight.append(batch)
+
+        with contextlib.closing(batches):
+            fill()
+            while flight:
+                try:
+                    outputs = self._outputs(dali)
+                except RuntimeError as error:
+                    self._require_refusal(error)
+                    # DALI does not report which image it refuses, and loses batches.
+                    dali, flight[0] = self._build(), self._read(flight[0].task, by_pil=True)
+                    for batch in flight:
+                        self._send(dali, batch)
+                    outputs = self._outputs(dali)
+                result = finish(flight.popleft(), outputs)
+                fill()
+                try:
+                    yield result
+                except GeneratorExit:
+                    with contextlib.suppress(RuntimeError):
+                        for _ in flight:
+                            dali.outputs()
+                        self._dali = dali
+                    raise
+        self._dali = dali
+        if failed:
+            raise failed[0]
+
+    def close(self) -> None:
+        """End all threads and free the memory."""
+        self._dali = None
+        self._readers.shutdown(cancel_futures=True)
+        backend.ReleaseUnusedMemory()  # type: ignore[attr-defined]
+
+    def _read(self, task: Task, *, by_pil: bool = False) -> _Batch:
+        """Read the images of a batch, and compute its cuts."""
+
+        def read(images: list[int]) -> list[tuple[NDArray[np.uint8], int, int]]:
+            with span("read"):
+                return [self._by_pil(i) if by_pil else self._encoded(i) for i in images]
+
+        index, cut = task
+        self._store.ahead(index.tolist())
+        parts = [index[i : i + _PART].tolist() for i in range(0, len(index), _PART)]
+        found = [image for part in self._readers.map(read, parts) for image in part]
+        encoded, size = [data for data, *_ in found], np.array([size for _, *size in found])
+        cuts, extra = cut(size) if cut else ((), None)
+        return _Batch(task, encoded, cuts, extra)
+
+    def _encoded(self, index: int) -> tuple[NDArray[np.uint8], int, int]:
+        """Return bytes that DALI decodes to Pillow's pixels, and the height and width."""
+        data = self._store.read(index)
+        try:
+            head = self._store.header(index, data)
+        except ImageError:  # Pillow may read headers that ``probe`` refuses
+            return self._by_pil(index)
+        rules = self._store.rules_of(index)
+        height, width = rules.size(head)
+        if self._dimensions is not None and (height, width) != tuple(self._dimensions[index]):
+            return self._by_pil(index)  # it may refuse the image for that
+        if self._store.raw_size(index) is not None:
+            return _ppm(data, height, width), height, width
+        # Pillow refuses truncated or damaged images; DALI's decoders may fill in pixels.
+        odd = rules.needs_pillow(head) or width * height > MOST_PIXELS
+        if not odd and is_all_code(data, head):
+            return np.frombuffer(data, np.uint8), height, width
+        return self._by_pil(index)
+
+    def _by_pil(self, index: int) -> tuple[NDArray[np.uint8], int, int]:
+        image = self._store.decode(index)
+        return _ppm(image.tobytes(), image.height, image.width), image.height, image.width
+
+    def _send(self, dali: Any, batch: _Batch) -> None:
+        """Send a batch to DALI."""
+        dali.feed_input("encoded", batch.encoded)
+        if batch.cuts:
+            for name, data in cut_arguments(batch.cuts, self._shapes).items():
+                dali.feed_input(name, data)
+        dali.schedule_run()
+
+    def _outputs(self, dali: Any) -> Any:
+        """Wait for what DALI makes of the first batch that was sent."""
+        gpu = self._device.type == "cuda"
+        with span("decode"):
+            return dali.outputs(
+                cuda_stream=torch.cuda.current_stream(self._device) if gpu else None
+            )
+
+    def _require_refusal(self, error: RuntimeError) -> None:
+        """Warn if DALI's decoder refuses an image; raise any other error of DALI's."""
+        if not refuses_an_image(error):
+            raise error
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "DALI cannot decode an image, but PIL may: such batches are decoded by PIL, which "
+                "is slower"
+            )
+
+
+def _ppm(pixels: Bytes, height: int, width: int) -> NDArray[np.uint8]:
+    """Encode pixels as PPM, which DALI decodes without loss."""
+    return np.frombuffer(b"".join((b"P6 %d %d 255\n" % (width, height), pixels)), np.uint8)
+
+
+def dali_loader(spec: LoaderSpec) -> CropLoader:
+    """Open the loader of the DALI pipeline, with as many reader threads as threads of DALI.
+
+    On a CPU the engine crops, because it is three times as fast, and bit-identical to PIL.
+    """
+    return (GraphLoader if spec.device.type == "cuda" else DecodingLoader)(spec)
+
+
+class GraphLoader(CropLoader):
+    """The loader on a GPU: DALI decodes, crops and resizes."""
+
+    def __init__(self, spec: LoaderSpec) -> None:
         super().__init__(spec)
-        on_gpu = self._device.type == "cuda"
-        resizes = on_gpu if dali_resizes is None else dali_resizes
-        self._finishes = not resizes
         self._cropper = Cropper(
-            spec.data, self._store, self._shapes, device=self._device, dali_resizes=resizes
+            spec.data, self._store, self._shapes, device=self._device, dali_resizes=True
         )
 
     def close(self) -> None:
@@ -56,25 +288,40 @@ class DaliLoader(NativeLoader):
         self._cropper.close()
 
     def _crops(self, epoch: int, skip: int) -> Generator[Augmented]:
-        if self._finishes:
-            return super()._crops(epoch, skip)
-
-        def cut(number: int, size: NDArray[np.int64]) -> tuple[tuple[Cuts, ...], ViewParams]:
-            params = self._draw(epoch, skip + number, size)
+        def cut(step: int, size: NDArray[np.int64]) -> tuple[tuple[Cuts, ...], ViewParams]:
+            params = self._draw(epoch, step, size)
             return cut_views(params, self._augment), params
 
-        return self._cropper.crops(self._indices(epoch, skip), cut)
+        steps = range(skip, self.steps)
+        return self._cropper.crops(
+            (self._order.indices(epoch, step), partial(cut, step)) for step in steps
+        )
+
+
+class DecodingLoader(NativeLoader):
+    """The loader on a CPU: DALI decodes, and the engine crops."""
+
+    tunes_workers = False
+
+    def __init__(self, spec: LoaderSpec) -> None:
+        super().__init__(spec)
+        self._cropper = Cropper(
+            spec.data, self._store, self._shapes, device=self._device, dali_resizes=False
+        )
+
+    def close(self) -> None:
+        """End all threads and free the memory."""
+        super().close()
+        self._cropper.close()
 
     def _made(self, epoch: int, skip: int, *, finished: bool) -> Generator[Augmented]:
+        indices = (self._order.indices(epoch, step) for step in range(skip, self.steps))
         with (
-            contextlib.closing(self._cropper.decoded(self._indices(epoch, skip))) as decoded,
+            contextlib.closing(self._cropper.decoded(indices)) as decoded,
             contextlib.closing(super()._made(epoch, skip, finished=finished)) as made,
         ):
             self._read = lambda _: next(decoded)
             yield from made
-
-    def _indices(self, epoch: int, skip: int) -> Iterator[NDArray[np.int64]]:
-        return (self._order.indices(epoch, step) for step in range(skip, self.steps))
 
 
 def central_crops(
@@ -91,11 +338,12 @@ def central_crops(
     ``resize`` must be at least ``side``: DALI adds no black border.
     """
 
-    def cut(_: int, size: NDArray[np.int64]) -> tuple[tuple[Cuts], None]:
+    def cut(size: NDArray[np.int64]) -> tuple[tuple[Cuts], None]:
         return (cut_centres(size, resize=resize, side=side),), None
 
     shapes = [(1, max(map(len, batches)), side, side, 3)]
     cropper = Cropper(data, store, shapes, device=device, dali_resizes=True)
-    with contextlib.closing(cropper), contextlib.closing(cropper.crops(batches, cut)) as made:
+    tasks = ((index, cut) for index in batches)
+    with contextlib.closing(cropper), contextlib.closing(cropper.crops(tasks)) as made:
         for _, _, (crops,) in made:
             yield crops[0]

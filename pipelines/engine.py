@@ -92,7 +92,7 @@ class Engine:
     """
 
     def __init__(self, store: Store, *, workers: int | str) -> None:
-        self._store = store
+        self.store = store
         self.use(max(1, count(workers)))
         self._readers = ThreadPoolExecutor(_READERS, "fastsiam-reader")
         self.headers = Headers(store)
@@ -105,7 +105,7 @@ class Engine:
         Threads of batches that are pending end with these.
         """
         self.workers = workers
-        self._threads = ThreadPoolExecutor(workers, "fastsiam-engine")
+        self.threads = ThreadPoolExecutor(workers, "fastsiam-engine")
 
     def batches(
         self,
@@ -130,7 +130,7 @@ class Engine:
         """
         indices: Iterator[NDArray[np.int64]] = map(index_of, steps)
         if read is None:
-            read, indices = self.read, requested_ahead(self._store, indices)
+            read, indices = self.read, requested_ahead(self.store, indices)
         running: set[PendingBatch] = set()
 
         def start(step: int) -> Submitted[Result] | Exception:
@@ -176,8 +176,8 @@ class Engine:
         Raises:
             DataError: a file cannot be read or is not an image; the message names it.
         """
-        self._store.ahead(index.tolist())
-        if (located := self._store.locate(index)) is not None:
+        self.store.ahead(index.tolist())
+        if (located := self.store.locate(index)) is not None:
             self.headers.read(index)
             return self.headers.images(index, *located)
         address, size = np.zeros(len(index), np.int64), np.zeros(len(index), np.int64)
@@ -214,7 +214,7 @@ class Engine:
             stages: photometric stage for each side, if views are wanted; it holds the views.
         """
         job = Job(images, cuts, crops, stages, decode=self.headers.decode)
-        pending = PendingBatch(self._store, index, images, job, self._threads, self.workers)
+        pending = PendingBatch(self, index, images, job)
         self._last = weakref.ref(pending)
         return pending
 
@@ -228,27 +228,18 @@ class Engine:
 
     def close(self) -> None:
         """End the threads."""
-        for pool in (self._readers, self._threads):
+        for pool in (self._readers, self.threads):
             pool.shutdown(cancel_futures=True)
 
 
 class PendingBatch:
     """A batch that the engine's threads work on; see ``Engine.submit``."""
 
-    def __init__(
-        self,
-        store: Store,
-        index: NDArray[np.int64],
-        images: Images,
-        job: Job,
-        threads: ThreadPoolExecutor,
-        workers: int,
-    ) -> None:
-        self._store, self._index, self._images, self._job = store, index, images, job
-        self._pool, self._workers = threads, workers
+    def __init__(self, engine: Engine, index: NDArray[np.int64], images: Images, job: Job) -> None:
+        self._engine, self._index, self._images, self._job = engine, index, images, job
         self._for_pillow = deque(np.flatnonzero(images.form == PILLOW).tolist())
         self._errors: dict[int, DataError] = {}
-        self._running = submit_all(threads, self._work, workers)
+        self._running = submit_all(engine.threads, self._work, engine.workers)
 
     def result(self) -> None:
         """Wait until all crops or views are complete.
@@ -259,8 +250,8 @@ class PendingBatch:
         run_all(self._running)
         if len(refused := self._job.refused()):
             self._for_pillow.extend(refused.tolist())
-            several = min(self._workers, len(refused))
-            run_all(submit_all(self._pool, self._decode_by_pillow, several))
+            several = min(self._engine.workers, len(refused))
+            run_all(submit_all(self._engine.threads, self._decode_by_pillow, several))
         if self._errors:
             raise self._errors[min(self._errors)]
 
@@ -294,10 +285,10 @@ class PendingBatch:
                 self._errors[row] = error
 
     def _decoded(self, row: int) -> NDArray[np.uint8]:
-        index, images = int(self._index[row]), self._images
-        pixels = np.asarray(self._store.decode(index))
+        index, images, store = int(self._index[row]), self._images, self._engine.store
+        pixels = np.asarray(store.decode(index))
         if pixels.shape[:2] != (images.height[row], images.width[row]):
-            raise self._store.cannot_decode(
+            raise store.cannot_decode(
                 index,
                 f"it has {pixels.shape[1]} x {pixels.shape[0]} pixels, and its header says "
                 f"{images.width[row]} x {images.height[row]}",

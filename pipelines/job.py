@@ -126,12 +126,10 @@ class Job:
             sides[number] = library.SideOf(
                 (stages[number] if target is None else target).shape[-2],
                 len(own.box),
-                library.CutsOf(
-                    at(own.box, np.int32),
-                    at(own.flip, np.bool_),
-                    at(own.resized, np.int32),
-                    at(own.corner, np.int32),
-                ),
+                at(own.box, np.int32),
+                at(own.flip, np.bool_),
+                at(own.resized, np.int32),
+                at(own.corner, np.int32),
                 None if target is None else target.data_ptr(),
                 ctypes.pointer(stages[number].compiled) if stages else None,
             )

@@ -67,6 +67,7 @@ class StoreLoader(ABC):
     def __init__(self, spec: LoaderSpec) -> None:
         store, order = spec.store, spec.order
         assert store is not None
+        self.pipeline = spec.data.pipeline
         self.source, self.images, self.steps = str(store), order.images, order.steps
         self.bad = order.bad
         """The bad images that are known, which others replace; None if one is an error."""

@@ -49,10 +49,8 @@ class MemoryLoader(NativeLoader):
 
     def _crops(self, epoch: int, skip: int) -> Generator[Augmented]:
         if self._device.type == "cpu":
-            return super()._crops(epoch, skip)
-        return self._crops_on_gpu(epoch, skip)
-
-    def _crops_on_gpu(self, epoch: int, skip: int) -> Generator[Augmented]:
+            yield from super()._crops(epoch, skip)
+            return
         pixels = self._pixels
         assert pixels is not None
         for step in range(skip, self.steps):

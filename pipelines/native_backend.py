@@ -41,8 +41,6 @@ OnDevice = tuple[tuple[Tensor, ...], torch.cuda.Event | None]
 class NativeLoader(CropLoader):
     """The loader of the native pipeline."""
 
-    decodes_for_gpu: ClassVar[bool] = True
-    """Whether the engine decodes images for a GPU too."""
     tunes_workers: ClassVar[bool] = True
     """Whether ``--workers auto`` finds the fewest threads that suffice; see ``tuning``."""
 
@@ -50,21 +48,14 @@ class NativeLoader(CropLoader):
         super().__init__(spec)
         workers, self._prefetch = spec.data.workers, spec.data.prefetch
         self._engine = Engine(self._store, workers=workers)
-        if self._device.type == "cpu" or self.decodes_for_gpu:
-            _ = self._engine.headers.decode  # compiles the kernels, or raises, before training
+        _ = self._engine.headers.decode  # compiles the kernels, or raises, before training
         self._read: Read | None = None
         """Reads the images of the next batch; None means the engine."""
-        self._finishes = self._device.type == "cpu"
-        """Whether the engine makes views, unless crops are to be transformed."""
         tunes = workers == "auto" and self.tunes_workers
         self._tuner = WorkerTuner(self._engine.workers) if tunes else None
-        self._slots: list[_Slot] = []
-
-    @property
-    def tuned_workers(self) -> int | None:
+        self.tuned_workers: int | None = None
         """The number of threads that was found; None where none is to be found, or not yet."""
-        tuner = self._tuner
-        return tuner.workers if tuner is not None and tuner.is_done else None
+        self._slots: list[_Slot] = []
 
     def close(self) -> None:
         """End the threads and free the buffers."""
@@ -75,7 +66,7 @@ class NativeLoader(CropLoader):
         self._slots.clear()
 
     def _views(self, epoch: int, skip: int) -> Generator[Augmented]:
-        if self._finishes and self._crop_transform is None:
+        if self._device.type == "cpu" and self._crop_transform is None:
             return self._made(epoch, skip, finished=True)
         return super()._views(epoch, skip)
 
@@ -105,13 +96,13 @@ class NativeLoader(CropLoader):
 
     def _tune(self) -> None:
         """Time the loop, which asks for the next batch; try another number of threads."""
-        tuner = self._tuner
-        if tuner is None or tuner.is_done:
+        if (tuner := self._tuner) is None:
             return
         if tuner.note_batch():
             self._engine.use(tuner.workers)
         if tuner.is_done:
             log.info(tuner)
+            self.tuned_workers, self._tuner = tuner.workers, None
 
     def _submit(
         self, epoch: int, finished: bool, step: int, index: NDArray[np.int64], images: Images

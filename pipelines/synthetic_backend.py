@@ -29,7 +29,8 @@ class SyntheticLoader:
     """Batches of normal noise, made once; see ``fastsiam.views.batch.Loader``."""
 
     def __init__(self, spec: LoaderSpec) -> None:
-        self._order = order = spec.order
+        self.pipeline, self._order = spec.data.pipeline, spec.order
+        order = spec.order
         self.source, self.images, self.steps = "noise", order.images, order.steps
         generator = torch.Generator(spec.device).manual_seed(order.seed + order.rank)
         batch = order.batch // order.world

@@ -31,11 +31,11 @@ class WorkerTuner:
     def __init__(self, most: int) -> None:
         self.workers = most
         """Threads to use from now on."""
-        self._untried = [count for count in thread_counts(most) if count < most]
+        self._untried = thread_counts(most)[1:]
         self._times: dict[int, float] = {}
         self._periods: list[float] = []
         self._last: float | None = None
-        self.is_done = not self._untried
+        self.is_done = False
         """Whether the number of threads is final."""
 
     def note_batch(self, now: float | None = None) -> bool:

@@ -161,10 +161,7 @@ class ViewLoader:
     @property
     def pipeline(self) -> str:
         """Name of the pipeline that loads; with ``auto`` the one that was chosen."""
-        from .backends import BACKENDS
-
-        loader = self._opened()
-        return next(name for name, backend in BACKENDS.items() if backend.made(loader))
+        return self._opened().pipeline
 
     def close(self) -> None:
         """End threads and processes and free memory; the next iteration opens the images again."""

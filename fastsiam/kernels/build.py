@@ -68,12 +68,8 @@ def stamp() -> str:
 
 def is_current(folder: Path) -> bool:
     """Tell whether a folder's libraries were made of these sources, if there are sources."""
-    if not SOURCE.exists():
-        return (folder / STAMP).exists()
-    try:
-        return (folder / STAMP).read_text() == stamp()
-    except OSError:
-        return False
+    file = folder / STAMP
+    return file.exists() and (not SOURCE.exists() or file.read_text() == stamp())
 
 
 def compiler() -> list[str] | None:

@@ -10,6 +10,7 @@ import ctypes
 import logging
 import os
 import platform
+import re
 import tempfile
 from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_void_p
 from functools import cache
@@ -39,10 +40,8 @@ _NEEDS = {
 """CPU flags, in Linux's names, that each kind needs in addition to those of the kinds below."""
 
 
-class CutsOf(Structure):
-    """V crops of each of N images; ``fastsiam.pipelines.cuts.Cuts``."""
-
-    _fields_ = [(name, c_void_p) for name in ("box", "flip", "resized", "corner")]
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+"""Any marker except escaped bytes, restart markers and fill bytes."""
 
 
 class FinishOf(Structure):
@@ -56,13 +55,12 @@ class FinishOf(Structure):
 
 
 class SideOf(Structure):
-    """The crops of one side."""
+    """The crops of one side: V of each of N images, cut as ``fastsiam.pipelines.cuts.Cuts``."""
 
     _fields_ = [
         ("side", c_int32),
         ("views", c_int32),
-        ("cuts", CutsOf),
-        ("crops", c_void_p),
+        *((name, c_void_p) for name in ("box", "flip", "resized", "corner", "crops")),
         ("finish", POINTER(FinishOf)),
     ]
 
@@ -73,13 +71,10 @@ class JobOf(Structure):
     _fields_ = [
         ("count", c_int64),
         *((name, c_void_p) for name in ("taken", "turn", "address", "bytes", "height", "width")),
-        ("form", c_void_p),
-        ("decode", c_void_p),
+        *((name, c_void_p) for name in ("form", "decode")),
         ("sides", c_int32),
         ("side", POINTER(SideOf)),
-        ("refused", c_void_p),
-        ("time", c_void_p),
-        ("thread", c_void_p),
+        *((name, c_void_p) for name in ("refused", "time", "thread")),
     ]
 
 
@@ -115,15 +110,8 @@ def at(array: NDArray[Any], kind: Any = None) -> int:
 
 
 def address(function: Any) -> int:
-    """Return the address of a library's function.
-
-    Raises:
-        ValueError: the function is a null pointer.
-    """
-    place = ctypes.cast(function, c_void_p).value
-    if place is None:
-        raise ValueError(f"{function} is a null pointer")
-    return place
+    """Return the address of a library's function."""
+    return ctypes.cast(function, c_void_p).value or 0
 
 
 @cache
@@ -200,6 +188,19 @@ def kernels_if_any() -> Any:
         return None
 
 
+def next_marker(data: bytes | memoryview, begin: int) -> int:
+    """Return the offset of the byte after 0xFF of a JPEG's first marker from ``begin`` on, or -1.
+
+    Only markers that end entropy-coded data count. With compiled kernels it takes 0.01 ms for an
+    ImageNet photograph and releases the GIL; without, it takes ten times as long.
+    """
+    if (compiled := kernels_if_any()) is None:
+        match = _MARKER.search(data, begin)
+        return match.end() - 1 if match else -1
+    place: int = compiled.fastsiam_next_marker(at(np.frombuffer(data, np.uint8)), begin, len(data))
+    return place
+
+
 @cache
 def jpeg() -> Any:
     """Return the library that decodes JPEGs; None without a suitable libjpeg-turbo.
@@ -241,11 +242,11 @@ def _compiled() -> Path | None:
     Raises:
         RuntimeError: they are not in the package, and the user has no home directory.
     """
-    own = build.own_folder()
-    if _is_ready(own):
-        return own
-    kept = build.cache_folder()
-    return kept if _is_ready(kept) else None
+    for find in (build.own_folder, build.cache_folder):
+        folder = find()
+        if build.is_current(folder) and (folder / build.library(kinds()[0])).exists():
+            return folder
+    return None
 
 
 @cache
@@ -262,9 +263,9 @@ def _folder() -> Path:
         if folder != Path(__file__).parent:
             instead = "set XDG_CACHE_HOME to a folder of your own"
             require_own(folder, what="fastsiam's kernels", instead=instead)
-        if not _is_ready(folder):
+        if _compiled() != folder:
             with _build_lock():
-                if not _is_ready(folder):  # another process may have compiled them meanwhile
+                if _compiled() != folder:  # another process may have compiled them meanwhile
                     log.warning("compiling fastsiam's kernels (once, about half a minute)")
                     build.build(folder)
     except (RuntimeError, OSError) as error:  # RuntimeError also without a home directory
@@ -282,8 +283,3 @@ def _build_lock() -> FileLock:
 
     path = Path(tempfile.gettempdir()) / f"fastsiam-build-{os.getuid()}"
     return FileLock(path, mode=0o600)
-
-
-def _is_ready(folder: Path) -> bool:
-    """Return whether a folder has current libraries for this processor."""
-    return build.is_current(folder) and (folder / build.library(kinds()[0])).exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import fields, replace
@@ -13,12 +12,10 @@ from PIL import Image
 
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import DataError
-from fastsiam.pipelines import Store, build_loader, open_training_images
-from fastsiam.pipelines.automatic import choose_pipeline, settled
+from fastsiam.pipelines import build_loader, open_training_images
+from fastsiam.pipelines.automatic import with_pipeline
 from fastsiam.report.pictures import Captioned, denormalize, picture_grid
 from fastsiam.views.batch import Batch
-
-log = logging.getLogger(__name__)
 
 
 def show_views(
@@ -42,7 +39,8 @@ def show_views(
     """
     store = open_training_images(sources[0], batch=1)
     images = min(images, len(store))
-    sources = [_settled(source, store) for source in sources]
+    cpu = torch.device("cpu")
+    sources = [with_pipeline(source, store, device=cpu, keeps=False) for source in sources]
     batches = [_first_batch(x, augment, images=images, epoch=epoch, seed=seed) for x in sources]
     views = [
         (f"{source.pipeline} {number}", denormalize(view, augment))
@@ -72,15 +70,6 @@ def show_views(
         for row, i in enumerate(index)
     ]
     return sheet, record, [source.pipeline for source in sources]
-
-
-def _settled(source: DataConfig, store: Store) -> DataConfig:
-    """Choose the pipeline where none is named; say which it is."""
-    if source.pipeline != "auto":
-        return source
-    choice = choose_pipeline(store, device=torch.device("cpu"), keeps=False)
-    log.info(choice)
-    return settled(source, choice.name)
 
 
 def _first_batch(

@@ -95,6 +95,10 @@ class Loader(Protocol):
     """Interface of loaders: one rank's batches of a data set. The whole state is (epoch, step)."""
 
     @property
+    def pipeline(self) -> str:
+        """Name of the pipeline that loads."""
+
+    @property
     def source(self) -> str:
         """Description of the data, for messages."""
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-from fastsiam.kernels.markers import next_marker
+from fastsiam.kernels.library import next_marker
 
 Bytes = bytes | memoryview
 """An encoded image, or the pixels of a raw image.

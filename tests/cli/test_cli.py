@@ -206,7 +206,7 @@ def test_info_lists_versions_pipelines_and_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without importing the pipelines' packages, which takes ten seconds."""
-    monkeypatch.setattr(Backend, "readiness", lambda self, device: f"{self.name} on {device}")
+    monkeypatch.setattr(Backend, "trouble", lambda self: "")
     oldest = library.kinds()[-1]
     monkeypatch.setenv(library.CHOICE, oldest)
     path = tmp_path / "info.json"

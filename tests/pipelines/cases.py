@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig, Pipeline
-from fastsiam.pipelines import Order, Store, build_eval_loader, build_loader, open_store
+from fastsiam.pipelines import Store, build_eval_loader, build_loader, open_store
 from fastsiam.pipelines.convert.command import convert_data
-from fastsiam.pipelines.loaders import LoaderSpec
 from fastsiam.pipelines.store import BetonStore
 from fastsiam.views.batch import Batch, EvalLoader, Loader
 
@@ -63,23 +62,14 @@ def opened(
     **how: Any,
 ) -> Loader:
     """Open a loader; how: fields of ``DataConfig``, and arguments of ``build_loader``."""
-    if name == GRAPH:
-        return _opened_graph(store or open_store(Path(root), "train"), batch, augment, **how)
     data = data_of(name, root, **{key: own for key, own in how.items() if key in _DATA})
     rest = {key: own for key, own in how.items() if key not in _DATA}
-    return build_loader(data, augment, batch=batch, store=store, **rest)
+    with pytest.MonkeyPatch.context() as patch:
+        if name == GRAPH:  # on whatever device
+            from fastsiam.pipelines import dali_backend
 
-
-def _opened_graph(store: Store, batch: int, augment: AugmentConfig, **how: Any) -> Loader:
-    """Have DALI crop and resize too, as on a GPU, on whatever device."""
-    from fastsiam.pipelines.dali_backend import DaliLoader
-
-    own = {key: value for key, value in how.items() if key in _DATA}
-    data = DataConfig(pipeline="dali", **{"workers": 1, **own})
-    place = {key: how[key] for key in ("seed", "rank", "world", "chosen") if key in how}
-    order = Order(images=len(place.get("chosen", store)), batch=batch, **{"seed": 0, **place})
-    device, dtype = torch.device(how.get("device", "cpu")), how.get("dtype", torch.float32)
-    return DaliLoader(LoaderSpec(data, store, order, augment, device, dtype), dali_resizes=True)
+            patch.setattr(dali_backend, "DecodingLoader", dali_backend.GraphLoader)
+        return build_loader(data, augment, batch=batch, store=store, **rest)
 
 
 def central(

@@ -19,10 +19,10 @@ from tests.views.cases import pil_crop
 
 def trust(patch: pytest.MonkeyPatch) -> None:
     """Let DALI have whatever PIL can open, GIFs too, which it refuses."""
-    from fastsiam.pipelines import dali_cropper
+    from fastsiam.pipelines import dali_backend
 
     patch.setattr(ImageRules, "needs_pillow", lambda self, head: False)
-    patch.setattr(dali_cropper, "is_all_code", lambda data, head: True)
+    patch.setattr(dali_backend, "is_all_code", lambda data, head: True)
 
 
 def pil_crops(

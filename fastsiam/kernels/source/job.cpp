@@ -3,7 +3,6 @@
 #include "job.h"
 
 #include <setjmp.h>
-#include <string.h>
 #include <time.h>
 
 #include "photometric.h"
@@ -52,7 +51,7 @@ void needed(const Job &job, int64_t row, int32_t *box) {
     for (int32_t s = 0; s < job.sides; s++) {
         const Side &side = job.side[s];
         for (int32_t view = 0; view < side.views; view++) {
-            const int32_t *own = side.cuts.box + 4 * (view * job.count + row);
+            const int32_t *own = side.box + 4 * (view * job.count + row);
             for (int axis = 0; axis < 2; axis++) {
                 const int32_t begin = own[axis], end = begin + own[2 + axis];
                 if (begin < box[axis]) box[axis] = begin;
@@ -93,8 +92,8 @@ int64_t make_views(const Job &job, int64_t row, const Image &image) {
         for (int32_t view = 0; view < side.views; view++) {
             const int64_t at = view * job.count + row, began = now();
             uint8_t *own = side.crops ? side.crops + at * size : room.bytes(size);
-            crop(image, side.cuts.box + 4 * at, side.cuts.flip[at], side.cuts.resized + 2 * at,
-                 side.cuts.corner + 2 * at, side.side, own);
+            crop(image, side.box + 4 * at, side.flip[at], side.resized + 2 * at,
+                 side.corner + 2 * at, side.side, own);
             spent += now() - began;
             if (side.finish) finish(own, side.side, side.side, *side.finish, at);
         }

@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 // What Python calls.
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -14,14 +15,6 @@ namespace fastsiam {
 enum Form : uint8_t {
     JPEG = 0,    // encoded
     PIXELS = 1,  // height x width x 3, uint8 RGB
-};
-
-// V crops of each of N images: fastsiam.pipelines.cuts.Cuts.
-struct Cuts {
-    const int32_t *box;      // (V, N, 4) top, left, height, width
-    const uint8_t *flip;     // (V, N)
-    const int32_t *resized;  // (V, N, 2)
-    const int32_t *corner;   // (V, N, 2)
 };
 
 enum Type : int32_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
@@ -39,12 +32,15 @@ struct Finish {
     int32_t type;             // of out
 };
 
-// The crops of one side.
+// The crops of one side, V of each of N images: fastsiam.pipelines.cuts.Cuts.
 struct Side {
-    int32_t side, views;
-    Cuts cuts;
-    uint8_t *crops;        // (V, N, side, side, 3), or null if only the views are wanted
-    const Finish *finish;  // of the V * N crops, or null if only the crops are wanted
+    int32_t side, views;     // the side in pixels; V
+    const int32_t *box;      // (V, N, 4) top, left, height, width
+    const uint8_t *flip;     // (V, N)
+    const int32_t *resized;  // (V, N, 2)
+    const int32_t *corner;   // (V, N, 2)
+    uint8_t *crops;          // (V, N, side, side, 3), or null if only the views are wanted
+    const Finish *finish;    // of the V * N crops, or null if only the crops are wanted
 };
 
 // An image, or the part of it that is needed, as pixels.
@@ -121,6 +117,16 @@ class Room {
     uint8_t *memory = nullptr;
     int64_t size = 0;
 };
+
+// Returns the code, the byte after 0xFF, of the first marker from `at` on; null if there is none.
+// Escaped bytes, restarts and fill bytes belong to the entropy code.
+inline const uint8_t *next_marker(const uint8_t *at, const uint8_t *end) {
+    while (at < end && (at = (const uint8_t *)memchr(at, 0xFF, end - at)) && ++at < end) {
+        const bool restarts = (*at & ~7) == 0xD0;
+        if (*at && *at != 0xFF && !restarts) return at;
+    }
+    return nullptr;
+}
 
 // Makes one crop as PIL does: the box of the image is resized, a square of `side` pixels is cut out
 // at `corner`, what lies outside is black, and the whole is mirrored if `flip`. `box` is in pixels of

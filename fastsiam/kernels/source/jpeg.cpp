@@ -7,8 +7,6 @@
 
 #include "jpeg_huffman.h"
 
-#include <string.h>
-
 namespace fastsiam {
 namespace {
 
@@ -160,13 +158,9 @@ bool Decompressor::rows(const int32_t *box, uint8_t *room, Image *made) {
 bool Decompressor::ends_well() {
     if (quick_ || jpeg_has_multiple_scans(&info_)) return true;  // was looked at before
     if (info_.unread_marker) return info_.unread_marker == JPEG_EOI;
-    const uint8_t *at = info_.src->next_input_byte, *end = at + info_.src->bytes_in_buffer;
-    while ((at = (const uint8_t *)memchr(at, 0xFF, end - at)) && ++at < end) {
-        if (*at == JPEG_EOI) return true;
-        const bool restarts = (*at & ~7) == JPEG_RST0;
-        if (*at && *at != 0xFF && !restarts) return false;
-    }
-    return false;
+    const uint8_t *begin = info_.src->next_input_byte;
+    const uint8_t *at = next_marker(begin, begin + info_.src->bytes_in_buffer);
+    return at && *at == JPEG_EOI;
 }
 
 }  // namespace
