@@ -65,8 +65,7 @@ class Everything(Method):
         self.register_buffer("memory", torch.zeros(images, config.dim))
 
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
-        batches = [self.head(self.backbone(batch)) for batch in self.join_views(views)]
-        first, second, small = self.split_views(batches, len(index))
+        _, (first, second, small) = self.by_view(views, self.backbone, self.head)
         with torch.no_grad():
             keys = F.normalize(self.target(views[0]).float())
         known = self.memory[index]
