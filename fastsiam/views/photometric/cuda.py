@@ -37,7 +37,8 @@ hue; the two kernels of the blur are bound by memory, or nearly so. docs/perform
 measurements.
 
 Wider boxes, from a sigma of 2.45 on, and sides that are not multiples of 16 are blurred in six
-passes of 105 to 143 instructions per pixel each. Odd sides are loaded and stored byte by byte.
+passes of 105 to 143 instructions per pixel each. Views of odd sides are copied before and after the
+colours, to begin at whole words.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ import torch
 import triton
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from fastsiam.config import AugmentConfig
 from fastsiam.files import require_own
@@ -96,32 +98,35 @@ def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch
     thresholds, table = np.unique(what.solarise, return_inverse=True)
     tables = _lookup(config, dtype, tuple(thresholds.tolist())), _views(what, table), rows
     lookup, views, boxes = _upload(*tables, crops.device)
-    levels, out = torch.empty_like(crops), torch.empty_like(crops, dtype=dtype)
     bits = lookup.view(torch.int32 if dtype.itemsize == 4 else torch.int16)
     with torch.cuda.device_of(crops):
-        _change_colours(crops, views, bits, levels, out)
+        levels, out = _change_colours(crops, views, bits, dtype)
         _blur_narrow(boxes[:narrow], views, bits, levels, out)
         _blur_wide(boxes[narrow:], views, bits, levels, out)
     return out.permute(0, 3, 1, 2)
 
 
 def _change_colours(
-    crops: Tensor, views: Tensor, lookup: Tensor, levels: Tensor, out: Tensor
-) -> None:
-    """Apply jitter and gray; write views to ``levels``, or to ``out`` if no blur follows."""
+    crops: Tensor, views: Tensor, lookup: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Apply jitter and gray to crops (M, S, S, 3).
+
+    Returns:
+        Levels of the views that will be blurred, and results of the others: (M, S, S, 3) each.
+    """
     count, side, _, _ = crops.shape
-    words = side % 2 == 0  # a view of an even side is whole words
-    if words:
-        crops, levels, out = _words(crops), _words(levels), _words(out)
-    else:
-        out = out.view(lookup.dtype)
+    values, source = 3 * side * side, crops.flatten(1)
+    if side % 2:  # fill each view up to four whole pixels, which are three words
+        source = F.pad(source, (0, -values % 12))
+    levels, out = torch.empty_like(source), torch.empty_like(source, dtype=dtype)
     threads = min(256, triton.next_power_of_2(triton.cdiv(side * side, 4)))
     cuda_colours.change_colours[(count,)](
-        *(crops, views, lookup, levels, out),
-        *(side * side, threads, words),
+        *(_words(source), views, lookup, _words(levels), _words(out), side * side, threads),
         num_warps=max(1, threads // 32),
         **_COMPILER,
     )
+    levels, out = (x[:, :values].contiguous().view(crops.shape) for x in (levels, out))
+    return levels, out
 
 
 def _blur_narrow(boxes: Tensor, views: Tensor, lookup: Tensor, levels: Tensor, out: Tensor) -> None:
