@@ -44,7 +44,7 @@ colours, to begin at whole words.
 from __future__ import annotations
 
 import os
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -56,8 +56,8 @@ from torch.nn import functional as F
 
 from fastsiam.config import AugmentConfig
 from fastsiam.files import require_own
-from fastsiam.views.batch import Crops, to_device
-from fastsiam.views.draws import CONTRAST, HUE, ViewParams
+from fastsiam.views.batch import to_device
+from fastsiam.views.draws import CONTRAST, HUE
 
 from . import cuda_blur, cuda_colours
 from .operations import Operations, side_by_side
@@ -75,20 +75,13 @@ _BLOCK = 1024  # values of one program of the general blur
 _COMPILER = {"enable_fp_fusion": False}
 
 
-def photometric(
-    crops: Crops, params: ViewParams, config: AugmentConfig, *, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, ...]:
-    """Apply the augmentations; see ``fastsiam.views.photometric.photometric``.
+def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch.dtype) -> Tensor:
+    """Apply the augmentations to crops of one side; see ``operations.Finish``.
 
     The crops must be on a GPU, or on the CPU for Triton's interpreter.
     """
     if dtype == torch.float64:
-        return tuple(view.double() for view in photometric(crops, params, config))
-    return side_by_side(_finish, crops, params, config, dtype)
-
-
-def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch.dtype) -> Tensor:
-    """Apply the augmentations to crops of one side; see ``operations.Finish``."""
+        return _finish(crops, what, config, torch.float32).double()
     side = crops.shape[1]
     assert crops.dtype == torch.uint8 and dtype.itemsize in (2, 4)
     crops = crops.contiguous()
@@ -96,14 +89,21 @@ def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch
         crops = crops.clone()
     rows, narrow = _boxes(what, side)
     thresholds, table = np.unique(what.solarise, return_inverse=True)
-    tables = _lookup(config, dtype, tuple(thresholds.tolist())), _views(what, table), rows
-    lookup, views, boxes = _upload(*tables, crops.device)
+    lookup, views, boxes = _upload(
+        _lookup(config, dtype, tuple(thresholds.tolist())),
+        *(torch.from_numpy(numbers) for numbers in (_views(what, table), rows)),
+        device=crops.device,
+    )
     bits = lookup.view(torch.int32 if dtype.itemsize == 4 else torch.int16)
     with torch.cuda.device_of(crops):
         levels, out = _change_colours(crops, views, bits, dtype)
         _blur_narrow(boxes[:narrow], views, bits, levels, out)
         _blur_wide(boxes[narrow:], views, bits, levels, out)
     return out.permute(0, 3, 1, 2)
+
+
+photometric = partial(side_by_side, _finish)
+"""Function that applies the augmentations; see ``fastsiam.views.photometric.photometric``."""
 
 
 def _change_colours(
@@ -207,23 +207,10 @@ def _lookup(config: AugmentConfig, dtype: torch.dtype, thresholds: tuple[int, ..
     return normalize(levels, config).view(-1, 3, 256).to(dtype)
 
 
-def _upload(
-    lookup: Tensor,
-    views: NDArray[np.float32],
-    boxes: NDArray[np.float32],
-    device: torch.device,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Copy the tables to the device in a single copy, which costs the host as much as a launch."""
-    parts = [lookup.view(torch.uint8).numpy(), views, boxes]
-    flat = [part.view(np.uint8).ravel() for part in parts]
-    copies = to_device(np.concatenate(flat), device).split([part.size for part in flat])
-    first, second, third = (
-        copy.view(kind).view(shape)
-        for copy, kind, shape in zip(
-            copies,
-            (lookup.dtype, torch.float32, torch.float32),
-            (lookup.shape, views.shape, boxes.shape),
-            strict=True,
-        )
-    )
-    return first, second, third
+def _upload(*tables: Tensor, device: torch.device) -> list[Tensor]:
+    """Copy tables to the device in a single copy, which costs the host as much as a launch."""
+    parts = [table.flatten().view(torch.uint8) for table in tables]
+    copies = to_device(torch.cat(parts).numpy(), device).split([len(part) for part in parts])
+    return [
+        copy.view(table.dtype).view(table.shape) for copy, table in zip(copies, tables, strict=True)
+    ]

@@ -81,12 +81,14 @@ def side_by_side(
     crops: Crops,
     params: ViewParams,
     config: AugmentConfig,
-    dtype: torch.dtype,
+    *,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, ...]:
-    """Augment the crops of each side with ``finish``.
+    """Augment the crops of each side; see ``fastsiam.views.photometric.photometric``.
 
-    Returns:
-        The views in the order of ``config.views``.
+    Args:
+        finish: augments the crops of one side.
+        crops: as for ``photometric``, like all that follow.
     """
     made = [
         finish(own.flatten(0, 1), what, config, dtype)
