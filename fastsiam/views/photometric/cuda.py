@@ -11,30 +11,9 @@
 The blur keeps PIL's six passes: a box three times along each axis, whole levels after each. A
 composed filter would round elsewhere than PIL.
 
-Kernels that a batch launches on the current stream for the views of one side, without any wait of
-the host. Bytes and instructions are per pixel of a view; instructions were counted in the code for
-sm_90 and a 16-bit type, with all operations:
-
-============== ========== ======================================= =================================
-what           for        bytes                                   instructions
-============== ========== ======================================= =================================
-an upload      parameters 48 a view, from pinned memory           none
-colours        all views  reads 3; writes the result, or 3 if     39, and 176 for the operations
-                          it will be blurred
-colours, once  views with reads 3; writes 3 if an operation       32
-more           contrast   comes before; the rest reads these
-blur of rows   blurred    reads 3, writes 3                       42; 55 from a sigma of 1.41 on
-blur of        blurred    reads 3, writes the result              52; 66 from a sigma of 1.41 on
-columns
-============== ========== ======================================= =================================
-
-A result has 6 bytes per pixel in a 16-bit type, so the minimum, to read the crop and write the
-result, is 9. With the paper's probabilities (contrast 0.8, in three quarters of the cases after
-another operation, blur 0.5) a pixel needs 3 + 0.5 x 6 + 0.5 x 3 + 0.8 x 0.75 x 3 + 0.5 x (6 + 9) =
-16.8 bytes of memory traffic, and 2.4 from the cache. It needs about 255 instructions, which take an
-H200 twice as long as the memory traffic. The colours are bound by instructions, 100 of them for the
-hue; the two kernels of the blur are bound by memory, or nearly so. docs/performance.md has
-measurements.
+For the views of one side a batch launches an upload of parameters, the colours, and the blur of
+rows and of columns, all on the current stream and without any wait of the host. The colours are
+bound by instructions, the blurs by memory, or nearly so; docs/performance.md has the counts.
 
 Wider boxes, from a sigma of 2.45 on, and sides that are not multiples of 16 are blurred in six
 passes of 105 to 143 instructions per pixel each. Views of odd sides are copied before and after the
