@@ -60,15 +60,8 @@ def operations(params: ViewParams, config: AugmentConfig) -> list[Operations]:
     sides = []
     for numbers in config.by_side.values():
         own = params.views(numbers)
-        sides.append(
-            Operations(
-                order=own.order.reshape(-1, 4),
-                factor=own.factor.reshape(-1, 4),
-                gray=own.gray.reshape(-1),
-                blur=own.blur.reshape(-1),
-                solarise=own.solarise.reshape(-1),
-            )
-        )
+        columns = (getattr(own, name) for name in Operations.__slots__)
+        sides.append(Operations(*(x.reshape(-1, *x.shape[2:]) for x in columns)))
     return sides
 
 
