@@ -143,7 +143,7 @@ class SimSiamVariant(SimSiam):
         stop, targets, encoder = self.config.stop_gradient, z, [self.backbone, self.projector]
         if self._has_frozen:
             targets, encoder = {}, [self.frozen]
-        if others := sorted(wanted - targets.keys()):
+        if others := [view for view in sorted(wanted) if view not in targets]:
             with torch.no_grad() if stop else nullcontext():
                 *_, encoded = self.by_view([views[view] for view in others], *encoder)
             targets = targets | dict(zip(others, encoded, strict=True))
