@@ -16,7 +16,6 @@ from .data import PipelineSetting as PipelineSetting
 from .methods import METHOD_CONFIGS as METHOD_CONFIGS
 from .methods import BYOLConfig as BYOLConfig
 from .methods import FastSiamConfig as FastSiamConfig
-from .methods import HeadNorm as HeadNorm
 from .methods import MethodConfig as MethodConfig
 from .methods import MoCoV2Config as MoCoV2Config
 from .methods import SimCLRConfig as SimCLRConfig

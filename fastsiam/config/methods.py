@@ -11,8 +11,6 @@ from typing import ClassVar, Literal
 
 from .setting import Config, require, setting
 
-HeadNorm = Literal["none", "hidden", "default", "all"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodConfig(Config):
@@ -94,7 +92,7 @@ class SimSiamConfig(MethodConfig):
         "constant",
         "Predictor's learning rate: constant (paper: 68.1), or decaying with the rest (67.7).",
     )
-    head_bn: HeadNorm = setting(
+    head_bn: Literal["none", "hidden", "default", "all"] = setting(
         "default",
         "BN in the heads (Table 3). none; hidden: on hidden layers; default: also on the "
         "projector's output; all: also on the predictor's output.",
@@ -134,6 +132,11 @@ class SimSiamConfig(MethodConfig):
     encoder_momentum: float = setting(
         0.0, "Momentum of a target encoder, as in BYOL (0.99); 0: off.", at_least=0, below=1
     )
+
+    @property
+    def hidden_widths(self) -> list[int]:
+        """Widths of the projector's hidden layers."""
+        return [self.projector_dim or self.dim] * (self.projector_layers - 1)
 
     def check(self) -> None:
         """Refuse settings that contradict each other."""

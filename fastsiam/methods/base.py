@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -91,7 +92,7 @@ class Method(nn.Module, ABC):
     dim: int
     """Dimension of the embeddings."""
     views_together: bool = False
-    """Whether views of the same size go through the layers as one batch; see ``join_views``."""
+    """Whether views of the same size go through the layers as one batch; see ``by_view``."""
 
     @abstractmethod
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
@@ -102,9 +103,13 @@ class Method(nn.Module, ABC):
             index: (N,) int64 positions of the images in the data set.
         """
 
-    @abstractmethod
     def param_groups(self) -> list[ParamGroup]:
-        """Return the trained parameters, each in one group; the backbone is in the first group."""
+        """Return the trained parameters, each in one group; the backbone is in the first group.
+
+        By default a single group has all parameters that require a gradient.
+        """
+        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        return [ParamGroup(name="all", params=trained)]
 
     def start_from(self, weights: dict[str, Tensor]) -> None:
         """Load the weights of some parts; methods with a momentum encoder override it.
@@ -132,32 +137,26 @@ class Method(nn.Module, ABC):
             at: the step.
         """
 
-    def join_views(self, views: Sequence[Tensor]) -> list[Tensor]:
-        """Return the views as batches for the layers.
+    def by_view(self, views: Sequence[Tensor], *modules: nn.Module) -> list[tuple[Tensor, ...]]:
+        """Apply modules one after the other to views; return the outputs of each module.
 
-        With ``views_together``, adjacent views of the same size become one batch, for which the
+        With ``views_together``, adjacent views of the same size are one batch, for which the
         compiler generates faster kernels; otherwise each view is a batch. BN normalises each view
         by its own statistics in both cases (``ViewBatchNorm``).
 
         Args:
             views: (N, 3, S_v, S_v) each.
-        """
-        if not self.views_together:
-            return list(views)
-        batches: list[list[Tensor]] = []
-        for view in views:
-            if batches and batches[-1][0].shape == view.shape:
-                batches[-1].append(view)
-            else:
-                batches.append([view])
-        return [torch.cat(batch) for batch in batches]
+            modules: the first takes the views, each other one the outputs of the one before.
 
-    @staticmethod
-    def split_views(outputs: Sequence[Tensor], images: int) -> tuple[Tensor, ...]:
-        """Split the layers' outputs for the batches of ``join_views`` into (N, ...) per view.
-
-        Args:
-            outputs: (views * N, ...) each.
-            images: N.
+        Returns:
+            For each module, its outputs (N, ...) by view.
         """
-        return tuple(view for output in outputs for view in output.split(images))
+        images, batches = len(views[0]), list(views)
+        if self.views_together:
+            sizes = groupby(views, key=lambda view: view.shape[-1])
+            batches = [torch.cat(list(same)) for _, same in sizes]
+        outputs = []
+        for module in modules:
+            batches = [module(batch) for batch in batches]
+            outputs.append(tuple(view for batch in batches for view in batch.split(images)))
+        return outputs

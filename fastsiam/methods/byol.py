@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fastsiam.config import BYOLConfig
 from fastsiam.model.backbones import Backbone
 from fastsiam.model.heads import mlp
 from fastsiam.model.losses import negative_cosine
 
-from .base import Method, Moment, Output, ParamGroup
+from .base import Method, Moment, Output
 from .momentum import copy_state, momentum_copy, rising_momentum, update_average
 
 
@@ -37,19 +37,11 @@ class BYOL(Method):
             views: two of (N, 3, S, S): the same images, augmented.
             index: (N,) int64 positions of the images in the data set.
         """
-        batches, images = self.join_views(views), len(index)
-        projected = [self.projector(self.backbone(batch)) for batch in batches]
-        z = self.split_views(projected, images)
-        p = self.split_views([self.predictor(batch) for batch in projected], images)
+        _, z, p = self.by_view(views, self.backbone, self.projector, self.predictor)
         with torch.no_grad():
-            targets = self.split_views([self.target(batch) for batch in batches], images)
+            [targets] = self.by_view(views, self.target)
         cosines = negative_cosine(p[0], targets[1]) + negative_cosine(p[1], targets[0])
         return Output(4 + 2 * cosines, z[0].detach(), {})
-
-    def param_groups(self) -> list[ParamGroup]:
-        """Return one group with all parameters except the target's."""
-        online = nn.Sequential(self.backbone, self.projector, self.predictor)
-        return [ParamGroup(name="all", params=list(online.parameters()))]
 
     def start_from(self, weights: dict[str, Tensor]) -> None:
         """Load the weights of some parts, and copy them to the target."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from fastsiam.config import MoCoV2Config
@@ -22,7 +22,7 @@ from fastsiam.model.batch_norm import groups_of
 from fastsiam.model.heads import mlp
 from fastsiam.model.losses import info_nce, unit
 
-from .base import Method, Moment, Output, ParamGroup
+from .base import Method, Moment, Output
 from .momentum import copy_state, momentum_copy, push, update_average
 
 
@@ -53,12 +53,11 @@ class MoCoV2(Method):
             views: two of (N, 3, S, S): the same images, augmented.
             index: (N,) int64 positions of the images in the data set.
         """
-        images = len(index)
         asking, answering = views, views[::-1]
         if not self.config.symmetric:
             asking, answering = views[:1], views[1:]
-        batches = [self.projector(self.backbone(batch)) for batch in self.join_views(asking)]
-        queries = [unit(query) for query in self.split_views(batches, images)]
+        _, projections = self.by_view(asking, self.backbone, self.projector)
+        queries = [unit(query) for query in projections]
         with torch.no_grad():
             keys = self._keys(answering)
         losses = [
@@ -67,11 +66,6 @@ class MoCoV2(Method):
         ]
         kept = torch.stack(keys[::-1], 1)  # (N, views, dim), the first view's first
         return Output(torch.stack(losses).mean(), queries[0].detach(), {"keys": kept})
-
-    def param_groups(self) -> list[ParamGroup]:
-        """Return one group with all parameters except the momentum encoder's."""
-        own = nn.Sequential(self.backbone, self.projector)
-        return [ParamGroup(name="all", params=list(own.parameters()))]
 
     def start_from(self, weights: dict[str, Tensor]) -> None:
         """Load the weights of some parts, and copy them to the momentum encoder."""
@@ -92,14 +86,13 @@ class MoCoV2(Method):
         rank, world = rank_and_world()
         parts = groups_of(self, images, world)
         if parts == 1:  # BN normalises the whole global batch together: nothing to shuffle
-            batches = [self.target(batch) for batch in self.join_views(views)]
-            return [unit(key) for key in self.split_views(batches, images)]
+            [keys] = self.by_view(views, self.target)
+            return [unit(key) for key in keys]
         order = torch.arange(images * world, device=views[0].device)
         mixed = order.view(parts, -1).T.flatten()
         back = order.view(-1, parts).T.flatten()
         own = slice(rank * images, (rank + 1) * images)
-        shuffled = self.join_views([_gather_rows(view, mixed[own]) for view in views])
-        keys = self.split_views([self.target(batch) for batch in shuffled], images)
+        [keys] = self.by_view([_gather_rows(view, mixed[own]) for view in views], self.target)
         return [_gather_rows(unit(key), back[own]) for key in keys]
 
 

@@ -157,23 +157,16 @@ def peak_lr(config: OptimConfig) -> float:
     return config.lr * config.batch / 256
 
 
-def cosine(
-    peak: float, step: int, *, total: int, warmup: int = 0, start: float = 0.0, end: float = 0.0
-) -> float:
-    """Return the rate of a schedule with linear warm-up and cosine decay.
+def cosine(peak: float, step: int, *, total: int, end: float = 0.0) -> float:
+    """Return a rate that decays along a cosine.
 
     Args:
-        peak: rate at the end of the warm-up.
-        step: number of the step, from 0; step ``warmup`` is the first at the peak.
-        total: number of steps, including the warm-up.
-        warmup: number of warm-up steps.
-        start: rate before the warm-up.
+        peak: rate at the first step.
+        step: number of the step, from 0.
+        total: number of steps.
         end: rate after the last step.
     """
-    if step < warmup:
-        return start + (peak - start) * (step + 1) / warmup
-    share = 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
-    return end + (peak - end) * share
+    return end + (peak - end) * (0.5 * (1 + math.cos(math.pi * step / max(1, total))))
 
 
 def rates_at(
@@ -196,15 +189,19 @@ def rates_at(
 def decaying_rate(config: OptimConfig, step: int, steps_per_epoch: int) -> float:
     """Return the learning rate of the groups with schedule "cosine" at a step.
 
+    It rises linearly to the peak at the end of the warm-up, then decays along a cosine.
+
     Args:
         config: base rate, batch, epochs and warm-up.
         step: optimizer step, from 0.
         steps_per_epoch: optimizer steps in an epoch.
     """
     peak, warmup = peak_lr(config), round(config.warmup_epochs * steps_per_epoch)
-    start, end = peak * config.warmup_from, peak * config.lr_end
-    total = config.epochs * steps_per_epoch
-    return cosine(peak, step, total=total, warmup=warmup, start=start, end=end)
+    if step < warmup:
+        start = peak * config.warmup_from
+        return start + (peak - start) * (step + 1) / warmup
+    total = config.epochs * steps_per_epoch - warmup
+    return cosine(peak, step - warmup, total=total, end=peak * config.lr_end)
 
 
 def set_rates(optimizer: torch.optim.Optimizer, rates: dict[str, float]) -> None:

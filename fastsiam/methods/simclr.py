@@ -15,7 +15,7 @@ from fastsiam.model.backbones import Backbone
 from fastsiam.model.heads import mlp
 from fastsiam.model.losses import nt_xent, unit
 
-from .base import Method, Output, ParamGroup
+from .base import Method, Output
 
 
 class SimCLR(Method):
@@ -39,16 +39,10 @@ class SimCLR(Method):
             views: two of (N, 3, S, S): the same images, augmented.
             index: (N,) int64 positions of the images in the data set.
         """
-        batches = [self.projector(self.backbone(batch)) for batch in self.join_views(views)]
-        images = len(index)
-        z = [unit(view) for view in self.split_views(batches, images)]
-        p = [unit(view) for view in self.split_views([self.predictor(b) for b in batches], images)]
+        _, *outputs = self.by_view(views, self.backbone, self.projector, self.predictor)
+        z, p = ([unit(view) for view in output] for output in outputs)
         stop = self.config.stop_gradient
         others = [gather_with_gradient(view.detach() if stop else view) for view in z]
         rank, _ = rank_and_world()
-        loss = nt_xent(p, others, first=rank * images, temperature=self.config.temperature)
+        loss = nt_xent(p, others, first=rank * len(index), temperature=self.config.temperature)
         return Output(loss, z[0].detach(), {})
-
-    def param_groups(self) -> list[ParamGroup]:
-        """Return one group with all parameters."""
-        return [ParamGroup(name="all", params=list(self.parameters()))]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from fastsiam.config import SimSiamConfig
-from fastsiam.model import heads
 from fastsiam.model.backbones import Backbone
+from fastsiam.model.heads import mlp
 from fastsiam.model.losses import negative_cosine as D
 
 from .base import Method, Output, ParamGroup
@@ -23,16 +23,18 @@ class SimSiam(Method):
     def __init__(self, config: SimSiamConfig, backbone: Backbone, *, images: int = 0) -> None:
         super().__init__(config, backbone, images=images)
         self.config, self.backbone, self.dim = config, backbone, config.dim
-        self.projector = heads.projector(
-            backbone.features,
-            config.dim,
-            layers=config.projector_layers,
-            hidden=config.projector_dim,
-            norm=config.head_bn,
-            affine=config.output_affine,
+        # "BN applied to each fully-connected layer, including its output fc", and in the predictor
+        # "to its hidden fc layers" (section 3). Table 3 varies that.
+        self.projector = mlp(
+            *(backbone.features, *config.hidden_widths, config.dim),
+            hidden_bn=config.head_bn != "none",
+            output_bn=config.head_bn in ("default", "all"),
+            output_affine=config.output_affine,
         )
-        self.predictor: nn.Module = heads.predictor(
-            config.dim, config.predictor_dim, norm=config.head_bn
+        self.predictor: nn.Module = mlp(
+            *(config.dim, config.predictor_dim, config.dim),
+            hidden_bn=config.head_bn != "none",
+            output_bn=config.head_bn == "all",
         )
 
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
@@ -42,10 +44,8 @@ class SimSiam(Method):
             views: two of (N, 3, S, S): the same images, augmented.
             index: (N,) int64 positions of the images in the data set; not used.
         """
-        z = [self.projector(self.backbone(x)) for x in self.join_views(views)]
-        p = [self.predictor(batch) for batch in z]
-        z1, z2 = self.split_views(z, len(index))
-        p1, p2 = self.split_views(p, len(index))
+        f, h = (self.backbone, self.projector), self.predictor
+        *_, (z1, z2), (p1, p2) = self.by_view(views, *f, h)
         loss = (D(p1, z2.detach()) + D(p2, z1.detach())) / 2
         return Output(loss, z1.detach(), {})
 

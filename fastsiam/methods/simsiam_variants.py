@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -76,17 +76,15 @@ class SimSiamVariant(SimSiam):
         """
         comparisons = self.comparisons(len(views))
         predicting = [view for view, _ in comparisons]
-        batches = [
-            self._encoded(batch) for batch in self.join_views([views[v] for v in predicting])
-        ]
-        z = self._by_view(predicting, batches, len(index))
-        p = self._by_view(predicting, [self.predictor(batch) for batch in batches], len(index))
-        targets = self._targets(views, z, {of for _, others in comparisons for of in others})
+        own = [views[view] for view in predicting]
+        _, z, p = self.by_view(own, self.backbone, self.projector, self.predictor)
+        wanted = {of for _, others in comparisons for of in others}
+        targets = self._targets(views, dict(zip(predicting, z, strict=True)), wanted)
         rows = self.averages[index] if self.config.target_average else None
         similarity = SIMILARITIES[self.config.similarity]
         losses = [
-            similarity(p[view], self._averaged(rows, [targets[of] for of in others]))
-            for view, others in comparisons
+            similarity(prediction, self._averaged(rows, [targets[of] for of in others]))
+            for prediction, (_, others) in zip(p, comparisons, strict=True)
         ]
         carry = {}
         if rows is not None:
@@ -97,11 +95,10 @@ class SimSiamVariant(SimSiam):
         return Output(torch.stack(losses).mean(), z[0].detach(), carry)
 
     def comparisons(self, views: int) -> list[Comparison]:
-        """Return the comparisons: both views of each pair, or only the first, with the other."""
-        pairs = [(view, view + 1) for view in range(0, views, 2)]
-        if not self.config.symmetric:
-            return [(first, (second,)) for first, second in pairs]
-        return [(a, (b,)) for first, second in pairs for a, b in ((first, second), (second, first))]
+        """Compare both of two views with the other, or only the first one of each pair."""
+        if self.config.symmetric:
+            return [(0, (1,)), (1, (0,))]
+        return [(first, (first + 1,)) for first in range(0, views, 2)]
 
     def param_groups(self) -> list[ParamGroup]:
         """Return encoder and predictor as two groups, without an untrained predictor (Table 1)."""
@@ -131,30 +128,26 @@ class SimSiamVariant(SimSiam):
     def _has_frozen(self) -> bool:
         return self.config.alternate_every != 1 or self.config.encoder_momentum > 0
 
-    def _encoded(self, images: Tensor) -> Tensor:
-        z: Tensor = self.projector(self.backbone(images))
-        return z
-
-    def _by_view(
-        self, which: Iterable[int], batches: Sequence[Tensor], images: int
-    ) -> dict[int, Tensor]:
-        """Return the outputs of the given views, (N, ...) each, by the views' numbers."""
-        return dict(zip(which, self.split_views(batches, images), strict=True))
-
     def _targets(
         self, views: tuple[Tensor, ...], z: dict[int, Tensor], wanted: set[int]
     ) -> dict[int, Tensor]:
         """Return the targets, (N, dim) for each wanted view.
 
         Without the stop-gradient of section 4.1 training collapses (Fig. 2).
+
+        Args:
+            views: of all images.
+            z: projections of the predicting views, by the views' numbers.
+            wanted: numbers of views.
         """
-        stop = self.config.stop_gradient
-        encoder, found = (self.frozen, {}) if self._has_frozen else (self._encoded, z)
-        others = [view for view in sorted(wanted) if view not in found]
-        with torch.no_grad() if stop else nullcontext():
-            batches = [encoder(batch) for batch in self.join_views([views[v] for v in others])]
-        found = found | self._by_view(others, batches, len(views[0]))
-        return {view: found[view].detach() if stop else found[view] for view in sorted(wanted)}
+        stop, targets, encoder = self.config.stop_gradient, z, [self.backbone, self.projector]
+        if self._has_frozen:
+            targets, encoder = {}, [self.frozen]
+        if others := [view for view in sorted(wanted) if view not in targets]:
+            with torch.no_grad() if stop else nullcontext():
+                *_, encoded = self.by_view([views[view] for view in others], *encoder)
+            targets = targets | dict(zip(others, encoded, strict=True))
+        return {view: targets[view].detach() if stop else targets[view] for view in sorted(wanted)}
 
     def _averaged(self, rows: Tensor | None, targets: list[Tensor]) -> Tensor:
         """Return the mean of some views' targets, float32; given rows, their moving average.

@@ -20,7 +20,7 @@ from fastsiam.model.backbones import Backbone
 from fastsiam.model.heads import mlp
 from fastsiam.model.losses import cross_entropy, sinkhorn, unit
 
-from .base import Method, Moment, Output, ParamGroup
+from .base import Method, Moment, Output
 from .momentum import push
 
 _ASSIGNED = 2
@@ -59,11 +59,9 @@ class SwAV(Method):
             views: two or more, (N, 3, S_v, S_v) each: the same images, augmented.
             index: (N,) int64 positions of the images in the data set.
         """
-        images, device = len(index), views[0].device.type
-        batches = [self.projector(self.backbone(batch)) for batch in self.join_views(views)]
-        p = self.split_views([self.predictor(batch) for batch in batches], images)
-        z = [unit(view) for view in self.split_views(batches, images)[:_ASSIGNED]]
-        with torch.autocast(device, enabled=False):
+        _, z, p = self.by_view(views, self.backbone, self.projector, self.predictor)
+        z = tuple(unit(view) for view in z[:_ASSIGNED])
+        with torch.autocast(views[0].device.type, enabled=False):
             prototypes = unit(self.prototypes.weight)
             predicted = [unit(view) @ prototypes.T / self.config.temperature for view in p]
             with torch.no_grad() if self.config.stop_gradient else nullcontext():
@@ -76,10 +74,6 @@ class SwAV(Method):
         ]
         kept = {"projections": torch.stack(z, 1).detach()} if self.config.queue else {}
         return Output(torch.stack(losses).mean(), z[0].detach(), kept)
-
-    def param_groups(self) -> list[ParamGroup]:
-        """Return one group with all parameters."""
-        return [ParamGroup(name="all", params=list(self.parameters()))]
 
     def before_optimizer(self, *, at: Moment) -> None:
         """Freeze the prototypes during the first ``frozen_epochs``."""

@@ -1,4 +1,4 @@
-"""Projection and prediction MLPs; SimSiam's follow section 3 of its paper.
+"""Projection and prediction MLPs.
 
 Weights are initialised by PyTorch's defaults. A layer without BN has a bias, and an identity
 instead of the BN, so that weights have the same names in all variants: layer i is module 3 i.
@@ -9,8 +9,6 @@ from __future__ import annotations
 from itertools import pairwise
 
 from torch import nn
-
-from fastsiam.config import HeadNorm
 
 
 def mlp(
@@ -32,44 +30,3 @@ def mlp(
     if output_bn:
         modules.append(nn.BatchNorm1d(widths[-1], affine=output_affine))
     return nn.Sequential(*modules)
-
-
-def projector(
-    features: int,
-    dim: int,
-    *,
-    layers: int,
-    hidden: int = 0,
-    norm: HeadNorm = "default",
-    affine: bool = False,
-) -> nn.Sequential:
-    """Build SimSiam's projection MLP: (N, features) to (N, dim).
-
-    "BN applied to each fully-connected layer, including its output fc. Its output fc has no ReLU":
-    the output BN has no affine parameters, as in the authors' code, unless ``affine``.
-
-    Args:
-        features: of the backbone.
-        dim: of the output.
-        layers: number of fully connected layers.
-        hidden: width of hidden layers; 0 means ``dim``.
-        norm: which layers have BN (Table 3).
-        affine: whether the output's BN has a scale and an offset.
-    """
-    return mlp(
-        features,
-        *[hidden or dim] * (layers - 1),
-        dim,
-        hidden_bn=norm != "none",
-        output_bn=norm in ("default", "all"),
-        output_affine=affine,
-    )
-
-
-def predictor(dim: int, hidden: int, *, norm: HeadNorm = "default") -> nn.Sequential:
-    """Build SimSiam's prediction MLP: (N, dim) to (N, dim) through a bottleneck.
-
-    "BN applied to its hidden fc layers. Its output fc does not have BN or ReLU"; the output has a
-    bias.
-    """
-    return mlp(dim, hidden, dim, hidden_bn=norm != "none", output_bn=norm == "all")

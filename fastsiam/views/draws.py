@@ -7,16 +7,15 @@ exactly the same views.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import permutations
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fastsiam.config import AugmentConfig, ViewConfig
+from fastsiam.config import AugmentConfig
 
 from . import rng
 
@@ -95,79 +94,54 @@ def draw_views(
     ranges, views = _ranges(config), len(config.views)
     key = rng.keys(seed, epoch, index[None, :], np.arange(views)[:, None])
     after = rng.uniform(key, _AFTER_CROP, skip=_FIRST_AFTER_CROP)
-    sigma = ranges.sigma + after[..., 9] * ranges.sigma_width
-    inverts = after[..., 10] < ranges.solarise_p
-    box, flip = _crop_boxes(ranges, key, size), after[..., 0] < ranges.flip_p
+    factor = ranges["factor"] + after[..., 3:7] * ranges["factor_width"]
+    sigma = ranges["blur_sigma_min"] + after[..., 9] * ranges["sigma_width"]
+    threshold = np.where(
+        after[..., 10] < ranges["solarise_p"], ranges["solarise_threshold"], NO_LEVEL
+    )
+    box, flip = _crop_boxes(ranges, key, size), after[..., 0] < ranges["flip_p"]
     if any(view.crop_of >= 0 for view in config.views):
         box, flip = box[config.crops_of], flip[config.crops_of]
     return ViewParams(
         box=box,
         flip=flip,
-        jitter=after[..., 1] < ranges.jitter_p,
+        jitter=after[..., 1] < ranges["jitter_p"],
         order=_ORDERS[(after[..., 2] * len(_ORDERS)).astype(np.int64)],
-        factor=(ranges.factor + after[..., 3:7] * ranges.factor_width).astype(np.float32),
-        gray=after[..., 7] < ranges.gray_p,
-        blur=np.where(after[..., 8] < ranges.blur_p, sigma, 0.0).astype(np.float32),
-        solarise=np.where(inverts, ranges.threshold, np.int16(NO_LEVEL)),
+        factor=factor.astype(np.float32),
+        gray=after[..., 7] < ranges["gray_p"],
+        blur=np.where(after[..., 8] < ranges["blur_p"], sigma, 0.0).astype(np.float32),
+        solarise=threshold.astype(np.int16),
     )
-
-
-class _Ranges(NamedTuple):
-    """Ranges and probabilities of V views: (V, 1) each, except the factors, (V, 1, 4)."""
-
-    scale: NDArray[np.float64]
-    scale_width: NDArray[np.float64]
-    ratio: NDArray[np.float64]
-    """Smallest and, in ``ratio_max``, largest width / height of a crop."""
-    ratio_max: NDArray[np.float64]
-    log_ratio: NDArray[np.float64]
-    log_ratio_width: NDArray[np.float64]
-    flip_p: NDArray[np.float64]
-    jitter_p: NDArray[np.float64]
-    factor: NDArray[np.float64]
-    factor_width: NDArray[np.float64]
-    gray_p: NDArray[np.float64]
-    blur_p: NDArray[np.float64]
-    sigma: NDArray[np.float64]
-    sigma_width: NDArray[np.float64]
-    solarise_p: NDArray[np.float64]
-    threshold: NDArray[np.int16]
 
 
 @lru_cache(maxsize=8)
-def _ranges(config: AugmentConfig) -> _Ranges:
-    """Return the settings of the views as arrays."""
+def _ranges(config: AugmentConfig) -> NDArray[np.void]:
+    """Return the settings of V views as a structured array, (V, 1) float64, with what they imply.
 
-    def each(of: Callable[[ViewConfig], float]) -> NDArray[np.float64]:
-        return np.array([[of(view)] for view in config.views], np.float64)
-
-    factors = [(view.brightness, view.contrast, view.saturation) for view in config.views]
-    low = [[max(0.0, 1 - s) for s in own] for own in factors]
-    high = [[1 + s for s in own] for own in factors]
-    hue = each(lambda view: view.hue)
-    factor = np.concatenate([low, -hue], 1)[:, None]
-    return _Ranges(
-        scale=each(lambda view: view.scale_min),
-        scale_width=each(lambda view: view.scale_max - view.scale_min),
-        ratio=each(lambda view: view.ratio_min),
-        ratio_max=each(lambda view: view.ratio_max),
-        log_ratio=each(lambda view: np.log(view.ratio_min)),
-        log_ratio_width=each(lambda view: np.log(view.ratio_max / view.ratio_min)),
-        flip_p=each(lambda view: view.flip_p),
-        jitter_p=each(lambda view: view.jitter_p),
-        factor=factor,
-        factor_width=np.concatenate([high, hue], 1)[:, None] - factor,
-        gray_p=each(lambda view: view.gray_p),
-        blur_p=each(lambda view: view.blur_p),
-        sigma=each(lambda view: view.blur_sigma_min),
-        sigma_width=each(lambda view: view.blur_sigma_max - view.blur_sigma_min),
-        solarise_p=each(lambda view: view.solarise_p),
-        threshold=each(lambda view: view.solarise_threshold).astype(np.int16),
-    )
+    ``factor`` has the smallest factors of brightness, contrast and saturation, and the smallest hue
+    shift; ``log_ratio`` the logarithm of ``ratio_min``. Names that end with ``width`` have the
+    differences to the largest.
+    """
+    rows = []
+    for view in config.views:
+        strengths = view.brightness, view.contrast, view.saturation
+        least = np.array([*(max(0.0, 1 - strength) for strength in strengths), -view.hue])
+        most = np.array([*(1 + strength for strength in strengths), view.hue])
+        implied = {
+            "scale_width": view.scale_max - view.scale_min,
+            "log_ratio": np.log(view.ratio_min),
+            "log_ratio_width": np.log(view.ratio_max / view.ratio_min),
+            "factor": least,
+            "factor_width": most - least,
+            "sigma_width": view.blur_sigma_max - view.blur_sigma_min,
+        }
+        rows.append(asdict(view) | implied)
+    columns = [(name, np.float64, np.shape(value)) for name, value in rows[0].items()]
+    return np.array([tuple(row.values()) for row in rows], columns)[:, None]
 
 
 def _crop_boxes(
-    ranges: _Ranges, key: NDArray[np.uint64], size: NDArray[np.int64]
+    ranges: NDArray[np.void], key: NDArray[np.uint64], size: NDArray[np.int64]
 ) -> NDArray[np.int32]:
     """Return the boxes, (V, N, 4), for keys, (V, N): the first that fits, else a central crop.
 
@@ -177,7 +151,7 @@ def _crop_boxes(
     box = tries[:, :, 0]
     view, image = np.nonzero(~fit[:, :, 0])
     if len(view):
-        own, sizes = _Ranges._make(values[view] for values in ranges), size[image, None]
+        own, sizes = ranges[view], size[image, None]
         u = rng.uniform(key[view, image, None], 4 * _TRIES - 4, skip=4)
         tries, fit = _tries(own, u, sizes)
         chosen = tries[np.arange(len(view)), 0, np.argmax(fit[:, 0], axis=-1)]
@@ -187,7 +161,7 @@ def _crop_boxes(
 
 
 def _tries(
-    ranges: _Ranges, u: NDArray[np.float64], size: NDArray[np.int64]
+    ranges: NDArray[np.void], u: NDArray[np.float64], size: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return the boxes, (V, N, tries, 4), and whether each fits in the image, (V, N, tries).
 
@@ -198,8 +172,9 @@ def _tries(
     """
     u = u.reshape(*u.shape[:-1], u.shape[-1] // 4, 4)
     height, width = size[..., :1], size[..., 1:]
-    area = height * width * (ranges.scale[..., None] + u[..., 0] * ranges.scale_width[..., None])
-    log_ratio = ranges.log_ratio[..., None] + u[..., 1] * ranges.log_ratio_width[..., None]
+    scale = ranges["scale_min"][..., None] + u[..., 0] * ranges["scale_width"][..., None]
+    area = height * width * scale
+    log_ratio = ranges["log_ratio"][..., None] + u[..., 1] * ranges["log_ratio_width"][..., None]
     ratio = np.exp(log_ratio)
     w = np.rint(np.sqrt(area * ratio)).astype(np.int64)
     h = np.rint(np.sqrt(area / ratio)).astype(np.int64)
@@ -209,10 +184,10 @@ def _tries(
     return np.stack([top, left, h, w], axis=-1), fits
 
 
-def _central_boxes(ranges: _Ranges, size: NDArray[np.int64]) -> NDArray[np.int64]:
+def _central_boxes(ranges: NDArray[np.void], size: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the largest central boxes of allowed ratio, ``RandomResizedCrop``'s fallback."""
     height, width = size[..., 0], size[..., 1]
-    ratio, least, most = width / height, ranges.ratio, ranges.ratio_max
+    ratio, least, most = width / height, ranges["ratio_min"], ranges["ratio_max"]
     w = np.where(ratio > most, np.rint(height * most), width).astype(np.int64)
     h = np.where(ratio < least, np.rint(width / least), height).astype(np.int64)
     w, h = np.clip(w, 1, width), np.clip(h, 1, height)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fastsiam import cli
 from fastsiam.cli.options import Commands
-from fastsiam.config import BYOLConfig, SimSiamConfig, TrainConfig
+from fastsiam.config import METHOD_CONFIGS, BYOLConfig, SimSiamConfig, TrainConfig
 from fastsiam.config.files import merge, read_settings, to_toml
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.train import train_settings
@@ -22,7 +22,7 @@ from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.command import train_here
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT
-from tests.methods import everything
+from tests.methods.barlow_twins import BarlowTwinsConfig
 from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
 from tests.train.runs import OLD, history
@@ -110,25 +110,29 @@ def test_settings_survive_the_command_line_and_files(recipe: str, tmp_path: Path
         assert (read.recipe, TrainConfig.from_flags(read.flags)) == (recipe, config)
 
 
-def test_a_method_brings_its_own_options_and_defaults(tmp_path: Path) -> None:
+def test_a_method_brings_its_own_options_and_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In any order; ``dim`` is a setting of both methods, with a default in each."""
-    with everything.registered():
-        chosen = ["--method", "everything", "--views", "3"]
-        for arguments in ([*chosen, "--recipe", "cifar10"], ["--recipe", "cifar10", *chosen]):
-            recipe, config = parse(*arguments, "--set", "queue=30")
-            assert recipe == "cifar10" and config.model.backbone == "resnet18"
-            assert config.model.method == everything.EverythingConfig(queue=30)
-        assert parse(*chosen, "--dim", "9")[1].model.method == everything.EverythingConfig(dim=9)
-        assert isinstance(parse("--dim", "9")[1].model.method, SimSiamConfig)
-        said = refused(*chosen, "--predictor-dim", "4")
-        assert "predictor-dim is no setting of everything" in said
-        assert "three views, not 2" in refused("--method", "everything")
-        file = tmp_path / "my.toml"
-        file.write_text('[model]\nmethod = "everything"\nqueue = 40\n[augment]\nviews = 3\n')
-        assert parse("--config", str(file))[1].model.method == everything.EverythingConfig(queue=40)
-        chosen = ["--method", "simsiam", "--views", "2"]
-        assert parse("--config", str(file), *chosen)[1] == RECIPES["imagenet"]()
-    assert "unknown method 'everything'; there are simsiam" in refused("--method", "everything")
+    monkeypatch.setitem(METHOD_CONFIGS, BarlowTwinsConfig.name, BarlowTwinsConfig)
+    chosen = ["--method", "barlow-twins"]
+    for arguments in ([*chosen, "--recipe", "cifar10"], ["--recipe", "cifar10", *chosen]):
+        recipe, config = parse(*arguments, "--set", "redundancy=0.1")
+        assert recipe == "cifar10" and config.model.backbone == "resnet18"
+        assert config.model.method == BarlowTwinsConfig(redundancy=0.1)
+    assert parse(*chosen, "--dim", "9")[1].model.method == BarlowTwinsConfig(dim=9)
+    assert isinstance(parse("--dim", "9")[1].model.method, SimSiamConfig)
+    said = refused(*chosen, "--predictor-dim", "4")
+    assert "predictor-dim is no setting of barlow-twins" in said
+    assert "compares two views of each image, not 3" in refused(*chosen, "--views", "3")
+    file = tmp_path / "my.toml"
+    file.write_text('[model]\nmethod = "barlow-twins"\nredundancy = 0.2\n')
+    own = parse("--config", str(file))[1].model.method
+    assert own == BarlowTwinsConfig(redundancy=0.2)
+    usual = parse("--config", str(file), "--method", "simsiam")[1]
+    assert usual == RECIPES["imagenet"]()
+    monkeypatch.undo()
+    assert "unknown method 'barlow-twins'; there are simsiam" in refused(*chosen)
 
 
 def test_an_option_without_effect_is_refused(tmp_path: Path) -> None:

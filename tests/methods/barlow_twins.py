@@ -11,7 +11,7 @@ from torch import Tensor
 from fastsiam.config import MethodConfig
 from fastsiam.config.setting import setting
 from fastsiam.distributed import gather_with_gradient
-from fastsiam.methods import Method, Output, ParamGroup
+from fastsiam.methods import Method, Output
 from fastsiam.model.backbones import Backbone
 from fastsiam.model.heads import mlp
 
@@ -43,17 +43,12 @@ class BarlowTwins(Method):
 
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
         """Return the loss over the images of all ranks, and the first view's embeddings."""
-        batches = [self.projector(self.backbone(batch)) for batch in self.join_views(views)]
-        z = self.split_views(batches, len(index))
+        _, z = self.by_view(views, self.backbone, self.projector)
         first, second = (standardised(gather_with_gradient(view.float())) for view in z)
         correlation = first.T @ second / len(first)
         on_diagonal = (correlation.diagonal() - 1).square().sum()
         elsewhere = correlation.square().sum() - correlation.diagonal().square().sum()
         return Output(on_diagonal + self.redundancy * elsewhere, z[0].detach(), {})
-
-    def param_groups(self) -> list[ParamGroup]:
-        """One group of all parameters."""
-        return [ParamGroup(name="all", params=list(self.parameters()))]
 
 
 def standardised(z: Tensor) -> Tensor:

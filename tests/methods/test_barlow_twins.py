@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ import torch
 from fastsiam import cli
 from fastsiam.config import METHOD_CONFIGS, ModelConfig, TrainConfig
 from fastsiam.config.files import RunSettings
+from fastsiam.config.train import differences
 from fastsiam.errors import CheckpointError, DataError
 from fastsiam.interchange import load_pretrained
+from fastsiam.methods import Method, Moment
 from fastsiam.run import checkpoint as checkpoints
 from tests.configs import with_settings
 from tests.methods.barlow_twins import BarlowTwinsConfig
@@ -33,18 +36,44 @@ def test_the_loss_is_the_papers() -> None:
     assert loss == pytest.approx((weights * (correlation - np.eye(6)) ** 2).sum(), rel=1e-5)
 
 
+def test_hooks_are_called_once_in_each_step(
+    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after the run is resumed in its second epoch."""
+    seen: dict[str, list[Moment]] = {"before_optimizer": [], "after_step": []}
+    for hook, moments in seen.items():
+
+        def note(self: Method, *_: Any, at: Moment, moments: list[Moment] = moments) -> None:
+            moments.append(at)
+
+        monkeypatch.setattr(Method, hook, note)
+    for steps in (4, 0):
+        trained(small, knn_every=0, max_steps=steps)
+    moments = [Moment(step, 3, 12) for step in range(12)]
+    assert seen == {"before_optimizer": moments, "after_step": moments}
+
+
 def test_it_is_killed_resumed_and_exported(
-    small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: TrainConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(METHOD_CONFIGS, BarlowTwinsConfig.name, BarlowTwinsConfig)
     own = BarlowTwinsConfig(dim=16)
     model = ModelConfig(backbone="resnet10", stem="cifar", width=4, method=own)
     config = replace(with_settings(small, knn_every=0, save_every=1), model=model)
     assert TrainConfig.from_dict(config.to_dict()) == config
+    changed = differences(config, with_settings(config, redundancy=0.1))
+    assert changed == {"redundancy": (5e-3, 0.1)}
     whole = trained(config, out=tmp_path / "whole")
     assert_same_runs(trained(config, out=killed(config, 5)), whole)
     file = tmp_path / "plain.pt"
     cli.app(["export", str(whole), "--format", "plain", "--out", str(file)], standalone_mode=False)
+    with pytest.raises(CheckpointError, match="holds no predictor"):
+        load_pretrained(whole).part("predictor")
+    trained(small, knn_every=0, max_steps=1, init=whole, width=4, out=tmp_path / "simsiam")
+    assert "new: projector, predictor" in capsys.readouterr().err
     read = load_pretrained(file).part("backbone")
     expected = checkpoints.load(whole).model
     assert read and all(torch.equal(value, expected[key]) for key, value in read.items())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -29,56 +28,51 @@ def groups(**settings: Any) -> list[ParamGroup]:
     return build_method(model_of(**small, **settings)).param_groups()
 
 
-GROUPS = groups()
+GROUPS, DECAYING = groups(), groups(predictor_lr="cosine")
 
 
-def test_cosine_per_step() -> None:
-    config = OptimConfig(epochs=10, batch=256)
-    rates = [rates_at(config, GROUPS, step, 20)["encoder"] for step in range(200)]
-    for step, rate in enumerate(rates):
-        assert rate == pytest.approx(0.05 * (1 + math.cos(math.pi * step / 200)) / 2)
-    assert rates[0] == 0.05 and rates[100] == pytest.approx(0.025) and 0 < rates[-1] < 1e-5
-    assert all(a > b for a, b in pairwise(rates))
-
-
-def test_a_cosine_between_two_rates() -> None:
-    """SwAV's: from 0.3 over 10 of 100 epochs to 4.8, and from there to 0.0048."""
-    config = OptimConfig(
-        batch=4096, lr=0.3, warmup_epochs=10, warmup_from=0.0625, lr_end=0.001, epochs=100
-    )
-    rates = [decaying_rate(config, step, 10) for step in range(1000)]
-    assert rates[0] == pytest.approx(0.3 + 4.5 / 100) and rates[99] == pytest.approx(4.8)
-    assert rates[100] == pytest.approx(4.8) and rates[550] == pytest.approx((4.8 + 0.0048) / 2)
-    assert 0.0048 < rates[-1] < 0.00485
-    assert rates[:100] == sorted(rates[:100]) and rates[100:] == sorted(rates[100:])[::-1]
-
-
-def test_predictor_rate_neither_decays_nor_warms_up() -> None:
-    config = OptimConfig(epochs=10, batch=512, warmup_epochs=2)
-    table = [rates_at(config, GROUPS, step, 5) for step in range(50)]
-    assert {rates["predictor"] for rates in table} == {0.1}
-    assert [rates["encoder"] for rates in table[:10]] == pytest.approx(
-        [0.01 * (i + 1) for i in range(10)]
-    )
-    assert table[10]["encoder"] == 0.1 and table[49]["encoder"] < 0.001
-    decaying = groups(predictor_lr="cosine")
-    for step in range(50):
-        rates = rates_at(config, decaying, step, 5)
-        assert rates["predictor"] == rates["encoder"]
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"epochs": 10},
+        {"epochs": 10, "batch": 512, "warmup_epochs": 2},
+        # SwAV's: from 0.3 over 10 of 100 epochs to 4.8, and from there to 0.0048.
+        {"epochs": 100, "batch": 4096, "lr": 0.3, "warmup_epochs": 10, "warmup_from": 0.0625,
+         "lr_end": 0.001},
+    ],
+)  # fmt: skip
+def test_rates_of_every_step(settings: dict[str, Any]) -> None:
+    """A line, then a cosine; a predictor's rate stays at the peak, or goes with the others."""
+    config, steps = OptimConfig(**settings), 5
+    peak, warmup, total = peak_lr(config), config.warmup_epochs * steps, config.epochs * steps
+    start, end, decaying = config.warmup_from * peak, config.lr_end * peak, []
+    for step in range(total):
+        rates = rates_at(config, GROUPS, step, steps)
+        share = (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2
+        expected = end + share * (peak - end)
+        if step < warmup:
+            expected = start + (peak - start) * (step + 1) / warmup
+        assert rates == pytest.approx({"encoder": expected, "predictor": peak})
+        both = rates_at(config, DECAYING, step, steps)
+        assert both["predictor"] == both["encoder"] == decaying_rate(config, step, steps)
+        decaying.append(rates["encoder"])
+    assert max(decaying) == peak and end <= decaying[-1] < end + 0.01 * peak
 
 
 def test_a_step_is_sgd_with_momentum_and_decay_by_hand() -> None:
-    weight = torch.nn.Parameter(torch.tensor([2.0]))
+    weight, other = (torch.nn.Parameter(torch.tensor([2.0])) for _ in range(2))
     config = OptimConfig(batch=256, lr=0.5, momentum=0.9, weight_decay=0.1)
-    optimizer = build_optimizer(config, [ParamGroup(name="encoder", params=[weight])])
+    own = ParamGroup(name="head", params=[other], weight_decay=0.0)
+    optimizer = build_optimizer(config, [ParamGroup(name="encoder", params=[weight]), own])
     expected, velocity = 2.0, 0.0
     for rate in (0.5, 0.25, 0.125):
-        set_rates(optimizer, {"encoder": rate})
-        weight.grad = torch.tensor([1.0])
+        set_rates(optimizer, {"encoder": rate, "head": 1.0})
+        weight.grad, other.grad = torch.tensor([1.0]), torch.tensor([1.0])
         optimizer.step()
         velocity = 0.9 * velocity + 1.0 + 0.1 * expected
         expected -= rate * velocity
         assert weight.item() == pytest.approx(expected, rel=1e-6)
+    assert other.item() == pytest.approx(2 - 1 - 1.9 - 2.71, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 import torch
 
 from fastsiam.config import TrainConfig
+from fastsiam.methods import build_method, image_rows, method_skeleton
 from fastsiam.run import checkpoint as checkpoints
 from tests import rank_jobs
 from tests.configs import flags, with_settings
-from tests.methods.variants import EVERY
+from tests.methods.variants import EVERY, SMALL
 from tests.networks import short_resnet10
 from tests.ranks import fastsiam_on_ranks
 from tests.tiers import rest_slow, slow
@@ -49,6 +51,17 @@ def test_ranks_whose_bn_is_their_own_are_parts_of_one(ranks: Ranks) -> None:
     torch.testing.assert_close(states[0], states[2], atol=5e-5, rtol=1e-4)
     torch.testing.assert_close(parts[0]["loss"], whole["loss"], atol=5e-5, rtol=1e-4)
     assert (states[0]["queue"] - states[3]["queue"]).abs().max() > 1e-2
+
+
+def test_rows_of_images_are_those_that_grow_with_the_data() -> None:
+    """And a skeleton has the shapes of what is built."""
+    model = replace(rank_jobs.MODEL, method=EVERY["average"].config(**SMALL))
+    rows = {name: row.shape for name, row in image_rows(model).items()}
+    assert rows == {"averages": (1, SMALL["dim"])} and image_rows(rank_jobs.MODEL) == {}
+    skeleton, built = method_skeleton(model, images=24), build_method(model, images=24)
+    assert {value.device.type for value in skeleton.state_dict().values()} == {"meta"}
+    shapes = [{k: v.shape for k, v in one.state_dict().items()} for one in (skeleton, built)]
+    assert shapes[0] == shapes[1]
 
 
 COMPILED = ["swav, multi-crop", *(name for name in EVERY if name != "swav, multi-crop")]

@@ -86,18 +86,6 @@ def test_residual_blocks_start_as_the_identity(name: str, blocks: int, zero: boo
             assert bool((norm.weight == 0).all()) == (zero and norm in last)
 
 
-def test_channels_last_survives_the_backbone() -> None:
-    backbone = build_backbone(ModelConfig(backbone="resnet10", stem="cifar", width=4))
-    backbone.to(memory_format=torch.channels_last)
-    outputs: list[torch.Tensor] = []
-    for module in backbone.modules():
-        if isinstance(module, (nn.Conv2d, nn.BatchNorm2d)):
-            module.register_forward_hook(lambda module, inputs, out: outputs.append(out))
-    backbone(torch.randn(2, 3, 16, 16).to(memory_format=torch.channels_last))
-    assert len(outputs) > 10
-    assert all(out.is_contiguous(memory_format=torch.channels_last) for out in outputs)
-
-
 @pytest.mark.parametrize("name", ["convnext_tiny", "mobilenet_v3_small"])
 def test_torchvisions_networks_keep_their_names(name: str) -> None:
     """All but the classifier, also for networks with a module called ``features``."""

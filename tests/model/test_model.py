@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from fastsiam.config import ModelConfig
-from fastsiam.methods import build_method
-from fastsiam.model.heads import predictor, projector
+from fastsiam.methods import build_method, method_skeleton
 from fastsiam.model.losses import negative_cosine
+from tests.configs import model_of
+
+
+def skeleton_of(**settings: Any) -> Any:
+    return method_skeleton(model_of(**settings))
 
 
 def test_initialisers() -> None:
@@ -27,16 +33,18 @@ def test_initialisers() -> None:
 
 
 def test_heads_are_the_papers() -> None:
-    head = projector(512, 2048, layers=3)
+    heads = skeleton_of(backbone="resnet18")
+    head = heads.projector
     kinds = [type(m).__name__ for m in head]
     assert kinds == ["Linear", "BatchNorm1d", "ReLU"] * 2 + ["Linear", "BatchNorm1d"]
     assert [m.bias is None for m in head if isinstance(m, nn.Linear)] == [True] * 3
     assert [m.affine for m in head if isinstance(m, nn.BatchNorm1d)] == [True, True, False]
-    assert head(torch.randn(4, 512)).shape == (4, 2048)
-    assert [type(m).__name__ for m in projector(512, 64, layers=2)] == kinds[:3] + kinds[-2:]
-    wide = projector(512, 8, layers=3, hidden=24)
+    assert [m.out_features for m in head if isinstance(m, nn.Linear)] == [2048] * 3
+    short = skeleton_of(projector_layers=2, dim=64).projector
+    assert [type(m).__name__ for m in short] == kinds[:3] + kinds[-2:]
+    wide = skeleton_of(projector_dim=24, dim=8).projector
     assert [m.out_features for m in wide if isinstance(m, nn.Linear)] == [24, 24, 8]
-    head = predictor(2048, 512)
+    head = heads.predictor
     assert [type(m).__name__ for m in head] == ["Linear", "BatchNorm1d", "ReLU", "Linear"]
     linear = [m for m in head if isinstance(m, nn.Linear)]
     assert [tuple(m.weight.shape) for m in linear] == [(512, 2048), (2048, 512)]

@@ -1,7 +1,8 @@
 """The photometric stage against torchvision on PIL images, on real JPEGs.
 
 Tolerance: 0 levels of 255 for every operation and for the whole chain, by the reference and by the
-CPU's compiled code; float32's rounding in the normalisation, a thousandth of a level.
+CPU's compiled code; float32's rounding in the normalisation, a thousandth of a level. Other types
+are float32's values, rounded to the nearest.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torchvision.transforms import functional as TF
 from fastsiam.config import AugmentConfig
 from fastsiam.pipelines.torchvision_backend import apply_view
 from fastsiam.views.draws import draw_views
-from fastsiam.views.photometric import cpu, normalized, reference
+from fastsiam.views.photometric import cpu, normalized, photometric, reference
 from tests.views.cases import UNEQUAL
 
 WHOLE: dict[str, Any] = {"scale_min": 1.0, "scale_max": 1.0, "ratio_min": 1.0, "ratio_max": 1.0}
@@ -106,6 +107,26 @@ def test_views_are_torchvisions(case: str, pictures: list[Image.Image]) -> None:
                 levels = (view[row] - expected).abs() * torch.tensor(config.std).view(3, 1, 1) * 255
                 assert levels.max() < 1e-3, (number, row)
     assert changed or case == "hardly any blur"
+    strided = tuple(torch.stack([own, own], dim=2)[:, :, 0] for own in crops)
+    for dtype in (torch.bfloat16, torch.float16):
+        rounded = photometric(strided, params, config, dtype=dtype)
+        for view, exact in zip(rounded, made[1], strict=True):
+            assert view.dtype == dtype and torch.equal(view, exact.to(dtype))
+            assert view.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_ties_go_to_the_even_half() -> None:
+    """Normalised levels that lie in the middle between two numbers of a type, on either side."""
+    crops = torch.zeros(2, 1, 4, 4, 3, dtype=torch.uint8)
+    params = draw_views(jitter().changed(jitter_p=0), seed=1, epoch=2, index=[0], size=[(9, 9)])
+    for dtype, digits in ((torch.bfloat16, 8), (torch.float16, 11)):
+        step = 2.0**-digits  # of numbers between 1 and 2, half of the last place
+        for units in range(1, 8):
+            # A black pixel becomes -mean / std, which is exact for these.
+            config = AugmentConfig(mean=(-1 - units * step,) * 3, std=(1.0, 1.0, 1.0))
+            expected = torch.tensor(1 + units * step).to(dtype)
+            for black in cpu.photometric((crops,), params, config, dtype=dtype):
+                assert (black == expected).all(), (dtype, units)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])

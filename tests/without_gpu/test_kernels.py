@@ -25,7 +25,12 @@ PAPER = AugmentConfig.alike(crop=224)
 
 @pytest.mark.parametrize(
     ("images", "config", "dtype"),
-    [(1, UNEQUAL, torch.float32), (37, PAPER, torch.float16), (4096, PAPER, torch.bfloat16)],
+    [
+        (1, UNEQUAL, torch.float32),
+        (37, PAPER, torch.float16),
+        (4096, PAPER, torch.bfloat16),
+        (5, PAPER.changed(crop=33), torch.bfloat16),  # not whole words
+    ],
 )
 def test_launches(
     images: int, config: AugmentConfig, dtype: torch.dtype, launches: list[Launch], gpu: Gpu

@@ -13,15 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastsiam.config import AugmentConfig, ModelConfig, TrainConfig, ViewConfig
+from fastsiam.config import AugmentConfig, TrainConfig
 from fastsiam.distributed import Place
 from fastsiam.methods import Output, build_method
 from fastsiam.model.numerics import FiniteCheck
 from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch
 from tests.configs import changed_model, with_settings
-from tests.methods.everything import EverythingConfig, registered
-from tests.methods.variants import RELATED
+from tests.methods.variants import EVERY
 from tests.rank_jobs import CONFIG
 
 from .fake_gpu import CUDA, Gpu, HostWait
@@ -84,28 +83,20 @@ def test_a_step(settings: dict[str, Any], precision: str, gpu: Gpu) -> None:
     assert types == {HALF[precision]}
 
 
-def test_a_step_of_everything_that_a_method_may_have(gpu: Gpu) -> None:
-    """Momentum encoder, queue, memory, gradients that are dropped, views of two sizes."""
-    views = (ViewConfig(crop=16), ViewConfig(crop=16), ViewConfig(crop=8))
-    model = ModelConfig(backbone="resnet10", stem="cifar", width=4, method=EverythingConfig())
-    with registered():
-        config = replace(CONFIG, augment=AugmentConfig(views=views), model=model)
-        take_steps(with_settings(config, precision="fp16", accumulate=2), gpu)
-
-
 @pytest.mark.parametrize(
     "name",
     [
         "simclr", "simclr, predictor, stop-gradient", "mocov2", "mocov2, parts", "byol",
         "swav, multi-crop", "swav, predictor, queue, no stop-gradient",
+        "average, 2 steps, asymmetric 2x",
     ],
 )  # fmt: skip
-def test_a_step_of_the_related_methods(name: str, gpu: Gpu) -> None:
-    """Momentum encoders, queues, frozen prototypes, parts of a batch with BN of their own.
+def test_a_step_of_other_methods(name: str, gpu: Gpu) -> None:
+    """Momentum encoders, queues, averages, frozen prototypes, BN of parts of a batch.
 
     Similarities are products in float32, whatever the layers compute in.
     """
-    config = RELATED[name].applied(CONFIG, precision="bf16")
+    config = EVERY[name].applied(CONFIG, precision="bf16")
     take_steps(config, gpu, steps=3)
     own = config.model.method
     shape = {

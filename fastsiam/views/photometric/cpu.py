@@ -8,6 +8,7 @@ photometric.cpp, colours.cpp, blur.cpp and layout.cpp.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,6 @@ from fastsiam.config import AugmentConfig
 from fastsiam.kernels import library
 from fastsiam.kernels.buffers import BufferPool
 from fastsiam.kernels.threads import in_threads
-from fastsiam.views.batch import Crops
-from fastsiam.views.draws import ViewParams
 
 from . import reference
 from .operations import Operations, side_by_side
@@ -34,13 +33,6 @@ _TYPES = {
 """Output types of the kernels: their number, and numpy's type of the same size."""
 _buffers = BufferPool(8)
 """Memory for views: up to eight batches may be ready or in use when an epoch ends."""
-
-
-def photometric(
-    crops: Crops, params: ViewParams, config: AugmentConfig, *, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, ...]:
-    """Apply the augmentations; see ``fastsiam.views.photometric.photometric``."""
-    return side_by_side(_finish, crops, params, config, dtype)
 
 
 def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch.dtype) -> Tensor:
@@ -60,6 +52,10 @@ def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch
 
     in_threads(work, count)
     return stage.views()
+
+
+photometric = partial(side_by_side, _finish)
+"""Function that applies the augmentations; see ``fastsiam.views.photometric.photometric``."""
 
 
 class Stage:

@@ -11,39 +11,19 @@
 The blur keeps PIL's six passes: a box three times along each axis, whole levels after each. A
 composed filter would round elsewhere than PIL.
 
-Kernels that a batch launches on the current stream for the views of one side, without any wait of
-the host. Bytes and instructions are per pixel of a view; instructions were counted in the code for
-sm_90 and a 16-bit type, with all operations:
-
-============== ========== ======================================= =================================
-what           for        bytes                                   instructions
-============== ========== ======================================= =================================
-an upload      parameters 48 a view, from pinned memory           none
-colours        all views  reads 3; writes the result, or 3 if     39, and 176 for the operations
-                          it will be blurred
-colours, once  views with reads 3; writes 3 if an operation       32
-more           contrast   comes before; the rest reads these
-blur of rows   blurred    reads 3, writes 3                       42; 55 from a sigma of 1.41 on
-blur of        blurred    reads 3, writes the result              52; 66 from a sigma of 1.41 on
-columns
-============== ========== ======================================= =================================
-
-A result has 6 bytes per pixel in a 16-bit type, so the minimum, to read the crop and write the
-result, is 9. With the paper's probabilities (contrast 0.8, in three quarters of the cases after
-another operation, blur 0.5) a pixel needs 3 + 0.5 x 6 + 0.5 x 3 + 0.8 x 0.75 x 3 + 0.5 x (6 + 9) =
-16.8 bytes of memory traffic, and 2.4 from the cache. It needs about 255 instructions, which take an
-H200 twice as long as the memory traffic. The colours are bound by instructions, 100 of them for the
-hue; the two kernels of the blur are bound by memory, or nearly so. docs/performance.md has
-measurements.
+For the views of one side a batch launches an upload of parameters, the colours, and the blur of
+rows and of columns, all on the current stream and without any wait of the host. The colours are
+bound by instructions, the blurs by memory, or nearly so; docs/performance.md has the counts.
 
 Wider boxes, from a sigma of 2.45 on, and sides that are not multiples of 16 are blurred in six
-passes of 105 to 143 instructions per pixel each. Odd sides are loaded and stored byte by byte.
+passes of 105 to 143 instructions per pixel each. Views of odd sides are copied before and after the
+colours, to begin at whole words.
 """
 
 from __future__ import annotations
 
 import os
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -51,11 +31,12 @@ import torch
 import triton
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from fastsiam.config import AugmentConfig
 from fastsiam.files import require_own
-from fastsiam.views.batch import Crops, to_device
-from fastsiam.views.draws import CONTRAST, HUE, ViewParams
+from fastsiam.views.batch import to_device
+from fastsiam.views.draws import CONTRAST, HUE
 
 from . import cuda_blur, cuda_colours
 from .operations import Operations, side_by_side
@@ -73,20 +54,13 @@ _BLOCK = 1024  # values of one program of the general blur
 _COMPILER = {"enable_fp_fusion": False}
 
 
-def photometric(
-    crops: Crops, params: ViewParams, config: AugmentConfig, *, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, ...]:
-    """Apply the augmentations; see ``fastsiam.views.photometric.photometric``.
+def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch.dtype) -> Tensor:
+    """Apply the augmentations to crops of one side; see ``operations.Finish``.
 
     The crops must be on a GPU, or on the CPU for Triton's interpreter.
     """
     if dtype == torch.float64:
-        return tuple(view.double() for view in photometric(crops, params, config))
-    return side_by_side(_finish, crops, params, config, dtype)
-
-
-def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch.dtype) -> Tensor:
-    """Apply the augmentations to crops of one side; see ``operations.Finish``."""
+        return _finish(crops, what, config, torch.float32).double()
     side = crops.shape[1]
     assert crops.dtype == torch.uint8 and dtype.itemsize in (2, 4)
     crops = crops.contiguous()
@@ -94,34 +68,44 @@ def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch
         crops = crops.clone()
     rows, narrow = _boxes(what, side)
     thresholds, table = np.unique(what.solarise, return_inverse=True)
-    tables = _lookup(config, dtype, tuple(thresholds.tolist())), _views(what, table), rows
-    lookup, views, boxes = _upload(*tables, crops.device)
-    levels, out = torch.empty_like(crops), torch.empty_like(crops, dtype=dtype)
+    lookup, views, boxes = _upload(
+        _lookup(config, dtype, tuple(thresholds.tolist())),
+        *(torch.from_numpy(numbers) for numbers in (_views(what, table), rows)),
+        device=crops.device,
+    )
     bits = lookup.view(torch.int32 if dtype.itemsize == 4 else torch.int16)
     with torch.cuda.device_of(crops):
-        _change_colours(crops, views, bits, levels, out)
+        levels, out = _change_colours(crops, views, bits, dtype)
         _blur_narrow(boxes[:narrow], views, bits, levels, out)
         _blur_wide(boxes[narrow:], views, bits, levels, out)
     return out.permute(0, 3, 1, 2)
 
 
+photometric = partial(side_by_side, _finish)
+"""Function that applies the augmentations; see ``fastsiam.views.photometric.photometric``."""
+
+
 def _change_colours(
-    crops: Tensor, views: Tensor, lookup: Tensor, levels: Tensor, out: Tensor
-) -> None:
-    """Apply jitter and gray; write views to ``levels``, or to ``out`` if no blur follows."""
+    crops: Tensor, views: Tensor, lookup: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Apply jitter and gray to crops (M, S, S, 3).
+
+    Returns:
+        Levels of the views that will be blurred, and results of the others: (M, S, S, 3) each.
+    """
     count, side, _, _ = crops.shape
-    words = side % 2 == 0  # a view of an even side is whole words
-    if words:
-        crops, levels, out = _words(crops), _words(levels), _words(out)
-    else:
-        out = out.view(lookup.dtype)
+    values, source = 3 * side * side, crops.flatten(1)
+    if side % 2:  # fill each view up to four whole pixels, which are three words
+        source = F.pad(source, (0, -values % 12))
+    levels, out = torch.empty_like(source), torch.empty_like(source, dtype=dtype)
     threads = min(256, triton.next_power_of_2(triton.cdiv(side * side, 4)))
     cuda_colours.change_colours[(count,)](
-        *(crops, views, lookup, levels, out),
-        *(side * side, threads, words),
+        *(_words(source), views, lookup, _words(levels), _words(out), side * side, threads),
         num_warps=max(1, threads // 32),
         **_COMPILER,
     )
+    levels, out = (x[:, :values].contiguous().view(crops.shape) for x in (levels, out))
+    return levels, out
 
 
 def _blur_narrow(boxes: Tensor, views: Tensor, lookup: Tensor, levels: Tensor, out: Tensor) -> None:
@@ -202,23 +186,10 @@ def _lookup(config: AugmentConfig, dtype: torch.dtype, thresholds: tuple[int, ..
     return normalize(levels, config).view(-1, 3, 256).to(dtype)
 
 
-def _upload(
-    lookup: Tensor,
-    views: NDArray[np.float32],
-    boxes: NDArray[np.float32],
-    device: torch.device,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Copy the tables to the device in a single copy, which costs the host as much as a launch."""
-    parts = [lookup.view(torch.uint8).numpy(), views, boxes]
-    flat = [part.view(np.uint8).ravel() for part in parts]
-    copies = to_device(np.concatenate(flat), device).split([part.size for part in flat])
-    first, second, third = (
-        copy.view(kind).view(shape)
-        for copy, kind, shape in zip(
-            copies,
-            (lookup.dtype, torch.float32, torch.float32),
-            (lookup.shape, views.shape, boxes.shape),
-            strict=True,
-        )
-    )
-    return first, second, third
+def _upload(*tables: Tensor, device: torch.device) -> list[Tensor]:
+    """Copy tables to the device in a single copy, which costs the host as much as a launch."""
+    parts = [table.flatten().view(torch.uint8) for table in tables]
+    copies = to_device(torch.cat(parts).numpy(), device).split([len(part) for part in parts])
+    return [
+        copy.view(table.dtype).view(table.shape) for copy, table in zip(copies, tables, strict=True)
+    ]

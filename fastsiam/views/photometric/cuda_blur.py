@@ -97,19 +97,10 @@ def _walk_row(line, inside, inner, outer, SIDE: tl.constexpr, REACH: tl.constexp
     """Walk along a row in groups of 16 pixels, whose twelve words are loaded one group ahead."""
     LAG: tl.constexpr = 3 * REACH
     words = _twelve(line)
-    one, two, three = _begin(
-        (
-            _pixel(words, 0),
-            _pixel(words, 1),
-            _pixel(words, 2),
-            _pixel(words, 3),
-            _pixel(words, 4),
-            _pixel(words, 5),
-        ),
-        inner,
-        outer,
-        REACH,
-    )
+    first = ()
+    for i in tl.static_range(LAG):
+        first += (_pixel(words, i),)
+    one, two, three = _begin(first, inner, outer, REACH)
     for group in range(SIDE // 16 - 1):
         following = _twelve(line + 12 * (group + 1))
         done = ()

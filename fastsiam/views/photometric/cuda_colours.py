@@ -38,45 +38,34 @@ _BIAS = tl.constexpr(2.0**23)  # a float32 of this and a level has the level as 
 
 
 @triton.jit
-def change_colours(
-    crops,
-    views,
-    lookup,
-    levels,
-    out,
-    PIXELS: tl.constexpr,
-    THREADS: tl.constexpr,
-    WORDS: tl.constexpr,
-):
+def change_colours(crops, views, lookup, levels, out, PIXELS: tl.constexpr, THREADS: tl.constexpr):
     """Jitter and gray; then the result, or for views that will be blurred the levels.
 
     Args:
-        crops: (M, PIXELS, 3) bytes; with ``WORDS`` as 32-bit words.
+        crops: (M, 4 * QUADS, 3) bytes as 32-bit words; QUADS is a quarter of PIXELS, rounded up,
+            and pixels beyond PIXELS are black.
         views: (M, COLUMNS) float32.
         lookup: (K, 3, 256) integers that hold the bits of results.
         levels: as crops; written for views that will be blurred, and for use in between.
-        out: (M, PIXELS, 3), of the type of ``lookup``, for the others; with ``WORDS`` as 32-bit
-            words.
+        out: (M, 4 * QUADS, 3), of the type of ``lookup``, as 32-bit words; for the others.
         PIXELS: of a view.
         THREADS: of a program.
-        WORDS: views begin at whole words, and end there.
     """
     QUADS: tl.constexpr = (PIXELS + 3) // 4
     view = tl.program_id(0).to(tl.int64)
     row = views + view * COLUMNS
-    start = view * (3 * PIXELS // 4 if WORDS else 3 * PIXELS)
     first = tl.load(row + FIRST).to(tl.int32)
-    source, between = crops + start, levels + start
+    source, between = crops + view * (3 * QUADS), levels + view * (3 * QUADS)
     mean = tl.zeros((), tl.float32)
     if tl.load(row + MEAN) > 0:
         total = tl.zeros((THREADS, 2, 2), tl.float32)  # whole numbers: exact
         for ahead in range(0, QUADS, THREADS):
             quad = ahead + tl.arange(0, THREADS)
-            r, g, b = _load(source, quad, PIXELS, WORDS)
+            r, g, b = _load(source, quad, QUADS)
             r, g, b = _change(r, g, b, first, row, mean)
             total += _luma(r, g, b)  # beyond the view all is black, and stays so till the contrast
             if first > 0:
-                _store_levels(between, quad, r, g, b, PIXELS, WORDS)
+                _store_levels(between, quad, r, g, b, QUADS)
         gray = tl.sum(tl.reshape(total, (4 * THREADS,)).to(tl.int64), axis=0)
         mean = ((2 * gray + PIXELS) // (2 * PIXELS)).to(tl.float32)
         tl.debug_barrier()  # what one thread kept another may read
@@ -87,12 +76,12 @@ def change_colours(
     lookup += tl.load(row + TABLE).to(tl.int32)
     for ahead in range(0, QUADS, THREADS):
         quad = ahead + tl.arange(0, THREADS)
-        r, g, b = _load(source, quad, PIXELS, WORDS)
+        r, g, b = _load(source, quad, QUADS)
         r, g, b = _change(r, g, b, rest, row, mean)
         if blurred:
-            _store_levels(between, quad, r, g, b, PIXELS, WORDS)
+            _store_levels(between, quad, r, g, b, QUADS)
         else:
-            _store_results(out, view, quad, lookup, r, g, b, PIXELS, WORDS)
+            _store_results(out, view, quad, lookup, r, g, b, QUADS)
 
 
 @triton.jit
@@ -123,31 +112,17 @@ def look_up(a, b, c, d):
 
 
 @triton.jit
-def _load(view, quad, PIXELS: tl.constexpr, WORDS: tl.constexpr):
+def _load(view, quad, QUADS: tl.constexpr):
     """Return r, g, b of four pixels for each thread: (THREADS, 2, 2) float32, whole levels."""
-    if WORDS:
-        word = view + 3 * quad
-        inside = quad < PIXELS // 4
-        x = tl.load(word, inside, 0)
-        y = tl.load(word + 1, inside, 0)
-        z = tl.load(word + 2, inside, 0)
-    else:
-        x = _word_of_bytes(view, 12 * quad, PIXELS)
-        y = _word_of_bytes(view, 12 * quad + 4, PIXELS)
-        z = _word_of_bytes(view, 12 * quad + 8, PIXELS)
+    word = view + 3 * quad
+    inside = quad < QUADS
+    x = tl.load(word, inside, 0)
+    y = tl.load(word + 1, inside, 0)
+    z = tl.load(word + 2, inside, 0)
     r = four(_biased(x, 0), _biased(x, 3), _biased(y, 2), _biased(z, 1))
     g = four(_biased(x, 1), _biased(y, 0), _biased(y, 3), _biased(z, 2))
     b = four(_biased(x, 2), _biased(y, 1), _biased(z, 0), _biased(z, 3))
     return r - _BIAS, g - _BIAS, b - _BIAS
-
-
-@triton.jit
-def _word_of_bytes(view, at, PIXELS: tl.constexpr):
-    word = tl.zeros_like(at)
-    for i in tl.static_range(4):
-        byte = tl.load(view + at + i, at + i < 3 * PIXELS, 0).to(tl.uint8)
-        word |= byte.to(tl.int32) << (8 * i)
-    return word
 
 
 @triton.jit
@@ -163,59 +138,37 @@ def _bits(x):
 
 
 @triton.jit
-def _store_levels(view, quad, r, g, b, PIXELS: tl.constexpr, WORDS: tl.constexpr):
+def _store_levels(view, quad, r, g, b, QUADS: tl.constexpr):
     r0, r1, r2, r3 = apart(_bits(r))
     g0, g1, g2, g3 = apart(_bits(g))
     b0, b1, b2, b3 = apart(_bits(b))
     x = (r0 & 255) | (g0 << 8) | (b0 << 16) | (r1 << 24)
     y = (g1 & 255) | (b1 << 8) | (r2 << 16) | (g2 << 24)
     z = (b2 & 255) | (r3 << 8) | (g3 << 16) | (b3 << 24)
-    if WORDS:
-        word = view + 3 * quad
-        inside = quad < PIXELS // 4
-        tl.store(word, x, inside)
-        tl.store(word + 1, y, inside)
-        tl.store(word + 2, z, inside)
-    else:
-        for i in tl.static_range(4):
-            at = 12 * quad + i
-            tl.store(view + at, (x >> (8 * i)).to(tl.uint8), at < 3 * PIXELS)
-            tl.store(view + at + 4, (y >> (8 * i)).to(tl.uint8), at + 4 < 3 * PIXELS)
-            tl.store(view + at + 8, (z >> (8 * i)).to(tl.uint8), at + 8 < 3 * PIXELS)
+    word = view + 3 * quad
+    inside = quad < QUADS
+    tl.store(word, x, inside)
+    tl.store(word + 1, y, inside)
+    tl.store(word + 2, z, inside)
 
 
 @triton.jit
-def _store_results(out, view, quad, lookup, r, g, b, PIXELS: tl.constexpr, WORDS: tl.constexpr):
+def _store_results(out, view, quad, lookup, r, g, b, QUADS: tl.constexpr):
     lookup -= 0x4B000000  # which the bits have more than the level
     r0, r1, r2, r3 = look_up(*apart(lookup + _bits(r)))
     g0, g1, g2, g3 = look_up(*apart(lookup + 256 + _bits(g)))
     b0, b1, b2, b3 = look_up(*apart(lookup + 512 + _bits(b)))
-    if WORDS:
-        inside = (quad < PIXELS // 4)[:, None]
-        if lookup.dtype.element_ty == tl.int32:
-            word = out + view * (3 * PIXELS) + (12 * quad[:, None] + tl.arange(0, 4)[None, :])
-            tl.store(word, tl.reshape(four(r0, g0, b0, r1), (quad.shape[0], 4)), inside)
-            tl.store(word + 4, tl.reshape(four(g1, b1, r2, g2), (quad.shape[0], 4)), inside)
-            tl.store(word + 8, tl.reshape(four(b2, r3, g3, b3), (quad.shape[0], 4)), inside)
-        else:
-            word = out + view * (3 * PIXELS // 2) + (6 * quad[:, None] + tl.arange(0, 2)[None, :])
-            tl.store(word, tl.join(pairs(r0, g0), pairs(b0, r1)), inside)
-            tl.store(word + 2, tl.join(pairs(g1, b1), pairs(r2, g2)), inside)
-            tl.store(word + 4, tl.join(pairs(b2, r3), pairs(g3, b3)), inside)
+    inside = (quad < QUADS)[:, None]
+    if lookup.dtype.element_ty == tl.int32:
+        word = out + view * (12 * QUADS) + (12 * quad[:, None] + tl.arange(0, 4)[None, :])
+        tl.store(word, tl.reshape(four(r0, g0, b0, r1), (quad.shape[0], 4)), inside)
+        tl.store(word + 4, tl.reshape(four(g1, b1, r2, g2), (quad.shape[0], 4)), inside)
+        tl.store(word + 8, tl.reshape(four(b2, r3, g3, b3), (quad.shape[0], 4)), inside)
     else:
-        pixel = 4 * quad
-        _store_pixel(out + view * (3 * PIXELS), pixel, r0, g0, b0, PIXELS)
-        _store_pixel(out + view * (3 * PIXELS), pixel + 1, r1, g1, b1, PIXELS)
-        _store_pixel(out + view * (3 * PIXELS), pixel + 2, r2, g2, b2, PIXELS)
-        _store_pixel(out + view * (3 * PIXELS), pixel + 3, r3, g3, b3, PIXELS)
-
-
-@triton.jit
-def _store_pixel(out, pixel, r, g, b, PIXELS: tl.constexpr):
-    inside = pixel < PIXELS
-    tl.store(out + 3 * pixel, r, inside)
-    tl.store(out + 3 * pixel + 1, g, inside)
-    tl.store(out + 3 * pixel + 2, b, inside)
+        word = out + view * (6 * QUADS) + (6 * quad[:, None] + tl.arange(0, 2)[None, :])
+        tl.store(word, tl.join(pairs(r0, g0), pairs(b0, r1)), inside)
+        tl.store(word + 2, tl.join(pairs(g1, b1), pairs(r2, g2)), inside)
+        tl.store(word + 4, tl.join(pairs(b2, r3), pairs(g3, b3)), inside)
 
 
 @triton.jit

@@ -60,15 +60,8 @@ def operations(params: ViewParams, config: AugmentConfig) -> list[Operations]:
     sides = []
     for numbers in config.by_side.values():
         own = params.views(numbers)
-        sides.append(
-            Operations(
-                order=own.order.reshape(-1, 4),
-                factor=own.factor.reshape(-1, 4),
-                gray=own.gray.reshape(-1),
-                blur=own.blur.reshape(-1),
-                solarise=own.solarise.reshape(-1),
-            )
-        )
+        columns = (getattr(own, name) for name in Operations.__slots__)
+        sides.append(Operations(*(x.reshape(-1, *x.shape[2:]) for x in columns)))
     return sides
 
 
@@ -81,12 +74,14 @@ def side_by_side(
     crops: Crops,
     params: ViewParams,
     config: AugmentConfig,
-    dtype: torch.dtype,
+    *,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, ...]:
-    """Augment the crops of each side with ``finish``.
+    """Augment the crops of each side; see ``fastsiam.views.photometric.photometric``.
 
-    Returns:
-        The views in the order of ``config.views``.
+    Args:
+        finish: augments the crops of one side.
+        crops: as for ``photometric``, like all that follow.
     """
     made = [
         finish(own.flatten(0, 1), what, config, dtype)

@@ -8,6 +8,7 @@ is bit-identical to PIL, as tests/views checks. The fast implementations are tes
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,20 +18,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastsiam.config import AugmentConfig
-from fastsiam.views.batch import Crops, to_device
-from fastsiam.views.draws import BRIGHTNESS, CONTRAST, HUE, SATURATION, ViewParams
+from fastsiam.views.batch import to_device
+from fastsiam.views.draws import BRIGHTNESS, CONTRAST, HUE, SATURATION
 
 from .operations import Operations, side_by_side
 
 
 @torch.no_grad()
-def photometric(
-    crops: Crops, params: ViewParams, config: AugmentConfig, *, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, ...]:
-    """Apply the augmentations; see ``fastsiam.views.photometric.photometric``."""
-    return side_by_side(_finish, crops, params, config, dtype)
-
-
 def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch.dtype) -> Tensor:
     """Apply the augmentations to crops of one side; see ``operations.Finish``."""
     images = crops.permute(0, 3, 1, 2)
@@ -50,6 +44,10 @@ def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch
     change(what.blurred, gaussian_blur, what.blur)
     change(what.solarised, solarise, to_device(what.solarise, x.device))
     return normalize(x, config).to(dtype, memory_format=torch.channels_last)
+
+
+photometric = partial(side_by_side, _finish)
+"""Function that applies the augmentations; see ``fastsiam.views.photometric.photometric``."""
 
 
 def adjust_brightness(x: Tensor, factor: Tensor) -> Tensor:
