@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fastsiam.cli.options import Commands
+from fastsiam.cli.options import Commands, usage_errors
 from fastsiam.config import ConvertConfig
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def _add(kind: Kind, help: str) -> None:
         if config.parts:
             from fastsiam.pipelines.convert.parts import convert_parts
 
-            convert_parts(config, sys.argv[1:])
+            convert_parts(kind, config, sys.argv[1:])
             return
         from fastsiam.pipelines.convert.command import convert_data
 
@@ -70,5 +70,7 @@ def verify(
     """Check converted files: every byte against its checksum, the files against the manifest."""
     from fastsiam.pipelines.convert.command import verify_data
 
+    with usage_errors():
+        ConvertConfig(workers=workers)
     if not verify_data(path, decode=decode, workers=workers):
         raise typer.Exit(1)

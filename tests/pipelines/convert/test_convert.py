@@ -237,3 +237,5 @@ def test_the_demos_images(tmp_path: Path) -> None:
     assert len(open_store(tmp_path / "demo", "val")) == 1000
     done = fastsiam("convert", "demo", "--source", str(tmp_path), code=1)
     assert done.stderr == "error: the demo generates its own images; leave out --source\n"
+    done = fastsiam("convert", "demo", environment={"FASTSIAM_DATA": "s3://b"}, code=1)
+    assert done.stderr.startswith("error: cannot write to s3://b/demo: ")
