@@ -18,6 +18,7 @@ import numpy as np
 
 from fastsiam.config import ColumnNames, ConvertConfig
 from fastsiam.config.urls import Url
+from fastsiam.console import FileProgress
 from fastsiam.errors import DataError, NoLabelsError, NoSplitError
 from fastsiam.files import explained, require_local
 
@@ -27,20 +28,18 @@ from ..store.base import IMAGE_ENDINGS, JPEG_ENDINGS
 from ..store.decode import ImageRules
 from ..subsets import sample
 from ..survey import survey
-from .manifest import read_manifests, write_manifest
+from .manifest import write_manifest
 from .verify import Report, verify
-from .writer import BadImagesError, Watcher, write
+from .writer import BadImagesError, write
 
 __all__ = [
     "BadImagesError",
     "Kind",
     "Report",
-    "Watcher",
     "Written",
     "beside",
     "convert",
     "find_source",
-    "read_manifests",
     "verify",
 ]
 
@@ -59,7 +58,7 @@ class Written:
     """Whether it existed before, so that nothing was done."""
 
 
-def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written]:
+def convert(kind: Kind, config: ConvertConfig, watcher: FileProgress) -> list[Written]:
     """Convert a data set: each of its splits to a file, and a manifest of all of them.
 
     Args:

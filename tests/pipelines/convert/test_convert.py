@@ -118,7 +118,8 @@ def test_parts_are_one_data_set(images: Path, tmp_path: Path) -> None:
     assert checked(out)[0] == f"{message}: convert one of them again"
     (out / "train-00003-of-00003.beton").unlink()
     (out / "val-00003-of-00003.beton").unlink()
-    run("folder", images, out, part="3/3")
+    for part in ("3/3", "03/03"):
+        assert all(file.there == (part != "3/3") for file in run("folder", images, out, part=part))
     assert sorted(path.name for path in out.glob("*.beton"))[0] == "train-00001-of-00003.beton"
     store = open_store(out, "train")
     assert isinstance(store, BetonStore) and len(store.files) == 3
