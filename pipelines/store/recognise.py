@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -167,16 +167,14 @@ def _open_folder(root: Place, split: Split, columns: ColumnNames, sources: bool)
 def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order: bool) -> Store:
     if isinstance(root, Path) and (root / _KAGGLE / "train").is_dir():
         root = root / _KAGGLE
-    folders: dict[str, Place] = {
-        path.name.lower(): path
-        for path in sorted(root.iterdir())
-        if path.is_dir() and not path.name.startswith(".")
-    }
+    entries: list[Place] = sorted(root.iterdir())
+    visible = [path for path in entries if path.is_dir() and not path.name.startswith(".")]
+    folders = {path.name.lower(): path for path in visible}
     val = [folders[name].name for name in SPLIT_NAMES["val"] if name in folders]
     for name in SPLIT_NAMES[split]:
         if name in folders and (val or name != "training"):  # alone it may be a class
             if not val:
-                _warn_of_others(root, folders[name], folders.values())
+                _warn_of_others(root, folders[name], visible)
             return _open_images(folders[name], split, columns, in_order)
     if tars := list_visible(root, ".tar"):
         return ArchiveStore(choose_split(split, tars, root))
@@ -198,7 +196,7 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
     return _open_images(root, split, columns, in_order)
 
 
-def _warn_of_others(root: Place, train: Place, folders: Iterable[Place]) -> None:
+def _warn_of_others(root: Place, train: Place, folders: Sequence[Place]) -> None:
     """Warn if folders beside train/ hold images: they may be classes, and train/ one of them."""
     others = [folder for folder in folders if isinstance(folder, Path) and folder != train]
     if left_out := [other.name for other in others if _has_image(other)]:

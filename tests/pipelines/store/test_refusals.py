@@ -254,11 +254,6 @@ CASES: dict[str, tuple[Build, str]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def refused(path: Path, words: str) -> str:
     """Open a data set, expect a line with some words and return it."""
     with pytest.raises(DataError, match=words) as caught:
