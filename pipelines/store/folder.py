@@ -8,6 +8,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -59,12 +60,12 @@ class FileStore(Store):
         self,
         root: Path,
         folder: Path,
-        names: Sequence[str],
+        names: Sequence[bytes],
         labels: NDArray[np.int64],
         classes: tuple[str, ...],
     ) -> None:
         self.root, self._folder, self.labels, self.classes = root, folder, labels, classes
-        self._names = np.array([os.fsencode(name) for name in names])
+        self._names = np.array(names)
         self._prefix = os.fsencode(folder)
         self._stats: NDArray[np.int64] | None = None
 
@@ -184,18 +185,23 @@ class FolderStore(FileStore):
             raise NoImagesError(
                 f"{root} holds no images (looked for {', '.join(IMAGE_ENDINGS)}, in it and below)"
             )
-        folders = [name[: max(0, name.find("/"))] or None for name in names]
-        labels, classes = number_classes(folders, root)
-        if classes and folders[0] is None:
-            raise DataError(
-                f"{root} holds images both by themselves ({names[0]}) and in folders "
-                f"({classes[0]}/); move the first into class folders, "
-                "or point --data at a folder that has only one kind"
-            )
-        super().__init__(root, root, names, labels, classes)
+        counts = {
+            os.fsdecode(folder): sum(1 for _ in own)
+            for folder, own in groupby(names, lambda name: name[: max(0, name.find(b"/"))])
+        }
+        labels = np.repeat(np.arange(len(counts)), [*counts.values()])
+        if counts.pop("", 0):
+            if counts:
+                raise DataError(
+                    f"{root} holds images both by themselves ({os.fsdecode(names[0])}) and in "
+                    f"folders ({next(iter(counts))}/); move the first into class folders, "
+                    "or point --data at a folder that has only one kind"
+                )
+            labels -= 1  # no class
+        super().__init__(root, root, names, labels, tuple(counts))
 
 
-def _walk(root: Path, folder: str, listed: Tally, broken: list[str]) -> Iterator[str]:
+def _walk(root: Path, folder: str, listed: Tally, broken: list[str]) -> Iterator[bytes]:
     """Yield the paths below ``root`` of the images in a folder, then of those below it, sorted.
 
     Hidden ones are left out. Paths of images that are links to files that are not there are
@@ -214,7 +220,7 @@ def _walk(root: Path, folder: str, listed: Tally, broken: list[str]) -> Iterator
             elif is_image_name(entry.name) and not os.path.exists(entry.path):
                 broken.append(entry.path)
     listed.add(len(images) + len(folders))
-    yield from (f"{folder}{name}" for name in sorted(images))
+    yield from (os.fsencode(f"{folder}{name}") for name in sorted(images))
     for name in sorted(folders):
         yield from _walk(root, f"{folder}{name}/", listed, broken)
 
@@ -251,9 +257,9 @@ class ListedStore(FileStore):
         if not paths:
             raise DataError(f"{path} names no images: it has no rows")
         taken = _of_split(path, len(paths), columns.get(_SPLIT), split)
-        files = [paths[row] for row in taken.tolist()]
+        files = [os.fsencode(paths[row]) for row in taken.tolist()]
         for row, file in zip(taken.tolist(), files, strict=True):
-            if not file or "\0" in file:
+            if not file or b"\0" in file:
                 raise DataError(f"{path} has no path in row {row + 1:,}: remove the row")
         label = names.label or next((name for name in LABELS if name in columns), "")
         texts = columns[label] if label else [""] * len(paths)
