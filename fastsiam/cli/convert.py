@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from fastsiam.pipelines.convert import Kind
 
 app = Commands(
-    no_args_is_help=True,
-    help="Turn a data set into one verified file that every pipeline reads.",
+    no_args_is_help=True, help="Turn a data set into one verified file that every pipeline reads."
 )
 
 

@@ -70,11 +70,7 @@ def verify(path: Path, *, decoding: bool, workers: int, watcher: FileProgress) -
             except DataError as error:
                 report.bad.append(str(error))
         report.images, report.bytes = len(store), int(store.size.sum())
-        checks = {
-            "manifest": bool(known),
-            "checksums": store.crc is not None,
-            "decoded": decoding,
-        }
+        checks = {"manifest": bool(known), "checksums": store.crc is not None, "decoded": decoding}
         report.checked = ", ".join(name for name, used in checks.items() if used) or "structure"
         watcher.begin(file.name, report.images, report.bytes)
         report.bad += _bad_images(store, decoding, workers, watcher)

@@ -20,15 +20,7 @@ from fastsiam.errors import DataError, NoImagesError, NoSplitError
 from fastsiam.files import explained, reason
 from fastsiam.kernels import library
 
-from .base import (
-    IMAGE_ENDINGS,
-    SPLIT_NAMES,
-    NewChunk,
-    Split,
-    Store,
-    is_image_name,
-    warn_once,
-)
+from .base import IMAGE_ENDINGS, SPLIT_NAMES, NewChunk, Split, Store, is_image_name, warn_once
 from .columns import LABELS
 from .labels import number_classes, parse_labels
 from .probe import Bytes

@@ -17,13 +17,7 @@ import numpy as np
 import pytest
 
 from fastsiam.errors import DataError, NoSplitError
-from fastsiam.pipelines.store import (
-    ArchiveStore,
-    BetonStore,
-    FolderStore,
-    folder,
-    open_store,
-)
+from fastsiam.pipelines.store import ArchiveStore, BetonStore, FolderStore, folder, open_store
 from fastsiam.pipelines.store.index import ROW, file_facts, keep, pack_texts
 from tests.conftest import write_images
 from tests.conversions import failing, run, same_images
