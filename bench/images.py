@@ -16,6 +16,7 @@ from PIL import Image
 
 from fastsiam.bench.config import BenchConfig, Stored
 from fastsiam.config import ConvertConfig
+from fastsiam.console import Console, FileProgress
 from fastsiam.pipelines.convert import convert
 from fastsiam.pipelines.store import Store, open_store
 from fastsiam.pipelines.store.base import IMAGE_ENDINGS
@@ -36,13 +37,9 @@ _SIZES = ((500, 375),) * 20 + ((500, 333),) * 15 + ((375, 500),) * 6 + ((333, 50
 """Widths and heights, about as frequent as in ImageNet."""
 
 
-class Silent:
-    """A conversion's watcher that says nothing."""
-
-    def say(self, *_: object, **__: object) -> None:
-        """Do nothing."""
-
-    begin = progress = say
+def silent() -> FileProgress:
+    """Return the watcher of a conversion that shows nothing."""
+    return FileProgress(Console(quiet=True))
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class Images:
             out.mkdir()
             (_write_tar if form == "tar" else _write_parquet)(store, out / f"train.{form}")
         else:
-            convert("folder", replace(FORMS[form], source=str(self.folder), out=str(out)), Silent())
+            convert("folder", replace(FORMS[form], source=str(self.folder), out=str(out)), silent())
         return out
 
     def encoded(self, quality: int) -> Images:

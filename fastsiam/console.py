@@ -270,7 +270,7 @@ class FileProgress:
             place=f" of {self._images:,}",
         )
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Remove the bar."""
         self._bar.close()
 

@@ -26,7 +26,7 @@ from fastsiam.config.recipes import RECIPES
 from fastsiam.console import tally
 from fastsiam.errors import DataError
 from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
-from fastsiam.files import explained
+from fastsiam.files import explained, require_local
 from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.report.pictures import save_picture
 from fastsiam.report.run import write_report
@@ -175,7 +175,8 @@ def convert_demo(config: ConvertConfig) -> None:
         raise DataError("the demo generates its own images; leave out --source")
     if config.parts:
         raise DataError("the demo has too few images for --parts; leave it out")
-    out = Path(config.out) if config.out else Path(str(config.root), "demo")
+    out = Path(config.out or f"{config.root}/demo")
+    require_local(out)
     make_images_once(out / "images")
     convert_data("folder", replace(config, source=str(out / "images"), out=str(out)))
 

@@ -133,12 +133,6 @@ def _fit(
     count = len(store) if chosen is None else len(chosen)
     take = "1 image takes" if count == 1 else f"{count:,} images take"
     too_much = f"more than the {size(budget)} that {where} has for them"
-    if store.groups is not None and store.dimensions() is None:
-        # Before pieces are read for a sample: pixels take more bytes than an encoded image.
-        sizes = store.sizes()
-        encoded = int((sizes if chosen is None else sizes[chosen]).sum())
-        if encoded > budget:
-            return False, f"{take} {size(encoded)} encoded already, {too_much}"
     taken, exact = decoded_bytes(store, chosen)
     about = "" if exact else "about "
     if not taken:

@@ -20,7 +20,8 @@ from fastsiam.errors import DataError, NoSplitError
 from fastsiam.files import explained
 from fastsiam.views import rng
 
-from .remote.cache import cached
+from .remote.cache import Cache
+from .remote.path import opened
 from .store import MixedStore, Split, Store, open_store, picked
 from .store.base import warn_once
 from .store.decode import ImageRules
@@ -97,12 +98,12 @@ def open_whole(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[np.i
 
 
 def _opened(data: DataConfig, split: Split) -> Store:
-    with cached(data) as kept:
-        store = open_store(data.root, split, columns=data.columns)
-    if kept is not None and store.is_remote and not data.window:
+    cache = Cache(Path(data.cache), data.cache_gb) if data.cache else None
+    store = open_store(opened(data.root, cache), split, columns=data.columns)
+    if cache is not None and store.is_remote and not data.window:
         size = sum(map(len, store.files)) / 1e9
         if size > data.cache_gb:  # chunks would be dropped before their next image is shown
-            kept.keeps = False
+            cache.keeps = False
             warn_once(
                 f"--cache keeps nothing: {data.data} has {size:,.1f} GB, more than --cache-gb "
                 f"{data.cache_gb:g}, and --shuffle full reads it at random; pass --shuffle "

@@ -10,25 +10,21 @@ from typing import Any
 import numpy as np
 
 from fastsiam.config import ConvertConfig
+from fastsiam.console import Console, FileProgress
 from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import Written, convert, verify
 from fastsiam.pipelines.store import Store
 
 
-class Quiet:
+class Quiet(FileProgress):
     """Takes what a conversion tells and keeps the messages."""
 
     def __init__(self) -> None:
+        super().__init__(Console(quiet=True))
         self.said: list[str] = []
 
     def say(self, text: str) -> None:
         self.said.append(text)
-
-    def begin(self, name: str, images: int, size: int) -> None:
-        pass
-
-    def progress(self, images: int, size: int) -> None:
-        pass
 
 
 def run(kind: str, source: Path | str, out: Path, **options: object) -> list[Written]:

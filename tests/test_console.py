@@ -39,7 +39,7 @@ def test_speed_and_time_left_count_from_where_the_work_began(
     now[0] += 1
     shown.progress(1000, 100_000_000)
     assert "image 1,000 of 1,000: 27 images/s, 3 MB/s, 0 s left" in capsys.readouterr().err
-    shown.end()
+    shown.close()
 
 
 class Screen:

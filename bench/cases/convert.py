@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from fastsiam.bench.images import Silent
+from fastsiam.bench.images import silent
 from fastsiam.bench.records import Record, Row
 from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
@@ -58,7 +58,7 @@ def build_convert(*, name: str, source: Path, target: Path, workers: int) -> Tas
     config = ConvertConfig(source=str(source), out=str(target), workers=workers)
     runs: dict[str, Callable[[], object]] = {
         "cp": lambda: subprocess.run(["cp", "-r", str(source), str(target)], check=True),
-        "fastsiam": lambda: convert("folder", config, Silent()),
+        "fastsiam": lambda: convert("folder", config, silent()),
         "ffcv": lambda: _by_ffcv(source, target, workers, config.quality),
     }
     if name == "ffcv":

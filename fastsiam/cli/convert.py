@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fastsiam.cli.options import Commands
+from fastsiam.cli.options import Commands, usage_errors
 from fastsiam.config import ConvertConfig
 
 if TYPE_CHECKING:
     from fastsiam.pipelines.convert import Kind
 
 app = Commands(
-    no_args_is_help=True,
-    help="Turn a data set into one verified file that every pipeline reads.",
+    no_args_is_help=True, help="Turn a data set into one verified file that every pipeline reads."
 )
 
 
@@ -37,7 +36,7 @@ def _add(kind: Kind, help: str) -> None:
         if config.parts:
             from fastsiam.pipelines.convert.parts import convert_parts
 
-            convert_parts(config, sys.argv[1:])
+            convert_parts(kind, config, sys.argv[1:])
             return
         from fastsiam.pipelines.convert.command import convert_data
 
@@ -70,5 +69,7 @@ def verify(
     """Check converted files: every byte against its checksum, the files against the manifest."""
     from fastsiam.pipelines.convert.command import verify_data
 
+    with usage_errors():
+        ConvertConfig(workers=workers)
     if not verify_data(path, decode=decode, workers=workers):
         raise typer.Exit(1)

@@ -140,7 +140,7 @@ def fingerprint(names: Sequence[str]) -> str:
 
 def has_names(store: Store) -> bool:
     """Return whether a store has image names; files that FFCV wrote have none."""
-    return not isinstance(store, BetonStore) or store.ours
+    return not isinstance(store, BetonStore) or store.crc is not None
 
 
 def files_of(store: Store) -> tuple[DataFile, ...]:

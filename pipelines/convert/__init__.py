@@ -18,6 +18,7 @@ import numpy as np
 
 from fastsiam.config import ColumnNames, ConvertConfig
 from fastsiam.config.urls import Url
+from fastsiam.console import FileProgress
 from fastsiam.errors import DataError, NoLabelsError, NoSplitError
 from fastsiam.files import explained, require_local
 
@@ -27,19 +28,18 @@ from ..store.base import IMAGE_ENDINGS, JPEG_ENDINGS
 from ..store.decode import ImageRules
 from ..subsets import sample
 from ..survey import survey
-from .manifest import read_manifests, write_manifest
+from .manifest import write_manifest
 from .verify import Report, verify
-from .writer import BadImagesError, Watcher, write
+from .writer import BadImagesError, write
 
 __all__ = [
     "BadImagesError",
     "Kind",
     "Report",
-    "Watcher",
     "Written",
     "beside",
     "convert",
-    "read_manifests",
+    "find_source",
     "verify",
 ]
 
@@ -58,7 +58,7 @@ class Written:
     """Whether it existed before, so that nothing was done."""
 
 
-def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written]:
+def convert(kind: Kind, config: ConvertConfig, watcher: FileProgress) -> list[Written]:
     """Convert a data set: each of its splits to a file, and a manifest of all of them.
 
     Args:
@@ -74,8 +74,9 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
         DataError: the source does not exist or cannot be read, or the file cannot be written, or
             exists and was made of other images or with other options.
     """
-    found, sources = _open_sources(kind, config.root, config.columns, watcher.say)
-    out = Path(config.out) if config.out else beside(found)
+    place = find_source(kind, config.root)
+    sources = _open_splits(kind, place, config.columns, watcher.say)
+    out = Path(config.out) if config.out else beside(place)
     require_local(out)
     number, count = config.part_of
     part = "" if count == 1 else f"-{number:05d}-of-{count:05d}"
@@ -136,30 +137,34 @@ def _check_parts(out: Path, split: Split, count: int) -> None:
             )
 
 
-def _open_sources(
-    kind: Kind, where: Path | Url, columns: ColumnNames, say: Callable[[str], None]
-) -> tuple[Place, dict[Split, Store]]:
-    """Open a data set.
+def find_source(kind: Kind, root: Path | Url) -> Place:
+    """Return the file or folder that holds a data set.
 
     ImageNet and CIFAR-10 may lie in a folder of their name below the data root.
 
-    Returns:
-        The file or folder that holds it, and its splits that are there; "train" always is.
-
     Raises:
-        DataError: it is not there, or cannot be read.
+        DataError: it is not there.
     """
-    with explained(DataError, f"cannot look for the data in {where}"):
-        place = opened(where)
+    with explained(DataError, f"cannot look for the data in {root}"):
+        place = opened(root)
         if not place.exists():
             raise DataError(f"no data at {place}: name them with --source or $FASTSIAM_DATA")
-        if kind in ("imagenet", "cifar10") and (place / kind).is_dir():
-            place = place / kind
-        open_split: Callable[[Split], Store] = partial(
-            open_store, place, sources=True, columns=columns
-        )
-        if kind == "parquet":
-            open_split = partial(open_parquet, place, names=columns, in_order=True)
+        is_below = kind in ("imagenet", "cifar10") and (place / kind).is_dir()
+        return place / kind if is_below else place
+
+
+def _open_splits(
+    kind: Kind, place: Place, columns: ColumnNames, say: Callable[[str], None]
+) -> dict[Split, Store]:
+    """Open the splits of a data set that are there; "train" always is.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    open_split: Callable[[Split], Store] = partial(open_store, place, sources=True, columns=columns)
+    if kind == "parquet":
+        open_split = partial(open_parquet, place, names=columns, in_order=True)
+    with explained(DataError, f"cannot look for the data in {place}"):
         splits: dict[Split, Store] = {"train": open_split("train")}
         try:
             splits["val"] = open_split("val")
@@ -167,7 +172,7 @@ def _open_sources(
             say(f"no val.beton: {error}")
         except NoSplitError:
             pass
-    return place, splits
+    return splits
 
 
 def _loses_detail(store: Store) -> bool:

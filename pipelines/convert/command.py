@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,7 +17,7 @@ from fastsiam.pipelines.convert import BadImagesError, Kind, Written, convert, v
 from fastsiam.signals import leave_at_once, stops_handled
 
 
-def convert_data(kind: Kind, config: ConvertConfig) -> list[Written]:
+def convert_data(kind: Kind, config: ConvertConfig) -> None:
     """Convert a data set, show the progress, and print what was written, or was there already.
 
     Raises:
@@ -25,32 +25,30 @@ def convert_data(kind: Kind, config: ConvertConfig) -> list[Written]:
         DataError: the source cannot be read, or the files not be written.
         Interrupted: Ctrl-C or SIGTERM.
     """
-    watcher = FileProgress(Console())
     began = time.monotonic()
     try:
-        with stoppable("run the same command again to resume"):
+        with (
+            closing(FileProgress(Console())) as watcher,
+            stoppable("run the same command again to resume"),
+        ):
             written = convert(kind, config, watcher)
     except BadImagesError as error:
-        watcher.end()
         for where, reason in error.bad:
             print(f"{where}: {reason}", file=sys.stderr)
         raise
-    finally:
-        watcher.end()
     for file in written:
         print(_summary(file))
     if not written:
         print(f"part {config.part} has no images: there are so few that part 1 has them all")
-        return written
+        return
     out = quoted(written[0].path.parent)
     if all(file.there for file in written):
         files = " ".join(quoted(file.path) for file in written)
         print(f"nothing done; to do it again, delete it first: rm {files}; or choose another --out")
-        return written
+        return
     seconds = time.monotonic() - began
     took = f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
     print(f"in {took}; check it with: fastsiam convert verify {out}; use it with: --data {out}")
-    return written
 
 
 def verify_data(path: Path, *, decode: bool, workers: int) -> bool:
@@ -60,12 +58,8 @@ def verify_data(path: Path, *, decode: bool, workers: int) -> bool:
         DataError: there is nothing to check, or the folder cannot be read.
         Interrupted: Ctrl-C or SIGTERM.
     """
-    watcher = FileProgress(Console())
-    try:
-        with stoppable("nothing was changed"):
-            reports = verify(path, decoding=decode, workers=workers, watcher=watcher)
-    finally:
-        watcher.end()
+    with closing(FileProgress(Console())) as watcher, stoppable("nothing was changed"):
+        reports = verify(path, decoding=decode, workers=workers, watcher=watcher)
     for report in reports:
         for line in report.bad:
             print(line, file=sys.stderr)
@@ -93,7 +87,7 @@ def _count(number: int, word: str, ending: str = "s") -> str:
     return f"{number:,} {word}{'' if number == 1 else ending}"
 
 
-@contextlib.contextmanager
+@contextmanager
 def stoppable(then: str) -> Iterator[None]:
     """End on Ctrl-C, SIGTERM or SIGHUP with one line, which says what comes ``then``.
 

@@ -73,7 +73,7 @@ def image_offset(offset: int, length: int) -> int:
 
 def page_size(length: int) -> int:
     """Return the smallest page that holds an image: a power of 2, at least 8 MiB."""
-    return max(_SMALLEST_PAGE, 1 << (length - 1).bit_length()) if length else _SMALLEST_PAGE
+    return max(_SMALLEST_PAGE, 1 << (length - 1).bit_length())
 
 
 def pack_annex(

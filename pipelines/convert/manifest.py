@@ -29,12 +29,11 @@ from .journal import Block
 
 _FORMAT = 3
 """A new number makes unfinished conversions start over. From 3 on gray JPEGs keep their bytes."""
-_FIXED: dict[str, Any] = {"source": "", "out": "", "skip_bad": False, "workers": -1}
-"""Options that do not change the file, with the values that every plan has."""
-_LEFT_OUT = ("image_column", "label_column", "parts", "scheduler")
-"""Options that a plan lacks; the store's stamp and labels cover the columns."""
-_LATER: dict[str, Any] = {"exif": "ignore", "alpha": "drop"}
-"""Options of later versions: left out at these values, which do what the first version did."""
+_LATER = {"exif", "alpha", "image_column", "label_column", "parts", "scheduler"}
+"""Options of later versions, which plans lack at their defaults: so the first version worked."""
+_WITHOUT_EFFECT = ("source", "out", "skip_bad", "workers", "parts", "scheduler",
+                   "image_column", "label_column")  # fmt: skip
+"""Options that do not change the file; the store's stamp and labels cover the columns."""
 _SIDES = (32, 64, 128, 224, 256, 384, 512, 1024, 2048)
 """Bounds of the histogram of shorter sides, in pixels."""
 
@@ -42,13 +41,16 @@ _SIDES = (32, 64, 128, 224, 256, 384, 512, 1024, 2048)
 def plan_of(store: Store, indices: NDArray[np.int64], config: ConvertConfig) -> dict[str, Any]:
     """Return the plan, which is equal only for the same images and the same options."""
     images = [store.stamp(), store.classes, zlib.crc32(store.labels.tobytes())]
-    options = asdict(config) | _FIXED
+    default = asdict(ConvertConfig())
+    options = asdict(config) | {name: default[name] for name in _WITHOUT_EFFECT}
+    number, count = config.part_of
+    options["part"] = "" if count == 1 else f"{number}/{count}"
     return {
         "format": _FORMAT,
         "options": {
             name: value
             for name, value in options.items()
-            if name not in _LEFT_OUT and (name not in _LATER or value != _LATER[name])
+            if name not in _LATER or value != default[name]
         },
         "source": hashlib.sha256(json.dumps(images).encode()).hexdigest(),
         "images": zlib.crc32(indices.tobytes()),
@@ -130,19 +132,18 @@ def write_manifest(path: Path, classes: tuple[str, ...], files: dict[str, dict[s
         temporary.write_text(json.dumps(manifest, indent=1) + "\n")
 
 
-def read_manifests(folder: Path) -> dict[str, Any] | None:
-    """Return the description of each file, by its name, of all manifests of a folder, if any.
+def read_manifests(folder: Path) -> dict[str, Any]:
+    """Return the description of each file, by its name, of all manifests of a folder.
 
     Raises:
         DataError: a manifest is corrupt or cannot be read.
     """
-    paths = sorted([*folder.glob("manifest.json"), *folder.glob("manifest-*-of-*.json")])
     known: dict[str, Any] = {}
-    for path in paths:
+    for path in sorted([*folder.glob("manifest.json"), *folder.glob("manifest-*-of-*.json")]):
         try:
             known |= dict(parsed_json(path.read_text())["files"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{path} cannot be read ({error}); convert again to renew it"
             ) from error
-    return known if paths else None
+    return known

@@ -17,9 +17,8 @@ from fastsiam.config import ConvertConfig
 from fastsiam.environment import add_package_to_path
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import quoted
-from fastsiam.pipelines.convert import beside
+from fastsiam.pipelines.convert import Kind, beside, find_source
 from fastsiam.pipelines.convert.command import stoppable
-from fastsiam.pipelines.remote.path import opened
 from fastsiam.signals import ending_with
 
 _RETRIES = 2
@@ -27,10 +26,11 @@ _RETRIES = 2
 ``distributed.scheduler.allowed-failures`` for each part, 3 by default."""
 
 
-def convert_parts(config: ConvertConfig, words: Sequence[str]) -> None:
+def convert_parts(kind: Kind, config: ConvertConfig, words: Sequence[str]) -> None:
     """Convert a data set in parts, and say how to use them.
 
     Args:
+        kind: which data set, or in which form.
         config: of the whole conversion.
         words: its arguments on the command line, after ``fastsiam``.
 
@@ -39,7 +39,8 @@ def convert_parts(config: ConvertConfig, words: Sequence[str]) -> None:
         DataError: a part cannot be made; the others are, and the same command resumes.
         Interrupted: Ctrl-C or SIGTERM.
     """
-    out = Path(config.out) if config.out else beside(opened(config.root))
+    source = find_source(kind, config.root)
+    out = Path(config.out) if config.out else beside(source)
     # Workers may have been started with another FASTSIAM_DATA and in another folder.
     failed = run_by_dask(config, [*words, "--source", str(config.root), "--out", str(out)])
     if failed:

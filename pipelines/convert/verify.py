@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fastsiam.console import FileProgress
 from fastsiam.errors import DataError, ImageError
 from fastsiam.files import explained
 
 from ..processes import forked
+from ..remote.path import Place
 from ..store import BetonStore, Split, beton_files
 from .manifest import read_manifests
-from .writer import Watcher
 
 _AT_ONCE = 512
 """Images of one task."""
@@ -30,13 +31,7 @@ class Report:
     """What is wrong, a line each."""
 
 
-def verify(
-    path: Path,
-    *,
-    decoding: bool = False,
-    workers: int = -1,
-    watcher: Watcher,
-) -> list[Report]:
+def verify(path: Path, *, decoding: bool, workers: int, watcher: FileProgress) -> list[Report]:
     """Check a .beton file, or all of a folder with its manifest.
 
     Args:
@@ -52,13 +47,12 @@ def verify(
         if not path.exists():
             raise DataError(f"{path} does not exist: name a .beton file or a folder of them")
         files, known = (
-            ({path: ""}, None) if path.is_file() else (_files(path), read_manifests(path))
+            ({path: path}, {}) if path.is_file() else (_files(path), read_manifests(path))
         )
     if not files and not known:
         raise DataError(f"{path} holds no .beton files; fastsiam convert makes them")
     reports = []
-    first_parts: dict[str, Path] = {}
-    for file, split in files.items():
+    for file, first in files.items():
         report = Report(file)
         reports.append(report)
         try:
@@ -66,42 +60,41 @@ def verify(
         except DataError as error:
             report.bad.append(str(error))
             continue
-        if known is not None and file.name not in known:
+        if known and file.name not in known:
             report.bad.append(f"{file} is not in the manifest")
-        elif known is not None and known[file.name] != store.about:
+        elif known and known[file.name] != store.about:
             report.bad.append(f"{file} is another file than its manifest describes")
-        if split and (first := first_parts.setdefault(split, file)) != file:
+        if file != first:
             try:
                 BetonStore(first, file)
             except DataError as error:
                 report.bad.append(str(error))
         report.images, report.bytes = len(store), int(store.size.sum())
-        checks = {
-            "manifest": known is not None,
-            "checksums": store.crc is not None,
-            "decoded": decoding,
-        }
+        checks = {"manifest": bool(known), "checksums": store.crc is not None, "decoded": decoding}
         report.checked = ", ".join(name for name, used in checks.items() if used) or "structure"
         watcher.begin(file.name, report.images, report.bytes)
         report.bad += _bad_images(store, decoding, workers, watcher)
-    for name in (known or {}).keys() - {file.name for file in files}:
+    for name in known.keys() - {file.name for file in files}:
         reports.append(Report(path / name, bad=[f"{path / name} is in the manifest and not there"]))
     return reports
 
 
-def _files(folder: Path) -> dict[Path, str]:
-    """List a folder's files, each with the split that is read from it; empty for others.
+def _files(folder: Path) -> dict[Path, Place]:
+    """List a folder's files, each with the first of the parts that it is read with.
 
     Raises:
         DataError: parts are missing.
     """
     files = sorted(x for x in folder.glob("*.beton") if x.stem.startswith(("train", "val")))
     splits: tuple[Split, ...] = ("train", "val")
-    of_split = {part: split for split in splits for part in beton_files(folder, split)}
-    return {file: of_split.get(file, "") for file in files}
+    parts = [beton_files(folder, split) for split in splits]
+    first_of = {part: own[0] for own in parts for part in own}
+    return {file: first_of.get(file, file) for file in files}
 
 
-def _bad_images(store: BetonStore, decoding: bool, workers: int, watcher: Watcher) -> list[str]:
+def _bad_images(
+    store: BetonStore, decoding: bool, workers: int, watcher: FileProgress
+) -> list[str]:
     """Compare every image with its checksum, in several processes; say what is wrong."""
 
     def check(task: range) -> tuple[range, list[tuple[int, str]]]:

@@ -18,12 +18,13 @@ from concurrent.futures import CancelledError
 from functools import cached_property
 from multiprocessing import get_context
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.config import ConvertConfig
+from fastsiam.console import FileProgress
 from fastsiam.errors import DataError, ImageError
 from fastsiam.files import reason, write_at
 
@@ -41,19 +42,6 @@ _AHEAD = 64
 """How many images of a remote source are requested at a time, while as many are prepared."""
 
 
-class Watcher(Protocol):
-    """Shows the user the progress of a conversion."""
-
-    def say(self, text: str) -> None:
-        """Show a message."""
-
-    def begin(self, name: str, images: int, size: int) -> None:
-        """Show that a file is started, with its images and bytes in the source."""
-
-    def progress(self, images: int, size: int) -> None:
-        """Show how many images and source bytes of that file are done."""
-
-
 class BadImagesError(DataError):
     """Images of the source are bad; ``bad`` lists each with the reason."""
 
@@ -63,7 +51,11 @@ class BadImagesError(DataError):
 
 
 def write(
-    store: Store, indices: NDArray[np.int64], path: Path, config: ConvertConfig, watcher: Watcher
+    store: Store,
+    indices: NDArray[np.int64],
+    path: Path,
+    config: ConvertConfig,
+    watcher: FileProgress,
 ) -> dict[str, Any]:
     """Write images of a store to a .beton file, or resume an earlier start.
 
@@ -137,7 +129,7 @@ def _write_blocks(
     config: ConvertConfig,
     done: list[Block],
     log: IO[bytes],
-    watcher: Watcher,
+    watcher: FileProgress,
 ) -> None:
     """Write the missing blocks, and append each to ``done`` and the journal."""
     sizes = store.sizes()[indices]

@@ -13,13 +13,12 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
-from fastsiam.config import DataConfig
 from fastsiam.errors import DataError
 from fastsiam.files import explained, others_can_write, why
 
@@ -186,27 +185,3 @@ class Cache:
                 path.unlink(missing_ok=True)
                 used -= size
         return min(self._most - used, max(needed, int(self._most * _STEP)))
-
-
-@contextlib.contextmanager
-def cached(data: DataConfig) -> Iterator[Cache | None]:
-    """Have remote files that are opened inside keep what they read by a run's settings.
-
-    Raises:
-        DataError: the cache cannot be used; see ``Cache``.
-    """
-    global _current
-    before = _current
-    _current = Cache(Path(data.cache), data.cache_gb) if data.cache else None
-    try:
-        yield _current
-    finally:
-        _current = before
-
-
-def current_cache() -> Cache | None:
-    """Return the cache of files that are opened now, if there is one."""
-    return _current
-
-
-_current: Cache | None = None

@@ -7,6 +7,7 @@ import itertools
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from fastsiam.errors import DataError
 
 from . import storage
-from .cache import Cache, Chunk, chunks, current_cache
+from .cache import Cache, Chunk, chunks
 from .path import RemotePath
 from .storage import Facts, Range
 
@@ -33,16 +34,14 @@ class RemoteFile:
         DataError: it does not exist, or is empty.
     """
 
-    def __init__(
-        self, path: RemotePath, facts: Facts | None = None, cache: Cache | None = None
-    ) -> None:
+    def __init__(self, path: RemotePath, facts: Facts | None = None) -> None:
         self.path = path
         found = facts or path.facts()
         if found is None:
             raise DataError(f"{path} does not exist: check the address")
         if not found.size:
             raise DataError(f"{path} is empty")
-        self.facts, self._cache = found, cache or current_cache()
+        self.facts, self._cache = found, path.cache
         version = f"{path}\n{found.etag} {found.modified}\n{found.size}".encode()
         self._version = hashlib.blake2b(version, digest_size=16).hexdigest()
 
@@ -88,15 +87,15 @@ class RemoteFile:
         """Return the object's size in bytes."""
         return self.facts.size
 
-    def __reduce__(self) -> tuple[type[RemoteFile], tuple[RemotePath, Facts, Cache | None]]:
+    def __reduce__(self) -> tuple[type[RemoteFile], tuple[RemotePath, Facts]]:
         """Return how to make it again."""
-        bare = RemotePath(self.path.scheme, self.path.host, self.path.key)
-        return RemoteFile, (bare, self.facts, self._cache)
+        bare = replace(self.path, levels={}, known={})
+        return RemoteFile, (bare, self.facts)
 
     def _of_server(self, start: int, stop: int) -> memoryview:
         """Return a range that was fetched ahead, or fetch it."""
         if (request := _ahead.take(self.path, (start, stop))) is not None:
-            return request.result()
+            return storage.result(request)
         cuts = [*range(start, stop, _BLOCK), stop]
         parts = storage.fetch(self.path, self.facts, list(itertools.pairwise(cuts)))
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
@@ -118,7 +117,7 @@ class RemoteFile:
             return
         self._begin(cache, [chunk])
         if (future := _fetching.get(chunk.name)) is not None:
-            future.result()
+            storage.result(future)
         if not cache.read(chunk, start, into):
             into[:] = self._of_server(start, start + len(into))
 

@@ -13,6 +13,7 @@ from fastsiam.config.urls import Url
 from fastsiam.errors import DataError
 
 from . import storage
+from .cache import Cache
 from .storage import Facts
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -33,14 +34,6 @@ class _Level(NamedTuple):
     folders: frozenset[str]
 
 
-class _Found:
-    """Answers of servers, each requested once."""
-
-    def __init__(self) -> None:
-        self.levels: dict[str, _Level] = {}
-        self.facts: dict[str, Facts | None] = {}
-
-
 @dataclass(frozen=True, order=True)
 class RemotePath(Url):
     """An address with the methods of a path.
@@ -49,12 +42,13 @@ class RemotePath(Url):
     change meanwhile are noticed when they are read.
     """
 
-    found: _Found = field(default_factory=_Found, compare=False, repr=False)
-
-    __str__ = Url.__str__
+    levels: dict[str, _Level] = field(default_factory=dict, compare=False, repr=False)
+    known: dict[str, Facts | None] = field(default_factory=dict, compare=False, repr=False)
+    cache: Cache | None = field(default=None, compare=False, repr=False)
+    """Keeps what is read of the files that are opened."""
 
     @classmethod
-    def of(cls, url: Url) -> RemotePath:
+    def of(cls, url: Url, cache: Cache | None = None) -> RemotePath:
         """Return the path of an address.
 
         ``{0000..0012}`` and ``{a,b}`` in its last part stand for several names. The path is then
@@ -63,7 +57,7 @@ class RemotePath(Url):
         Raises:
             DataError: one of the names does not exist.
         """
-        path = cls(url.scheme, url.host, url.key)
+        path = cls(url.scheme, url.host, url.key, cache=cache)
         if not _BRACES.search(path.key):
             return path
         folder, names = path.parent, expanded(path.name)
@@ -72,7 +66,7 @@ class RemotePath(Url):
         files = folder._files(names)
         if missing := [name for name in names if name not in files]:
             raise DataError(f"{folder / missing[0]} does not exist: check the address")
-        folder.found.levels[folder.key] = _Level(files, frozenset())
+        folder.levels[folder.key] = _Level(files, frozenset())
         return folder
 
     @property
@@ -87,15 +81,15 @@ class RemotePath(Url):
             denied_is_absent: whether an object to which access is denied does not exist, which is
                 how many servers answer for what is not there.
         """
-        is_folder = not self.suffix or self.key in self.found.levels
+        is_folder = not self.suffix or self.key in self.levels
         if not self.key or (self.is_on_web and is_folder):  # its server answers with a page
             return None
-        if (level := self.found.levels.get(self.parent.key)) is not None:
+        if (level := self.levels.get(self.parent.key)) is not None:
             return level.files.get(self.name)
-        if self.key not in self.found.facts:
+        if self.key not in self.known:
             (facts,) = storage.heads([self], denied_is_absent=denied_is_absent)
-            self.found.facts[self.key] = facts
-        return self.found.facts[self.key]
+            self.known[self.key] = facts
+        return self.known[self.key]
 
     def stat(self) -> Stat:
         """Return the size of the object and when it was written.
@@ -114,7 +108,7 @@ class RemotePath(Url):
 
     def is_dir(self) -> bool:
         """Tell whether objects lie below it."""
-        if self.key and (level := self.found.levels.get(self.parent.key)) is not None:
+        if self.key and (level := self.levels.get(self.parent.key)) is not None:
             return self.name in level.folders
         return any(self._level())
 
@@ -166,14 +160,14 @@ class RemotePath(Url):
 
     def _level(self) -> _Level:
         """List what lies below it; a web server is asked for a few names instead."""
-        if (level := self.found.levels.get(self.key)) is not None:
+        if (level := self.levels.get(self.key)) is not None:
             return level
         if self.is_on_web:
             level = _Level(self._files(_PROBED, denied_are_absent=True), frozenset())
         else:
             files, folders = storage.level(self)
             level = _Level(files, frozenset(folders))
-        self.found.levels[self.key] = level
+        self.levels[self.key] = level
         return level
 
     def _files(self, names: Sequence[str], *, denied_are_absent: bool = False) -> dict[str, Facts]:
@@ -187,9 +181,9 @@ Place = Path | RemotePath
 """Location of data: on this machine, or on another one."""
 
 
-def opened(where: Path | Url) -> Place:
+def opened(where: Path | Url, cache: Cache | None = None) -> Place:
     """Return a location as a path; see ``RemotePath.of`` for addresses."""
-    return where if isinstance(where, (Path, RemotePath)) else RemotePath.of(where)
+    return where if isinstance(where, (Path, RemotePath)) else RemotePath.of(where, cache)
 
 
 def expanded(name: str) -> list[str]:

@@ -65,10 +65,8 @@ def heads(urls: Sequence[Url], *, denied_is_absent: bool = False) -> list[Facts 
     """
 
     async def head(store: Any, key: str) -> Facts | None:
-        import obstore
-
         try:
-            return _facts(await obstore.head_async(store, key))
+            return _facts(await store.head_async(key))
         except FileNotFoundError:
             return None
         except Exception as error:
@@ -87,10 +85,8 @@ def level(url: Url) -> tuple[dict[str, Facts], list[str]]:
     """
 
     async def list_level(store: Any, key: str) -> tuple[dict[str, Facts], list[str]]:
-        import obstore
-
         try:
-            found = await obstore.list_with_delimiter_async(store, key or None)
+            found = await store.list_with_delimiter_async(key or None)
         except Exception as error:
             if isinstance(error, FileNotFoundError) or _status(error) == 404:
                 raise DataError(
@@ -120,9 +116,7 @@ async def get(url: Url, facts: Facts, start: int, stop: int) -> memoryview:
         options["if_match"] = f'"{facts.etag}"'
 
     async def get_range(store: Any, key: str) -> memoryview:
-        import obstore
-
-        found = await obstore.get_async(store, key, options=options)
+        found = await store.get_async(key, options=options)
         if not is_same(_facts(found.meta), facts):  # web servers may ignore If-Match
             raise _changed(url)
         data = memoryview(await found.bytes_async())
@@ -143,6 +137,16 @@ def submit(request: Callable[[], Coroutine[Any, Any, Result]]) -> Future[Result]
     """Start a request; cancelling the future ends it."""
     loop = _client().loop
     return asyncio.run_coroutine_threadsafe(request(), loop)
+
+
+def result(request: Future[Result]) -> Result:
+    """Wait for a request.
+
+    Raises:
+        WorkerError: another process made it, which this one was forked from.
+    """
+    _client()
+    return request.result()
 
 
 def results(requests: Sequence[Callable[[], Coroutine[Any, Any, Result]]]) -> list[Result]:

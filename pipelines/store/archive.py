@@ -231,7 +231,7 @@ def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source:
         source: the tars, for messages.
 
     Returns:
-        An index of the rows, ``names``, ``classes`` and ``split``, which is always false.
+        An index of the rows, ``names`` and ``classes``.
 
     Raises:
         DataError: there are no images, or a number is no class.
@@ -261,7 +261,6 @@ def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source:
         "rows": rows[order],
         "names": pack_texts([names[i] for i in order]),
         "classes": pack_texts(classes),
-        "split": np.array(False),  # for versions that read both splits of a tar
     }
 
 

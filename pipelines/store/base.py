@@ -68,10 +68,9 @@ class Store(ABC):
     labels: NDArray[np.int64]
     """(images,) position of each image's class among ``classes``, or -1."""
     groups: NDArray[np.int64] | None = None
-    """(images,) number of the piece of the source that holds each image.
+    """(images,) number of the piece that holds each image, such as a row group of a parquet file.
 
-    None where every image is read by itself. A piece, such as a row group of a parquet file, is
-    read as a whole.
+    None where every image is read by itself, as in all stores but those that a conversion opens.
     """
     sets: NDArray[np.int64] | None = None
     """(images,) number of the data set that each image is of; None if this is no mixture."""

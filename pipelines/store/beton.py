@@ -106,16 +106,14 @@ class BetonStore(PlacedStore):
         """``fields`` names the file's fields."""
         self.image_field = first.image_field
         """Name of the field that holds the images."""
-        self.ours = all(part.annex is not None for part in parts)
-        """Whether ``fastsiam convert`` wrote the file, so that it holds names and checksums."""
         counts = [len(own["start"]) for own in tables]
         self._first = np.cumsum([0, *counts])
         table = {name: np.concatenate([own[name] for own in tables]) for name in tables[0]}
         self.labels, self.width, self.height = table["labels"], table["width"], table["height"]
         self.modes = table["modes"]
         """JPEG or RAW for each image."""
-        self.crc = table["crc"] if self.ours else None
-        """(images,) CRC-32 of each record, where the files name them."""
+        self.crc = table["crc"] if all(part.annex for part in parts) else None
+        """(images,) CRC-32 of each record; None in files of FFCV's own making, without names."""
         file = np.repeat(np.arange(len(parts)), counts)
         self._set_places([part.file for part in parts], file, table["start"], table["size"])
 

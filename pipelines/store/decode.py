@@ -13,16 +13,7 @@ from PIL import Image, TiffImagePlugin
 
 from fastsiam.config.data import Alpha, Exif
 
-from .probe import (
-    Bytes,
-    Flags,
-    Probe,
-    first_line,
-    has_alpha,
-    is_deep,
-    opened_by_pillow,
-    probe,
-)
+from .probe import Bytes, Flags, Probe, first_line, has_alpha, is_deep, opened_by_pillow, probe
 
 MOST_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 2**62)
 """Pillow refuses larger images, so that a header cannot claim any amount of memory."""

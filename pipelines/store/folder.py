@@ -6,8 +6,9 @@ import contextlib
 import csv
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +20,7 @@ from fastsiam.errors import DataError, NoImagesError, NoSplitError
 from fastsiam.files import explained, reason
 from fastsiam.kernels import library
 
-from .base import (
-    IMAGE_ENDINGS,
-    SPLIT_NAMES,
-    NewChunk,
-    Split,
-    Store,
-    is_image_name,
-    warn_once,
-)
+from .base import IMAGE_ENDINGS, SPLIT_NAMES, NewChunk, Split, Store, is_image_name, warn_once
 from .columns import LABELS
 from .labels import number_classes, parse_labels
 from .probe import Bytes
@@ -59,7 +52,7 @@ class FileStore(Store):
         self,
         root: Path,
         folder: Path,
-        names: list[bytes],
+        names: Sequence[bytes],
         labels: NDArray[np.int64],
         classes: tuple[str, ...],
     ) -> None:
@@ -172,70 +165,62 @@ class FolderStore(FileStore):
     repair = "repair or remove the file"
 
     def __init__(self, root: Path) -> None:
-        names: list[bytes] = []
-        labels: list[int] = []
         broken: list[str] = []
         with tally(f"listing {root}, files and folders") as listed:
-            flat, folders = _list(root, listed, broken)
-            walked = ((folder, _walk(root, folder, listed, broken)) for folder in folders)
-            found = [(folder, images) for folder, images in walked if images]
+            names = [*_walk(root, "", listed, broken)]
         if broken:
             warn_once(
                 f"{root} has links to images that are not there, which are left out: "
                 f"{len(broken):,}, such as {broken[0]}"
             )
-        if flat and found:
-            raise DataError(
-                f"{root} holds images both by themselves ({flat[0]}) and in folders "
-                f"({found[0][0]}/); move the first into class folders, "
-                "or point --data at a folder that has only one kind"
-            )
-        if not flat and not found:
+        if not names:
             raise NoImagesError(
                 f"{root} holds no images (looked for {', '.join(IMAGE_ENDINGS)}, in it and below)"
             )
-        for label, (_, images) in enumerate(found):
-            names += images
-            labels += [label] * len(images)
-        if flat:
-            names, labels = [os.fsencode(name) for name in flat], [-1] * len(flat)
-        classes = tuple(folder for folder, _ in found)
-        super().__init__(root, root, names, np.array(labels, np.int64), classes)
+        counts = {
+            os.fsdecode(folder): sum(1 for _ in own)
+            for folder, own in groupby(names, lambda name: name[: max(0, name.find(b"/"))])
+        }
+        labels = np.repeat(np.arange(len(counts)), [*counts.values()])
+        if counts.pop("", 0):
+            if counts:
+                raise DataError(
+                    f"{root} holds images both by themselves ({os.fsdecode(names[0])}) and in "
+                    f"folders ({next(iter(counts))}/); move the first into class folders, "
+                    "or point --data at a folder that has only one kind"
+                )
+            labels -= 1  # no class
+        super().__init__(root, root, names, labels, tuple(counts))
 
 
-def _list(folder: Path, listed: Tally, broken: list[str]) -> tuple[list[str], list[str]]:
-    """Return the sorted names of a folder's images and its sub-folders, hidden ones skipped.
+def _walk(root: Path, folder: str, listed: Tally, broken: list[str]) -> Iterator[bytes]:
+    """Yield the paths below ``root`` of the images in a folder, then of those below it, sorted.
 
-    Append to ``broken`` the paths of images that are links to files that are not there.
+    Hidden ones are left out. Paths of images that are links to files that are not there are
+    appended to ``broken``.
     """
     images, folders = [], []
-    with explained(DataError, f"cannot list {folder}"), os.scandir(folder) as entries:
+    here = root / folder
+    with explained(DataError, f"cannot list {here}"), os.scandir(here) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
             if is_image_name(entry.name) and entry.is_file():
                 images.append(entry.name)
-            elif entry.is_dir() and not (entry.is_symlink() and _leads_up(folder, entry.path)):
+            elif entry.is_dir() and not (entry.is_symlink() and _leads_up(here, entry.path)):
                 folders.append(entry.name)
             elif is_image_name(entry.name) and not os.path.exists(entry.path):
                 broken.append(entry.path)
     listed.add(len(images) + len(folders))
-    return sorted(images), sorted(folders)
+    yield from (os.fsencode(f"{folder}{name}") for name in sorted(images))
+    for name in sorted(folders):
+        yield from _walk(root, f"{folder}{name}/", listed, broken)
 
 
 def _leads_up(folder: Path, link: str) -> bool:
     """Tell whether a link leads to the folder that it is in, or to one above."""
     target = os.path.realpath(link)
     return os.path.commonpath([target, os.path.realpath(folder)]) == target
-
-
-def _walk(root: Path, folder: str, listed: Tally, broken: list[str]) -> list[bytes]:
-    """Return the paths, relative to ``root``, of all images in a folder and below it."""
-    images, folders = _list(root / folder, listed, broken)
-    names = [os.fsencode(f"{folder}/{name}") for name in images]
-    for name in folders:
-        names += _walk(root, os.path.join(folder, name), listed, broken)
-    return names
 
 
 class ListedStore(FileStore):
@@ -269,7 +254,7 @@ class ListedStore(FileStore):
             if not file or b"\0" in file:
                 raise DataError(f"{path} has no path in row {row + 1:,}: remove the row")
         label = names.label or next((name for name in LABELS if name in columns), "")
-        texts = columns.get(label) or [""] * len(paths)
+        texts = columns[label] if label else [""] * len(paths)
         labels, classes = number_classes(parse_labels(texts), path)
         super().__init__(path, path.parent, files, labels[taken], classes)
         self._check_files()

@@ -55,11 +55,7 @@ Index = dict[str, NDArray[Any]]
 
 
 def open_index(
-    files: Sequence[File],
-    source: str,
-    build: Callable[[], Index],
-    *,
-    column: str = "",
+    files: Sequence[File], source: str, build: Callable[[], Index], *, column: str = ""
 ) -> Index:
     """Load the index of files; if it is missing or of other files, build and keep it.
 

@@ -39,8 +39,6 @@ class MixedStore(Store):
         self.classes = tuple(dict.fromkeys(name for store in stores for name in store.classes))
         number = {name: label for label, name in enumerate(self.classes)}
         self.labels = np.concatenate([_labels(store, number) for store in stores])
-        if any(store.groups is not None for store in stores):
-            self.groups = _join_numbers([_pieces(store) for store in stores])
 
     def __str__(self) -> str:
         """Say where the images come from."""
@@ -119,11 +117,6 @@ class MixedStore(Store):
         """Whether images lie on another machine."""
         return any(store.is_remote for store in self._stores)
 
-    def is_intact(self, index: int, data: Bytes) -> bool:
-        """Tell whether bytes have the checksum of an image; true where none is held."""
-        store, own = self._place(index)
-        return store.is_intact(own, data)
-
     def ways_out(self) -> str:
         """Say what can be done about a bad image."""
         return "repair the image, or train with another one in its place by --bad-images replace"
@@ -166,8 +159,3 @@ def _join_numbers(columns: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
         raised.append(column + first)
         first += int(column.max(initial=-1)) + 1
     return np.concatenate(raised)
-
-
-def _pieces(store: Store) -> NDArray[np.int64]:
-    """Return the pieces that images are read in; an image that is read alone is one itself."""
-    return np.arange(len(store)) if store.groups is None else store.groups

@@ -168,12 +168,13 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
     if isinstance(root, Path) and (root / _KAGGLE / "train").is_dir():
         root = root / _KAGGLE
     entries: list[Place] = sorted(root.iterdir())
-    folders = {path.name.lower(): path for path in entries if path.is_dir()}
+    visible = [path for path in entries if path.is_dir() and not path.name.startswith(".")]
+    folders = {path.name.lower(): path for path in visible}
     val = [folders[name].name for name in SPLIT_NAMES["val"] if name in folders]
     for name in SPLIT_NAMES[split]:
         if name in folders and (val or name != "training"):  # alone it may be a class
             if not val:
-                _warn_of_others(root, folders[name], entries)
+                _warn_of_others(root, folders[name], visible)
             return _open_images(folders[name], split, columns, in_order)
     if tars := list_visible(root, ".tar"):
         return ArchiveStore(choose_split(split, tars, root))
@@ -195,14 +196,10 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
     return _open_images(root, split, columns, in_order)
 
 
-def _warn_of_others(root: Place, train: Place, entries: Sequence[Place]) -> None:
+def _warn_of_others(root: Place, train: Place, folders: Sequence[Place]) -> None:
     """Warn if folders beside train/ hold images: they may be classes, and train/ one of them."""
-    others = [
-        entry
-        for entry in entries
-        if isinstance(entry, Path) and entry.is_dir() and not entry.name.startswith(".")
-    ]
-    if left_out := [other.name for other in others if other != train and _has_image(other)]:
+    others = [folder for folder in folders if isinstance(folder, Path) and folder != train]
+    if left_out := [other.name for other in others if _has_image(other)]:
         warn_once(
             f"{root} has a folder {train.name}/, whose images are the training images; those of "
             f"{len(left_out):,} other folders, such as {left_out[0]}/, are left out: if "

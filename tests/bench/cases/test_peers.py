@@ -13,7 +13,7 @@ from PIL import Image
 
 from fastsiam.bench import peers
 from fastsiam.bench.cases.peers import STARTERS, Job, build_peer
-from fastsiam.bench.images import Silent
+from fastsiam.bench.images import silent
 from fastsiam.bench.runner import Runner, Task
 from fastsiam.config import AugmentConfig, ConvertConfig
 from fastsiam.pipelines.convert import convert
@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
             image = Image.fromarray(waves.astype(np.uint8)).convert("RGB")
             image.save(home / "images" / name / f"{number}.jpg", quality=95)
     source = str(home / "images")
-    convert("folder", ConvertConfig(source=source, out=f"{source}-beton"), Silent())
+    convert("folder", ConvertConfig(source=source, out=f"{source}-beton"), silent())
     return source
 
 

@@ -118,7 +118,8 @@ def test_parts_are_one_data_set(images: Path, tmp_path: Path) -> None:
     assert checked(out)[0] == f"{message}: convert one of them again"
     (out / "train-00003-of-00003.beton").unlink()
     (out / "val-00003-of-00003.beton").unlink()
-    run("folder", images, out, part="3/3")
+    for part in ("3/3", "03/03"):
+        assert all(file.there == (part != "3/3") for file in run("folder", images, out, part=part))
     assert sorted(path.name for path in out.glob("*.beton"))[0] == "train-00001-of-00003.beton"
     store = open_store(out, "train")
     assert isinstance(store, BetonStore) and len(store.files) == 3
@@ -237,3 +238,5 @@ def test_the_demos_images(tmp_path: Path) -> None:
     assert len(open_store(tmp_path / "demo", "val")) == 1000
     done = fastsiam("convert", "demo", "--source", str(tmp_path), code=1)
     assert done.stderr == "error: the demo generates its own images; leave out --source\n"
+    done = fastsiam("convert", "demo", environment={"FASTSIAM_DATA": "s3://b"}, code=1)
+    assert done.stderr.startswith("error: cannot write to s3://b/demo: ")

@@ -139,11 +139,13 @@ def test_workers_are_told_where_the_data_are(
         asked.extend(words)
         return {1: "not made"}
 
-    monkeypatch.setenv("FASTSIAM_DATA", str(images))
+    monkeypatch.setenv("FASTSIAM_DATA", str(images.parent))
     monkeypatch.setattr(parts, "run_by_dask", by_dask)
+    images.rename(images.with_name("imagenet"))
     with pytest.raises(FastSiamError, match="part 1 of 2: not made; 1 of 2 parts are missing"):
-        parts.convert_parts(ConvertConfig(parts=2), ["convert", "folder"])
-    assert asked == ["convert", "folder", "--source", str(images), "--out", f"{images}-beton"]
+        parts.convert_parts("imagenet", ConvertConfig(parts=2), ["convert", "imagenet"])
+    beside = f"{images.with_name('imagenet-beton')}"  # where a whole conversion writes
+    assert asked == ["convert", "imagenet", "--source", str(images.parent), "--out", beside]
 
 
 def test_dask_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def cache_of(folder: Path, most: int) -> Cache:
 
 
 def remote(kept: Cache, key: str = "a", etag: str = "x") -> RemoteFile:
-    return RemoteFile(RemotePath("s3", "bucket", key), Facts(SIZE, 0, etag), kept)
+    return RemoteFile(RemotePath("s3", "bucket", key, cache=kept), Facts(SIZE, 0, etag))
 
 
 def read(kept: Cache, server: Server, *numbers: int, key: str = "a", etag: str = "x") -> list[int]:
@@ -122,7 +122,7 @@ def test_what_was_read_once_needs_no_server(tmp_path: Path, server: Server) -> N
 
 def test_another_version_of_an_object_is_another(tmp_path: Path, server: Server) -> None:
     kept = cache_of(tmp_path, 100)
-    versions = [RemoteFile(RemotePath("s3", "b", key), Facts(size, time, etag), kept)._version
+    versions = [RemoteFile(RemotePath("s3", "b", key), Facts(size, time, etag))._version
                 for key in "ab" for size in (1, 2) for time in (1, 2) for etag in "xy"]  # fmt: skip
     assert len({*versions}) == 16
     for etag in ("x", "y"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from fastsiam.config.urls import place
 from fastsiam.errors import WorkerError
 from fastsiam.pipelines import Store, open_store
-from fastsiam.pipelines.remote import file
+from fastsiam.pipelines.remote import file, storage
 from tests.clouds import BUCKET, read_all, reconnect, upload, web_server
 from tests.conversions import run
 from tests.forms import FORMS
@@ -78,9 +79,15 @@ def test_views_are_those_of_a_disk(name: str, data: str, shards: Path) -> None:
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_a_forked_process_is_refused(data: str) -> None:
-    """obstore would wait for ever in it, and in its child."""
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_forked_process_is_refused(
+    begun: bool, data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """obstore would wait for ever in it, and in its child, as for a request of its parent's."""
     store = opened(data)
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "submit", lambda _: Future[memoryview]())
+        store.ahead([0] * begun)
     if not (child := os.fork()):
         if child := os.fork():
             os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
@@ -88,6 +95,8 @@ def test_a_forked_process_is_refused(data: str) -> None:
             store.read(0)
         os._exit(3)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    for request in [*file._ahead._requests]:
+        file._ahead._drop(request)
     assert all(read_all(store))
 
 

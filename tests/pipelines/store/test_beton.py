@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fastsiam.errors import DataError
-from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
+from fastsiam.pipelines.store import BetonStore
 from fastsiam.pipelines.store.beton import (
     FIELD,
     HEADER,
@@ -84,7 +84,7 @@ def test_we_read_files_of_ffcvs_own_writer(ffcv: Callable[..., Any], tmp_path: P
         path = tmp_path / f"{mode}.beton"
         ffcv(read_with_ffcv.write, str(tmp_path / "pixels.npz"), str(path), mode)
         store = BetonStore(path)
-        assert not store.ours and store.labels.tolist() == [0, 1, 2] * 8
+        assert store.crc is None and store.labels.tolist() == [0, 1, 2] * 8
         assert set(store.modes.tolist()) == MODES[mode]
         assert store.classes == ("0", "1", "2") and store.name(3) == "image 3"
         for i, wanted in enumerate(pixels):
@@ -157,10 +157,3 @@ def test_every_flipped_bit_outside_the_records_is_found(tmp_path: Path) -> None:
             missed.append(place)
     # Only the few bytes that fill the annex up to a multiple of 8 mean nothing.
     assert all(whole[place] == 0 for place in missed) and len(missed) < 8
-
-
-def test_open_store_prefers_what_was_converted(tmp_path: Path) -> None:
-    path = converted(tmp_path)
-    (tmp_path / "images" / "train.beton").write_bytes(path.read_bytes())
-    assert isinstance(open_store(tmp_path / "images", "train"), BetonStore)
-    assert isinstance(open_store(tmp_path / "images", "train", sources=True), FolderStore)

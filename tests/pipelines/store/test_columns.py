@@ -19,11 +19,6 @@ from tests.tables import on_the_hub, saved
 PHOTO, MASK = ColumnNames("photo", "species"), ColumnNames("mask", "genus")
 
 
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def table(image: str = "photo", rows: int = 6) -> Any:
     """Return rows of two images each, with two numbered labels, a text and a fraction."""
     import datasets

@@ -79,6 +79,8 @@ def test_csv_as_spreadsheets_write_it(images: Path) -> None:
     )
     store = open_store(images / "a.csv", "train")
     assert store.classes == ("oak",) and names_of(store) == ["train/class0/000.jpg"]
+    numbered = write_list(images / "b.csv", ",path", [[0, "train/class0/000.jpg"]])  # as pandas
+    assert open_store(numbered, "train").labels.tolist() == [-1]
 
 
 def test_a_list_is_converted(images: Path, tmp_path: Path) -> None:

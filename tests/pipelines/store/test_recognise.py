@@ -20,7 +20,7 @@ KAGGLE = [f"ILSVRC/Data/CLS-LOC/train/{wnid}/0.JPEG" for wnid in WNIDS]
 CASES: dict[str, tuple[dict[str, Any], dict[str, list[str]]]] = {
     "class folders may be deep, and others hidden or empty": (
         {"zebra/a.jpg": "", "ant/deep/deeper/b.JPEG": "", "ant/c.PNG": "", "empty/x.txt": "",
-         "ant/notes.txt": "", ".hidden/x.jpg": "", "ant/._c.jpg": ""},
+         "ant/notes.txt": "", ".hidden/x.jpg": "", "ant/._c.jpg": "", ".cache/x.parquet": ""},
         {"train": ["ant/c.PNG", "ant/deep/deeper/b.JPEG", "zebra/a.jpg"]},
     ),
     "deep folders": (dict.fromkeys(DEEP, ""), {"train": DEEP}),

@@ -17,13 +17,7 @@ import numpy as np
 import pytest
 
 from fastsiam.errors import DataError, NoSplitError
-from fastsiam.pipelines.store import (
-    ArchiveStore,
-    BetonStore,
-    FolderStore,
-    folder,
-    open_store,
-)
+from fastsiam.pipelines.store import ArchiveStore, BetonStore, FolderStore, folder, open_store
 from fastsiam.pipelines.store.index import ROW, file_facts, keep, pack_texts
 from tests.conftest import write_images
 from tests.conversions import failing, run, same_images
@@ -252,11 +246,6 @@ CASES: dict[str, tuple[Build, str]] = {
         "is not the archive that CIFAR's authors publish",
     ),
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def refused(path: Path, words: str) -> str:

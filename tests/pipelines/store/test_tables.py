@@ -20,11 +20,6 @@ from tests.tables import Row, dataset
 CLASSES = ("class0", "class1", "class2")
 
 
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def test_one_saved_dataset(images: Path, tmp_path: Path) -> None:
     dataset(rows_of(images / "train"), ()).save_to_disk(tmp_path / "one")
     store = open_store(tmp_path / "one", "train")
