@@ -141,26 +141,14 @@ class Evaluation:
         parts = [self.kind, *filter(None, details), f"epoch{self.network.epoch:g}", mark]
         return run / "eval" / f"{'-'.join(parts)}.json"
 
-    def record(
-        self,
-        *,
-        results: list[dict[str, Any]],
-        summary: list[str],
-        per_class: dict[str, float | None],
-        speed: dict[str, float],
-        images_validated: int | None = None,
-    ) -> Record:
-        """Return a record with the results, this machine's environment and the date."""
-        return Record(
-            **{f.name: getattr(self, f.name) for f in fields(Evaluation)},
-            results=results,
-            summary=summary,
-            per_class=per_class,
-            speed=speed,
-            images_validated=images_validated,
-            environment=environment(),
-            date=time.strftime("%Y-%m-%d"),
-        )
+    def record(self, **results: Any) -> Record:
+        """Return a record with this machine's environment and the date.
+
+        Args:
+            results: the other fields of a record.
+        """
+        today = time.strftime("%Y-%m-%d")
+        return Record(**vars(self), **results, environment=environment(), date=today)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -258,9 +258,8 @@ def _introduce(console: Console, resolved: ResolvedConfig, loader: Loader, run: 
         console.say(f"resuming after step {start.step:,} (epoch {start.epoch:.2f})")
     if resolved.damaged:
         console.warn(resolved.damaged)
-    for note in (*resolved.images.survey(), resolved.images.about_shuffle(config)):
-        if note:
-            console.say(note)
+    for note in resolved.images.survey():
+        console.say(note)
 
 
 def _bad_images(resolved: ResolvedConfig, folder: RunFolder) -> BadImages:
