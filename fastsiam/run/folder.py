@@ -40,23 +40,19 @@ def created(path: Path) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            if missing and os.listdir(path) == [_FILE] and not user_of(path):
+            if missing and os.listdir(path) == [_FILE] and not _is_used(path):
                 (path / _FILE).unlink()  # left by a killed rank
             for folder in missing:
                 folder.rmdir()
 
 
-def user_of(run: Path) -> str:
-    """Return which process uses a run's folder; "" if it is free or this is unknown."""
-    if not (run / _FILE).exists():
-        return ""
+def _is_used(run: Path) -> bool:
+    """Return whether a process holds the lock of a run's folder; False if this is unknown."""
     try:
         with _lock(run).acquire(timeout=0):
-            return ""
-    except Timeout:
-        return _holder(run)
-    except OSError:
-        return ""
+            return False
+    except OSError as error:
+        return isinstance(error, Timeout)
 
 
 def _lock(run: Path) -> FileLock:
@@ -103,7 +99,7 @@ class RunFolder:
             path.touch()  # raises errors of the folder, as opposed to those of the lock below
         lock = _lock(self.path)
         try:
-            # At least two attempts: `user_of` in another process holds the lock for an instant.
+            # At least two attempts: `_is_used` in another process holds the lock for an instant.
             lock.acquire(timeout=max(patience, 2 * _POLL), poll_interval=_POLL)
         except Timeout as error:
             raise FastSiamError(

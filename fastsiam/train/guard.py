@@ -58,6 +58,7 @@ class CollapseGuard:
         self._stops = on_collapse == "stop"
         self._batch, self._centred = batch, centred
         self.first = first
+        """z_std that later values are compared with; None until the first is known."""
         self._warned = False
 
     def check(self, step: int, spread: float, rank: float) -> str | None:

@@ -99,8 +99,8 @@ class Trainer:
             step.load(model=start.model, optimizer=start.optimizer, scaler=start.scaler)
         self._step, self._loader, self._knn, self._console = step, loader, knn, console
         self._before_saving = before_saving
-        self.first = self.done = 0 if start is None else start.step
-        """Steps taken before this process started, and so far."""
+        self.done = self._first = 0 if start is None else start.step
+        """Steps taken so far, and before this process started."""
         self.end = last_step(config, step.steps_per_epoch)
         """Number of steps after which the run ends."""
         self._folder = folder.path
@@ -175,7 +175,7 @@ class Trainer:
             self._save()
             if self.done == total:
                 self._evaluate_if_due()
-        if self.done > self.first:
+        if self.done > self._first:
             ended = "done" if self.done == total else f"stopped by --max-steps {self.end}"
             self._console.say(f"{ended}: step {self.done:,} of {total:,}, saved {self.path}")
 
@@ -416,7 +416,7 @@ class Trainer:
         except (TrainingError, CheckpointError):
             raise
         except KeyboardInterrupt:  # SIGINT arrived before StopSignals took over
-            if self.done == self.first:
+            if self.done == self._first:
                 raise
             raise self._interrupted(signal.SIGINT) from None
         except FastSiamError as error:
