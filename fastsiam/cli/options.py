@@ -25,7 +25,6 @@ from fastsiam.config.files import (
     merge,
     parse_assignments,
     read_settings,
-    recorded,
     run_folder,
 )
 from fastsiam.config.recipes import RECIPES
@@ -319,9 +318,9 @@ def _resumed_run(path: str, out: str) -> Settings:
 
 def _settings_of_run(path: Path) -> Settings:
     """Read the config.json of a run, or the settings in a checkpoint if that file is missing."""
-    file = recorded(path)
-    if file is not None:
-        return read_settings(file, resumes=True)
+    for folder in (run_folder(path), path.parent):
+        if folder is not None and (folder / "config.json").is_file():
+            return read_settings(folder, resumes=True)
     from fastsiam.run import checkpoint
 
     return Settings(source=str(path), flags=checkpoint.load(path).config.to_flags())

@@ -208,13 +208,6 @@ def run_folder(path: Path) -> Path | None:
     return named if named.resolve() == lies_in.parent else lies_in.parent
 
 
-def recorded(path: Path) -> Path | None:
-    """Return the config.json of a run or checkpoint, in the run's folder or beside it, if any."""
-    folders = run_folder(path), path.parent
-    files = [folder / "config.json" for folder in folders if folder is not None]
-    return next((file for file in files if file.is_file()), None)
-
-
 def _method_of(recipe: str) -> str:
     return str(CHANGES[recipe].get("method", SimSiamConfig.name))
 

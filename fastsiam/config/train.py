@@ -294,10 +294,6 @@ class TrainConfig(Config):
         return config
 
 
-class UnknownMethodError(ValueError):
-    """Settings of a run name a method that this program does not have."""
-
-
 def all_settings(method: str = SimSiamConfig.name) -> list[Setting]:
     """Return every setting of a training run with a method, and what other methods have beside it.
 
@@ -384,7 +380,7 @@ def _upgraded(sections: Mapping[str, Any]) -> dict[str, Any]:
     require(isinstance(model["method"], Mapping), "model.method must be a table of settings")
     method = dict(model["method"])
     if (name := str(method.pop("name", ""))) not in METHOD_CONFIGS:
-        raise UnknownMethodError(
+        raise ValueError(
             f"unknown method {name!r}; start the program that registers it in place of fastsiam "
             "(docs/develop/add-a-method.md)"
         )

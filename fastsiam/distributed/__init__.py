@@ -6,48 +6,28 @@ program; torch's launcher passes each its rank in environment variables.
 
 from __future__ import annotations
 
-from fastsiam.launched import is_worker
+from fastsiam.launched import is_worker as is_worker
 
-from .collectives import (
-    complete,
-    from_all,
-    from_leader,
-    gather,
-    gather_uneven,
-    gather_with_gradient,
-    mean_across_ranks,
-    minimum_across_ranks,
-    rank_and_world,
-    sum_across_ranks,
-)
-from .failures import peer_is_gone, peer_is_late
-from .parallel import bn_group, data_parallel, share_buffers
-from .place import Place, check_devices, finish, meet, start
-from .signals import STOPPING, Signalled, StopSignals
-
-__all__ = [
-    "STOPPING",
-    "Place",
-    "Signalled",
-    "StopSignals",
-    "bn_group",
-    "check_devices",
-    "complete",
-    "data_parallel",
-    "finish",
-    "from_all",
-    "from_leader",
-    "gather",
-    "gather_uneven",
-    "gather_with_gradient",
-    "is_worker",
-    "mean_across_ranks",
-    "meet",
-    "minimum_across_ranks",
-    "peer_is_gone",
-    "peer_is_late",
-    "rank_and_world",
-    "share_buffers",
-    "start",
-    "sum_across_ranks",
-]
+from .collectives import complete as complete
+from .collectives import from_all as from_all
+from .collectives import from_leader as from_leader
+from .collectives import gather as gather
+from .collectives import gather_uneven as gather_uneven
+from .collectives import gather_with_gradient as gather_with_gradient
+from .collectives import mean_across_ranks as mean_across_ranks
+from .collectives import minimum_across_ranks as minimum_across_ranks
+from .collectives import rank_and_world as rank_and_world
+from .collectives import sum_across_ranks as sum_across_ranks
+from .failures import peer_is_gone as peer_is_gone
+from .failures import peer_is_late as peer_is_late
+from .parallel import bn_group as bn_group
+from .parallel import data_parallel as data_parallel
+from .parallel import share_buffers as share_buffers
+from .place import Place as Place
+from .place import check_devices as check_devices
+from .place import finish as finish
+from .place import meet as meet
+from .place import start as start
+from .signals import STOPPING as STOPPING
+from .signals import Signalled as Signalled
+from .signals import StopSignals as StopSignals

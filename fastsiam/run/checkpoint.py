@@ -20,7 +20,6 @@ from torch import Tensor
 
 import fastsiam
 from fastsiam.config import TrainConfig
-from fastsiam.config.train import UnknownMethodError, changes_text, differences
 from fastsiam.errors import CheckpointError, DamagedError
 from fastsiam.files import explained, parsed_json, quoted, reason, written_whole
 
@@ -62,37 +61,7 @@ class Checkpoint:
         """Epochs done."""
         return self.step / self.steps_per_epoch
 
-    def check_continues(self, config: TrainConfig, *, advice: str = "pass the same values") -> None:
-        """Check that the run can be resumed with these settings.
 
-        Args:
-            config: the settings to resume with.
-            advice: what to do if they differ, for the message.
-
-        Raises:
-            CheckpointError: names the settings that differ.
-        """
-        if changed := differences(self.config, config):
-            raise CheckpointError(
-                "the checkpoint was trained with other settings "
-                f"({changes_text(changed)}); {advice}"
-            )
-
-    def check_images(self, images: int) -> None:
-        """Check that the number of images is unchanged, for runs without a list of images.
-
-        Raises:
-            CheckpointError: it has changed.
-        """
-        if images != self.images:
-            raise CheckpointError(
-                f"the data changed: {images:,} images now, {self.images:,} when the run started; "
-                "restore the data, or choose another --out for a new run"
-            )
-
-
-_LATER = ("seen", "weights", "branch")
-"""Fields that files of earlier versions lack."""
 KEPT = 2
 """Number of checkpoints that a run keeps: the last and the previous one; a save writes a third."""
 
@@ -317,16 +286,11 @@ def parse(path: Path, state: Any) -> Checkpoint:
     """
     if not isinstance(state, dict) or state.get("format") not in (1, FORMAT):
         raise CheckpointError(f"{path} is not a checkpoint of this version of fastsiam")
-    names = [name for name in Checkpoint.__slots__ if name != "config"]
     try:
         config = TrainConfig.from_dict(state["config"])
-        return Checkpoint(
-            **{name: state[name] for name in names if name in state or name not in _LATER},
-            config=config,
-        )
-    except UnknownMethodError as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from error
+        known = {name: state[name] for name in Checkpoint.__slots__ if name in state}
+        return Checkpoint(**known | {"config": config})
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{path} was written by another version of fastsiam: {error}"
+            f"cannot read {path}: {error}; was it written by another version of fastsiam?"
         ) from error

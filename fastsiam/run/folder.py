@@ -40,23 +40,19 @@ def created(path: Path) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            if missing and os.listdir(path) == [_FILE] and not user_of(path):
+            if missing and os.listdir(path) == [_FILE] and not _is_used(path):
                 (path / _FILE).unlink()  # left by a killed rank
             for folder in missing:
                 folder.rmdir()
 
 
-def user_of(run: Path) -> str:
-    """Return which process uses a run's folder; "" if it is free or this is unknown."""
-    if not (run / _FILE).exists():
-        return ""
+def _is_used(run: Path) -> bool:
+    """Return whether a process holds the lock of a run's folder; False if this is unknown."""
     try:
         with _lock(run).acquire(timeout=0):
-            return ""
-    except Timeout:
-        return _holder(run)
-    except OSError:
-        return ""
+            return False
+    except OSError as error:
+        return isinstance(error, Timeout)
 
 
 def _lock(run: Path) -> FileLock:
@@ -87,8 +83,6 @@ class RunFolder:
     def __init__(self, path: Path, *, console: Console | None = None) -> None:
         self.path = path
         self.console = console or Console()
-        self._lock: FileLock | None = None
-        self._inode = 0
 
     @contextlib.contextmanager
     def taken(self, *, patience: float = 0.0) -> Iterator[None]:
@@ -100,11 +94,34 @@ class RunFolder:
         Raises:
             FastSiamError: another process uses the folder, or it cannot be written.
         """
-        self._take(patience)
+        path, inode = self.path / _FILE, 0
+        with explained(FastSiamError, f"cannot write {path}"):
+            path.touch()  # raises errors of the folder, as opposed to those of the lock below
+        lock = _lock(self.path)
+        try:
+            # At least two attempts: `_is_used` in another process holds the lock for an instant.
+            lock.acquire(timeout=max(patience, 2 * _POLL), poll_interval=_POLL)
+        except Timeout as error:
+            raise FastSiamError(
+                f"{self.path} is in use by {_holder(self.path)}; wait for it, or choose another "
+                "--out"
+            ) from error
+        except OSError as error:
+            self.console.warn(
+                f"{self.path} cannot be locked ({why(error)}); make sure that no other run uses "
+                "it as --out"
+            )
+        since = time.strftime("%Y-%m-%d %H:%M")
+        with contextlib.suppress(OSError):  # on a full disk the lock works without its text
+            path.write_text(f"process {os.getpid()} on {socket.gethostname()} since {since}\n")
+            inode = path.stat().st_ino
         try:
             yield
         finally:
-            self._leave()
+            with contextlib.suppress(OSError):
+                if path.stat().st_ino == inode:  # else it is another process's
+                    path.unlink()  # before the release, so that waiting processes notice
+            lock.release()
 
     def keep(self, name: str, content: bytes) -> None:
         """Write a small file.
@@ -122,35 +139,3 @@ class RunFolder:
             written_whole(path, by_many=True) as temporary,
         ):
             temporary.write_bytes(content)
-
-    def _take(self, patience: float) -> None:
-        path = self.path / _FILE
-        with explained(FastSiamError, f"cannot write {path}"):
-            path.touch()  # raises errors of the folder, as opposed to those of the lock below
-        lock = _lock(self.path)
-        try:
-            # At least two attempts: `user_of` in another process holds the lock for an instant.
-            lock.acquire(timeout=max(patience, 2 * _POLL), poll_interval=_POLL)
-        except Timeout as error:
-            raise FastSiamError(
-                f"{self.path} is in use by {_holder(self.path)}; wait for it, or choose another "
-                "--out"
-            ) from error
-        except OSError as error:
-            self.console.warn(
-                f"{self.path} cannot be locked ({why(error)}); make sure that no other run uses "
-                "it as --out"
-            )
-        self._lock = lock
-        since = time.strftime("%Y-%m-%d %H:%M")
-        with contextlib.suppress(OSError):  # on a full disk the lock works without its text
-            path.write_text(f"process {os.getpid()} on {socket.gethostname()} since {since}\n")
-            self._inode = path.stat().st_ino
-
-    def _leave(self) -> None:
-        assert self._lock is not None
-        with contextlib.suppress(OSError):
-            if (self.path / _FILE).stat().st_ino == self._inode:  # else it is another process's
-                (self.path / _FILE).unlink()  # before the release, so that waiting processes notice
-        self._lock.release()
-        self._lock = None

@@ -72,14 +72,6 @@ class DataFacts:
     """Full path of the data if the network was not trained on them: others may have their labels;
     None for the run's own."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, without fields that are None and that version 0.2 lacks."""
-        plain = asdict(self)
-        for name in ("holdout", "image_column", "other_data"):
-            if plain[name] is None:
-                del plain[name]
-        return plain
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingDataFacts(DataFacts):
@@ -109,13 +101,11 @@ class ImageFacts:
     exif: str = "ignore"
     alpha: str = "drop"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, without the defaults of fields that version 0.2 lacks."""
-        plain = asdict(self)
-        for name, usual in (("exif", "ignore"), ("alpha", "drop")):
-            if plain[name] == usual:
-                del plain[name]
-        return plain
+
+def _plain(facts: DataFacts | ImageFacts) -> dict[str, Any]:
+    """Return plain values, without the defaults of fields that version 0.2 lacks."""
+    defaults = {f.name: f.default for f in fields(facts)}
+    return {name: x for name, x in asdict(facts).items() if x != defaults[name]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +122,7 @@ class Evaluation:
     @property
     def identity(self) -> str:
         """Key that is equal for evaluations with the same protocol and images."""
-        data, images = self.data.to_dict(), self.images.to_dict()
+        data, images = _plain(self.data), _plain(self.images)
         for elsewhere in ("pipeline", "ranks"):
             del images[elsewhere]
         del data["root"]
@@ -151,26 +141,14 @@ class Evaluation:
         parts = [self.kind, *filter(None, details), f"epoch{self.network.epoch:g}", mark]
         return run / "eval" / f"{'-'.join(parts)}.json"
 
-    def record(
-        self,
-        *,
-        results: list[dict[str, Any]],
-        summary: list[str],
-        per_class: dict[str, float | None],
-        speed: dict[str, float],
-        images_validated: int | None = None,
-    ) -> Record:
-        """Return a record with the results, this machine's environment and the date."""
-        return Record(
-            **{f.name: getattr(self, f.name) for f in fields(Evaluation)},
-            results=results,
-            summary=summary,
-            per_class=per_class,
-            speed=speed,
-            images_validated=images_validated,
-            environment=environment(),
-            date=time.strftime("%Y-%m-%d"),
-        )
+    def record(self, **results: Any) -> Record:
+        """Return a record with this machine's environment and the date.
+
+        Args:
+            results: the other fields of a record.
+        """
+        today = time.strftime("%Y-%m-%d")
+        return Record(**vars(self), **results, environment=environment(), date=today)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +213,7 @@ class Record(Evaluation):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, with additional keys for the main results."""
-        plain = asdict(self) | {"data": self.data.to_dict(), "images": self.images.to_dict()}
+        plain = asdict(self) | {"data": _plain(self.data), "images": _plain(self.images)}
         if self.kind == "knn":
             del plain["images_validated"]
             kinds = dict.fromkeys(line["features"] for line in self.results)

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fastsiam.console import Console
 from fastsiam.errors import BackendError
@@ -19,19 +19,6 @@ from fastsiam.files import why
 _EVENTS_BYTES = 1 << 16
 """Free space below which no events are written: the thread of torch's ``SummaryWriter`` would print
 a traceback."""
-
-
-class Tracker(Protocol):
-    """A program that stores the figures of runs."""
-
-    def __init__(self, run: Path, settings: Mapping[str, Any], step: int) -> None:
-        """Start, or continue the run if ``step``, the number of steps done, is not 0."""
-
-    def log(self, step: int, figures: dict[str, float]) -> None:
-        """Store figures by names such as ``train/loss``."""
-
-    def close(self, *, complete: bool) -> None:
-        """Send what is left; ``complete``: whether the run reached its last step."""
 
 
 class _TensorBoard:
@@ -114,12 +101,9 @@ class _MLflow:
             self._last.wait()
 
 
-TRACKERS: dict[str, type[Tracker]] = {
-    "tensorboard": _TensorBoard,
-    "wandb": _Wandb,
-    "mlflow": _MLflow,
-}
-"""Class for each value of ``--tracker``."""
+TRACKERS: dict[str, Any] = {"tensorboard": _TensorBoard, "wandb": _Wandb, "mlflow": _MLflow}
+"""Class for each value of ``--tracker``. It continues the run if the number of steps done is not 0.
+Figures have names such as ``train/loss``."""
 
 
 def _known_id(run: Path, tracker: str, step: int) -> str:
@@ -181,7 +165,7 @@ class Trackers:
         console: Console,
     ) -> None:
         self._console = console
-        self._trackers: dict[str, Tracker] = {}
+        self._trackers: dict[str, Any] = {}
         for name in names:
             with self._disabled_on_error(name):
                 self._trackers[name] = TRACKERS[name](run, settings, step)

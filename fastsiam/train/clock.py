@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -32,7 +32,9 @@ class Clock:
         self._elapsed = 0.0
         self._steps = 0
         self._device = torch.device(device)
-        self._waits: _Waits = _DeviceWaits() if self._device.type == "cuda" else _HostWaits()
+        self._waited = 0.0
+        self._waits: deque[tuple[Any, Any]] = deque()
+        """Events around each wait that the GPU may not have reached yet."""
 
     def over(self, batches: Iterable[T]) -> Iterator[T]:
         """Yield the batches and time the wait for each; the clock must be running.
@@ -41,13 +43,15 @@ class Clock:
         """
         iterator = iter(batches)
         while True:
-            self._waits.begin()
+            began = self._event()
             try:
                 batch = next(iterator)
             except StopIteration:
                 break
             finally:
-                self._waits.end()
+                self._waits.append((began, self._event()))
+                while self._waits and self._waits[0][1].query():
+                    self._add_wait()
             self._steps += 1
             yield batch
 
@@ -74,78 +78,45 @@ class Clock:
 
         The clock must be paused and the steps finished. On a GPU this waits for the last batch.
         """
+        while self._waits:
+            self._waits[0][1].synchronize()
+            self._add_wait()
         elapsed = max(self._elapsed, 1e-9)
         reading = {
             "images_per_second": self._steps * images_per_step / elapsed,
-            "data_wait": min(1.0, self._waits.total() / elapsed),
+            "data_wait": min(1.0, self._waited / elapsed),
             "seconds": self.seconds,
         }
-        self._elapsed = 0.0
+        self._elapsed = self._waited = 0.0
         self._steps = 0
         return reading
 
+    def _event(self) -> Any:
+        """Return a recorded event: the GPU's in the current stream, or the host's."""
+        event = _cuda_event() if self._device.type == "cuda" else _HostEvent()
+        event.record()
+        return event
 
-class _Waits(Protocol):
-    """Adds up how long a device waits for batches."""
-
-    def begin(self) -> None:
-        """Start timing: the earlier steps are queued, and the next batch is requested."""
-
-    def end(self) -> None:
-        """Stop timing: the batch has arrived."""
-
-    def total(self) -> float:
-        """Return the seconds since the last call."""
+    def _add_wait(self) -> None:
+        began, ended = self._waits.popleft()
+        self._waited += began.elapsed_time(ended) / 1000  # of milliseconds
 
 
-class _HostWaits:
-    """Waits measured by the host's clock, for training on a CPU."""
+class _HostEvent:
+    """A moment on the host, with the methods of ``torch.cuda.Event``."""
 
-    def __init__(self) -> None:
-        self._seconds = self._began = 0.0
+    def record(self) -> None:
+        self._at = time.perf_counter()
 
-    def begin(self) -> None:
-        self._began = time.perf_counter()
+    def query(self) -> bool:
+        return True
 
-    def end(self) -> None:
-        self._seconds += time.perf_counter() - self._began
+    def synchronize(self) -> None:
+        pass
 
-    def total(self) -> float:
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
+    def elapsed_time(self, later: _HostEvent) -> float:
+        return 1000 * (later._at - self._at)
 
 
 def _cuda_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)
-
-
-class _DeviceWaits:
-    """Waits measured by pairs of CUDA events in the current stream."""
-
-    def __init__(self) -> None:
-        self._began = _cuda_event()
-        self._pairs: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
-        """Pairs that the GPU may not have reached yet, at most one for each queued step."""
-        self._seconds = 0.0
-
-    def begin(self) -> None:
-        self._began = _cuda_event()
-        self._began.record()
-
-    def end(self) -> None:
-        ended = _cuda_event()
-        ended.record()
-        self._pairs.append((self._began, ended))
-        while self._pairs and self._pairs[0][1].query():
-            self._add()
-
-    def total(self) -> float:
-        while self._pairs:
-            self._pairs[0][1].synchronize()
-            self._add()
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
-
-    def _add(self) -> None:
-        began, ended = self._pairs.popleft()
-        self._seconds += began.elapsed_time(ended) / 1000  # of milliseconds

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,14 +19,15 @@ from fastsiam import distributed
 from fastsiam.bad_image_list import FILE, read_bad_images
 from fastsiam.config import TrainConfig
 from fastsiam.config.train import changes_text, differences
-from fastsiam.console import Console
-from fastsiam.distributed import Place, from_all, minimum_across_ranks
+from fastsiam.console import Console, counted
+from fastsiam.distributed import Place, StopSignals, from_all, minimum_across_ranks
 from fastsiam.environment import environment
 from fastsiam.errors import DataError, DeviceError, FastSiamError
 from fastsiam.evaluate.features import collected, feature_batches
 from fastsiam.evaluate.knn import KnnResult, knn_accuracy
 from fastsiam.evaluate.subject import as_evaluated, labelled_loaders
 from fastsiam.methods import Method, build_method
+from fastsiam.methods.optim import peak_lr
 from fastsiam.model.backbones import check_backbone
 from fastsiam.model.numerics import check_precision
 from fastsiam.pipelines import BadImages, build_loader, open_training_images
@@ -33,10 +35,8 @@ from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.folder import PATIENCE, RunFolder, created
 from fastsiam.run.trackers import check_trackers
 from fastsiam.train.compile import CompilationError
-from fastsiam.train.introduction import introduce
-from fastsiam.train.loop import train
+from fastsiam.train.loop import Evaluate, Trainer
 from fastsiam.train.memory import oom_error
-from fastsiam.train.monitor import Evaluate, Watched
 from fastsiam.train.resolve import ResolvedConfig, resolve
 from fastsiam.train.start import initial_weights, refuse_existing_run, take_weights, will_resume
 from fastsiam.train.step import TrainingStep
@@ -128,16 +128,8 @@ def check_shares(config: TrainConfig, world: int) -> None:
         )
 
 
-@contextlib.contextmanager
-def run_folder(config: TrainConfig, recipe: str) -> Iterator[Path]:
-    """Create the run's folder if it is missing; remove it again if it stays empty.
-
-    Raises:
-        FastSiamError: it cannot be created.
-    """
-    folder = Path(config.run.out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{recipe}")
-    with created(folder):
-        yield folder
+def _folder_of(config: TrainConfig, recipe: str) -> Path:
+    return Path(config.run.out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{recipe}")
 
 
 def train_on_ranks(config: TrainConfig, recipe: str, arguments: Sequence[str]) -> int:
@@ -155,15 +147,14 @@ def train_on_ranks(config: TrainConfig, recipe: str, arguments: Sequence[str]) -
     from fastsiam.distributed.launch import launch
 
     with contextlib.ExitStack() as stack:
-        folder, more = Path(config.run.out), list[str]()
+        folder, more = _folder_of(config, recipe), list[str]()
         if config.run.max_nodes == 1:
-            folder = stack.enter_context(run_folder(config, recipe))
+            stack.enter_context(created(folder))
             with RunFolder(folder).taken():
                 pass  # fails here if it is in use, before ranks start
             more = ["--out", str(folder)]
-        if (
-            config.run.resume == "never"
-        ):  # checked here, because a restarted rank must find its checkpoint
+        if config.run.resume == "never":
+            # Checked here, because a restarted rank must find its checkpoint.
             refuse_existing_run(folder)
             more += ["--resume", "auto"]
         return launch([*arguments, *more], config.run, max_restarts=config.run.max_restarts)
@@ -182,8 +173,10 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
             "the same command again"
         )
     with contextlib.ExitStack() as stack:
-        own = str(stack.enter_context(run_folder(config, recipe))) if place.is_leader else ""
-        run = Path(distributed.from_leader(own))
+        own = _folder_of(config, recipe)
+        if place.is_leader:
+            stack.enter_context(created(own))
+        run = Path(distributed.from_leader(str(own)))
         folder = RunFolder(run, console=console)
         if place.is_leader:
             patience = PATIENCE if distributed.is_worker() else 0.0
@@ -208,7 +201,7 @@ def _train(
     loader = _loader(resolved, bad)
     with contextlib.closing(loader):
         if place.is_leader:
-            introduce(console, resolved, loader, folder.path)
+            _introduce(console, resolved, loader, folder.path)
             if resolved.damaged:
                 checkpoints.rename_corrupt(folder.path)
         try:
@@ -223,7 +216,7 @@ def _train(
         if place.is_leader:  # write only after data, settings and model are known to work
             _begin_folder(resolved, recipe, folder)
             bad.write()
-        train(
+        trainer = Trainer(
             step,
             loader,
             folder=folder,
@@ -232,6 +225,41 @@ def _train(
             console=console,
             before_saving=bad.share,
         )
+        with contextlib.closing(trainer):
+            trainer.run()
+
+
+def _introduce(console: Console, resolved: ResolvedConfig, loader: Loader, run: Path) -> None:
+    """Print what is about to run, and the settings that results depend on."""
+    config, place, start = resolved.config, resolved.place, resolved.start
+    if place.device.type == "cpu" and config.run.device == "auto":
+        console.say("no GPU found: training on the CPU")
+    kind = torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "CPU"
+    local = config.optim.batch // place.world // config.optim.accumulate
+    shared = (config.numerics.sync_bn_ranks or place.world) if config.numerics.sync_bn else 1
+    bn = config.numerics.bn_images or local * shared
+    console.say(
+        f"{config.model.method.title} {config.model.backbone} on {place.world} x {kind}, "
+        f"{str(resolved.dtype).removeprefix('torch.')}, pipeline {config.data.pipeline}: "
+        f"{loader.images:,} images, {loader.steps:,} steps per epoch, "
+        f"{counted(config.optim.epochs, 'epoch')}"
+    )
+    console.say(f"images from {loader.source}")
+    console.say(
+        f"global batch {config.optim.batch} ({local} images per rank and part; BN sees {bn}), "
+        f"learning rate {peak_lr(config.optim):g} "
+        f"({config.optim.lr:g} x {config.optim.batch} / 256), run folder {run}"
+    )
+    part = local * place.world
+    doubts = config.model.method.doubts(images=loader.images, batch=part, groups=part // bn)
+    for doubt in doubts:
+        console.warn(doubt)
+    if start is not None:
+        console.say(f"resuming after step {start.step:,} (epoch {start.epoch:.2f})")
+    if resolved.damaged:
+        console.warn(resolved.damaged)
+    for note in resolved.images.survey():
+        console.say(note)
 
 
 def _bad_images(resolved: ResolvedConfig, folder: RunFolder) -> BadImages:
@@ -307,7 +335,7 @@ def prepared_step(
                 line = step.prepare()
         except CompilationError as error:
             console.warn(str(error))
-            resolved = resolved.without_compiling(graphs_only=error.graphs)
+            resolved = replace(resolved, config=error.without(config))
             continue
         if line:
             console.say(line)
@@ -327,8 +355,6 @@ def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> N
     if start is not None and not own.is_file():
         checkpoints.save(own, start)  # a branch begins with a copy
     settings = {"recipe": recipe, **resolved.record(), "environment": environment()}
-    if resolved.branch:
-        settings["branch"] = resolved.branch
     text = json.dumps(settings, indent=2, allow_nan=False) + "\n"
     folder.keep("config.json", text.encode())
 
@@ -358,13 +384,13 @@ def _monitor(
     console.say(f"kNN monitor: {cut}")
     bank, queries = loaders
 
-    def evaluate(backbone: nn.Module, /, *, watched: Watched) -> KnnResult:
+    def evaluate(backbone: nn.Module, stop: StopSignals) -> KnnResult:
         distributed.share_buffers(backbone, place)  # as in checkpoints: those of rank 0
         votes = [(config.monitor.knn_k, config.monitor.knn_temperature)]
         with console.tally("kNN: images", bank.images + queries.images) as done:
 
             def features(loader: EvalLoader) -> Iterator[tuple[Tensor, Tensor]]:
-                for part in feature_batches(backbone, watched(loader), dtype=dtype):
+                for part in feature_batches(backbone, stop.over(loader), dtype=dtype):
                     done.add(len(part[1]) * place.world)
                     yield part
 

@@ -45,6 +45,12 @@ class CompilationError(BackendError):
             "without it, more slowly; pass --compile off to hide this warning"
         )
 
+    def without(self, config: TrainConfig) -> TrainConfig:
+        """Return the settings without what failed."""
+        if self.graphs:
+            return replace(config, step=replace(config.step, cuda_graphs=False))
+        return without_compilation(config)
+
 
 def without_compilation(config: TrainConfig) -> TrainConfig:
     """Return the settings without compilation and without the settings that depend on it.

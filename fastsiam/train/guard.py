@@ -44,6 +44,7 @@ class CollapseGuard:
         on_collapse: "warn" or "stop".
         batch: number of images that the measures are of.
         centred: whether BN centres the embeddings.
+        first: z_std of the untrained network; None if it is unknown.
     """
 
     ADVICE = (
@@ -51,16 +52,14 @@ class CollapseGuard:
         "BN sees too few samples, the augmentation is too weak, or fp16 overflow"
     )
 
-    def __init__(self, on_collapse: str, *, batch: int, centred: bool = True) -> None:
+    def __init__(
+        self, on_collapse: str, *, batch: int, centred: bool = True, first: float | None = None
+    ) -> None:
         self._stops = on_collapse == "stop"
-        self._batch = batch
-        self._centred = centred
-        self._first: float | None = None
+        self._batch, self._centred = batch, centred
+        self.first = first
+        """z_std that later values are compared with; None until the first is known."""
         self._warned = False
-
-    def begin(self, spread: float) -> None:
-        """Set the z_std of the untrained network, which later values are compared with."""
-        self._first = spread
 
     def check(self, step: int, spread: float, rank: float) -> str | None:
         """Return a warning at the first log point of each collapse, else None.
@@ -68,9 +67,9 @@ class CollapseGuard:
         Raises:
             TrainingError: on collapse, if ``on_collapse`` is "stop".
         """
-        if self._first is None:
-            self._first = spread
-        bound = lowest_spread(self._first, centred=self._centred)
+        if self.first is None:
+            self.first = spread
+        bound = lowest_spread(self.first, centred=self._centred)
         if not is_collapsed(spread, rank, batch=self._batch, bound=bound):
             self._warned = False
             return None

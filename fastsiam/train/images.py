@@ -67,12 +67,6 @@ class RunImages:
         """Return messages on how many images --exif, --alpha or scaling to 8 bits affect."""
         return [] if self.store is None else survey(self.store, self.store.rules)
 
-    def about_shuffle(self, config: TrainConfig) -> str:
-        """Describe the shares of a mixture of data sets; "" without one."""
-        if isinstance(self.shuffle, Mixture):
-            return self.shuffle.described([str(place) for place in config.data.places])
-        return ""
-
     def keep(self, folder: RunFolder) -> None:
         """Write the list of images into a run's folder.
 
@@ -128,6 +122,8 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
         sets=None if store.sets is None else set_numbers(listed.names),
         blocks=None if blocks is None else blocks.astype(np.int64),
     )
+    if isinstance(shuffle, Mixture):
+        notes.append(shuffle.described([str(place) for place in data.places]))
     return RunImages(
         store=store,
         listed=replace(listed, files=files, blocks=blocks),

@@ -1,35 +1,57 @@
-"""The training loop. The loader and the evaluation are arguments."""
+"""The training loop: takes the steps of a run, and logs, saves and evaluates it.
+
+The loader and the evaluation are arguments.
+"""
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from pathlib import Path
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from fastsiam.config import TrainConfig
 from fastsiam.console import Console
-from fastsiam.distributed import Signalled, StopSignals
+from fastsiam.distributed import (
+    Signalled,
+    StopSignals,
+    gather,
+    mean_across_ranks,
+    sum_across_ranks,
+)
 from fastsiam.errors import (
+    NOT_FINITE,
     CheckpointError,
     FastSiamError,
     ImageError,
     Interrupted,
+    OtherRankError,
     TrainingError,
 )
+from fastsiam.evaluate.knn import KnnResult
 from fastsiam.files import quoted
+from fastsiam.model.numerics import FiniteCheck
+from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.checkpoint import Checkpoint
 from fastsiam.run.folder import RunFolder
-from fastsiam.run.log import initial_spread
+from fastsiam.run.log import MetricsLog, initial_spread
 from fastsiam.train.clock import Clock
+from fastsiam.train.collapse import gram, rank_of_gram, z_std
 from fastsiam.train.data_digest import DataDigest
+from fastsiam.train.gauges import Gauges
+from fastsiam.train.guard import CollapseGuard
 from fastsiam.train.memory import oom_error
-from fastsiam.train.monitor import Evaluate, Evaluations, LogPoints, metrics_log
-from fastsiam.train.saving import Saver
 from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch, Loader
+
+Evaluate = Callable[[nn.Module, StopSignals], KnnResult]
+"""Evaluates a backbone; every rank calls it. Batches pass through ``StopSignals.over``, so that
+signals can end it."""
 
 
 def last_step(config: TrainConfig, steps_per_epoch: int) -> int:
@@ -38,172 +60,344 @@ def last_step(config: TrainConfig, steps_per_epoch: int) -> int:
     return min(total, config.run.max_steps or total)
 
 
-def train(
-    take_step: TrainingStep,
-    loader: Loader,
-    *,
-    folder: RunFolder,
-    start: Checkpoint | None = None,
-    knn: Evaluate | None = None,
-    console: Console | None = None,
-    before_saving: Callable[[], None] = lambda: None,
-) -> Path:
-    """Train a method and return the path of its last checkpoint.
+def host_is_idle(device: torch.device) -> bool:
+    """Return whether the host has time for other work while the device trains."""
+    return device.type == "cuda"
+
+
+class Trainer:
+    """A run in progress. Every rank calls the same methods of its own; ``close`` it at the end.
+
+    On a GPU a host thread computes the eigenvalues for the effective rank while training continues,
+    so a log line is written some steps later: at the first step after the thread is done, or by
+    ``settle``. On a CPU the line is written at once.
 
     Args:
-        take_step: the training step, prepared; every rank calls this function with its own.
+        step: the training step, prepared.
         loader: batches of this rank, on its device.
         folder: the run's, for metrics and checkpoints.
-        start: the checkpoint to resume from, of the same settings (``Checkpoint.check_continues``).
-            On a CPU with the same number of threads, the results are the same bits as those of an
-            uninterrupted run.
-        knn: evaluates the backbone; every rank calls it.
+        start: the checkpoint to resume from, of the same settings. On a CPU with the same number of
+            threads, the results are the same bits as those of an uninterrupted run.
+        knn: evaluates the backbone every ``knn_every`` epochs and after the last one.
         console: shows the progress on rank 0.
-        before_saving: every rank calls it before each checkpoint.
-
-    Raises:
-        Interrupted: a signal stopped the run; the state is saved.
-        TrainingError: the loss is not finite, or the representation collapsed and
-            ``on_collapse`` is "stop".
-        DataError: an image cannot be read; all ranks save the state first.
-        OtherRankError: another rank failed, and prints the reason.
+        before_saving: called before each checkpoint, for example to exchange data.
     """
-    if start is not None:
-        take_step.load(model=start.model, optimizer=start.optimizer, scaler=start.scaler)
-    console = console or Console(quiet=not take_step.place.is_leader)
-    run = _Run(take_step, loader, folder, start, knn, console, before_saving)
-    clock, stop, total = run.clock, run.stop, take_step.total
-    if run.done >= run.end:
-        more = "--max-steps 0 continues" if run.done < total else "--extend N trains longer"
-        at = f"{run.saver.path} is at step {run.done:,} of {total:,}"
-        console.say(f"nothing left to do: {at}; {more}")
-    with closing(run.points):
-        with stop, console.progress(run.end, run.done), run.saved_whatever_ends_it():
-            while run.done < run.end:
-                run.evaluate_if_due()
-                epoch, skip = divmod(run.done, take_step.steps_per_epoch)
-                take_step.method.train()
-                clock.resume()
-                for batch in clock.over(stop.over(loader.epoch(epoch, skip=skip))):
-                    loss, embedding = take_step(batch, at=run.done)
-                    run.note_step(batch, loss, embedding)
-                    run.log_and_save()
-                    if run.done == run.end:
-                        break
-                clock.pause(after_steps=run.evaluations.due(run.done))
-            run.saver.save(run.done)
-            if run.done == total:
-                run.evaluate_if_due()
-        if not run.is_at_its_start:
-            ended = "done" if run.done == total else f"stopped by --max-steps {run.end}"
-            console.say(f"{ended}: step {run.done:,} of {total:,}, saved {run.saver.path}")
-    return run.saver.path
-
-
-class _Run:
-    """Progress of a run: logs, evaluates and saves it, also when a signal or an error ends it."""
 
     def __init__(
         self,
-        take_step: TrainingStep,
+        step: TrainingStep,
         loader: Loader,
+        *,
         folder: RunFolder,
-        start: Checkpoint | None,
-        knn: Evaluate | None,
         console: Console,
-        before_saving: Callable[[], None],
+        start: Checkpoint | None = None,
+        knn: Evaluate | None = None,
+        before_saving: Callable[[], None] = lambda: None,
     ) -> None:
-        config, place = take_step.config, take_step.place
-        self.take_step, self.console = take_step, console
-        self.first = self.done = 0 if start is None else start.step
-        """Steps taken before this process started, and so far."""
-        self.end = last_step(config, take_step.steps_per_epoch)
-        self.unlogged: tuple[Tensor, Tensor] | None = None
+        config, place = step.config, step.place
+        if start is not None:
+            step.load(model=start.model, optimizer=start.optimizer, scaler=start.scaler)
+        self._step, self._loader, self._knn, self._console = step, loader, knn, console
+        self._before_saving = before_saving
+        self.done = self._first = 0 if start is None else start.step
+        """Steps taken so far, and before this process started."""
+        self.end = last_step(config, step.steps_per_epoch)
+        """Number of steps after which the run ends."""
+        self._folder = folder.path
+        self.path = checkpoints.last(folder.path)
+        """The last checkpoint."""
+        self._saved = None if start is None else start.step
+        self._branch = {} if start is None else start.branch
+        self._unlogged: tuple[Tensor, Tensor] | None = None
         """Loss and embedding of the last step, until they are logged."""
-        self.stop = StopSignals(place)
-        self.clock = Clock(0.0 if start is None else start.seconds, device=place.device)
-        self.digest = DataDigest(start, world=place.world)
-        self.saver = Saver(
-            folder,
-            take_step,
-            clock=self.clock,
-            digest=self.digest,
-            images=loader.images,
-            start=start,
-            before=before_saving,
+        self.line: tuple[dict[str, Any], Future[Tensor]] | None = None
+        """The pending log line, and its effective rank."""
+        self._stop = StopSignals(place)
+        self._clock = Clock(0.0 if start is None else start.seconds, device=place.device)
+        self._digest = DataDigest(start, world=place.world)
+        self._finite = FiniteCheck(place.device)
+        self._log: MetricsLog | None = None
+        if place.is_leader:
+            evaluates = self.done < self.end or self.done == step.total
+            self._log = MetricsLog(
+                folder,
+                step=self.done,
+                steps_per_epoch=step.steps_per_epoch,
+                end=self.end,
+                evaluates_again=evaluates and self._evaluation_is_due,
+                trackers=config.run.trackers,
+                settings=config.to_flags(),
+            )
+        self._gauges = Gauges(self._log, console=console) if self._log else None
+        self._guard = CollapseGuard(
+            config.monitor.on_collapse,
+            batch=config.optim.batch // config.optim.accumulate,
+            centred=config.model.method.centred,
+            first=initial_spread(folder.path),
         )
-        self.evaluations = Evaluations(knn, config=config.monitor, step=take_step, console=console)
-        evaluates = self.done < self.end or self.done == take_step.total
-        self.log = metrics_log(
-            folder,
-            take_step,
-            done=self.done,
-            end=self.end,
-            evaluates_again=evaluates and self.evaluations.due(self.done),
+        stops = config.monitor.on_collapse == "stop"
+        self._judges = place.is_leader or stops
+        self._thread = (
+            ThreadPoolExecutor(1, "fastsiam-rank") if host_is_idle(place.device) else None
         )
-        self.points = LogPoints(
-            take_step,
-            log=self.log,
-            console=console,
-            clock=self.clock,
-            digest=self.digest,
-            end=self.end,
-            loader=loader,
-            initial=initial_spread(folder.path),
-        )
+        # Ranks must stop at the same step, so the thread's timing must not decide.
+        self._settles_early = place.world == 1 or not stops
+
+    def run(self) -> None:
+        """Train to the last step.
+
+        Raises:
+            Interrupted: a signal stopped the run; the state is saved.
+            TrainingError: the loss is not finite, memory ran out, or the representation collapsed
+                and ``on_collapse`` is "stop".
+            DataError: an image cannot be read; all ranks save the state first.
+            OtherRankError: another rank failed, and prints the reason.
+        """
+        step, total = self._step, self._step.total
+        if self.done >= self.end:
+            more = "--max-steps 0 continues" if self.done < total else "--extend N trains longer"
+            at = f"{self.path} is at step {self.done:,} of {total:,}"
+            self._console.say(f"nothing left to do: {at}; {more}")
+        progress = self._console.progress(self.end, self.done)
+        with self._stop, progress, self._saved_whatever_ends_it():
+            while self.done < self.end:
+                self._evaluate_if_due()
+                epoch, skip = divmod(self.done, step.steps_per_epoch)
+                step.method.train()
+                self._clock.resume()
+                batches = self._stop.over(self._loader.epoch(epoch, skip=skip))
+                for batch in self._clock.over(batches):
+                    self.note(batch, *step(batch, at=self.done))
+                    self._log_and_save()
+                    if self.done == self.end:
+                        break
+                self._clock.pause(after_steps=self._evaluation_is_due)
+            self._save()
+            if self.done == total:
+                self._evaluate_if_due()
+        if self.done > self._first:
+            ended = "done" if self.done == total else f"stopped by --max-steps {self.end}"
+            self._console.say(f"{ended}: step {self.done:,} of {total:,}, saved {self.path}")
+
+    def close(self) -> None:
+        """Write the pending log line without checking it; close the thread and the log."""
+        try:
+            if self.line:
+                values, rank = self.line
+                self._write(values, rank.result())
+        finally:
+            if self._thread:
+                self._thread.shutdown()
+            if self._log:
+                self._log.close()
+
+    def note(self, batch: Batch, loss: Tensor, embedding: Tensor) -> None:
+        """Note a step that was just taken; nothing waits for the device after the first one.
+
+        Raises:
+            TrainingError: the representation collapsed at the last log point, and ``on_collapse``
+                is "stop".
+        """
+        if self.done == 0:
+            self._note_untrained(embedding)
+        self._unlogged = loss, embedding
+        self.done += 1
+        self._digest.add(batch.seen)
+        self._finite.note(self.done, loss)
+        if self._settles_early and self.line and self.line[1].done():
+            self.settle()
+
+    def _note_untrained(self, embedding: Tensor) -> None:
+        """Measure the embeddings before any update, which collapse is judged by.
+
+        A resumed run reads their z_std from the log.
+        """
+        spread = z_std(gather(embedding)).item()
+        if math.isfinite(spread):  # else the first check of the losses ends the run
+            self._guard.first = spread
+            if self._log:
+                self._log.write("initial", {"step": 0, "epoch": 0.0, "z_std": spread})
 
     @property
-    def is_at_its_start(self) -> bool:
-        """Whether this process has taken no step yet."""
-        return self.done == self.first
+    def _evaluation_is_due(self) -> bool:
+        """Whether the settings ask for an evaluation after the last step."""
+        epoch, within = divmod(self.done, self._step.steps_per_epoch)
+        monitor = self._step.config.monitor
+        if self._knn is None or within:
+            return False
+        if not epoch:
+            return monitor.knn_first
+        return epoch % monitor.knn_every == 0 or self.done == self._step.total
 
-    def evaluate_if_due(self) -> None:
-        """Evaluate where the settings say so, after saving; every rank calls it."""
-        self.points.settle()  # loaders may fork here, which is unsafe while a thread is working
-        if self.evaluations.due(self.done):
-            if self.unlogged:
-                self.points.check_finite(self.done, saved=self.saver)
+    def _evaluate_if_due(self) -> None:
+        """Evaluate where the settings say so, after saving."""
+        self.settle()  # loaders may fork here, which is unsafe while a thread is working
+        if self._evaluation_is_due:
+            if self._unlogged:
+                self.check_finite()
             if self.done:
-                self.saver.try_to(self.done)  # an evaluation takes minutes and may be killed
-            self.evaluations.run(self.done, self.log, watched=self.stop.over)
+                self._try_to_save()  # an evaluation takes minutes and may be killed
+            self._evaluate()
 
-    def note_step(self, batch: Batch, loss: Tensor, embedding: Tensor) -> None:
-        """Note a step that was just taken; nothing waits for the device after the first one."""
-        if self.done == 0:
-            self.points.note_untrained(embedding)
-        self.unlogged = loss, embedding
-        self.done += 1
-        self.digest.add(batch.seen)
-        self.points.note(self.done, loss)
+    def _evaluate(self) -> None:
+        assert self._knn is not None
+        epoch = self.done / self._step.steps_per_epoch
+        result = self._knn(self._step.method.backbone, self._stop)
+        if self._log:
+            self._log.write("knn", {"epoch": epoch, **result.record()})
+        self._console.say(f"epoch {epoch:g}: {result}")
 
-    def log_and_save(self) -> None:
+    def _log_and_save(self) -> None:
         """Log and save after a step where the settings say so.
 
         Both make the host wait for the device: logging reads losses and embeddings, saving reads
         all weights.
         """
-        run, ends = self.take_step.config.run, self.done == self.end
+        run, ends = self._step.config.run, self.done == self.end
         logs = ends or self.done % run.log_every == 0
         saves = ends or self.done % run.save_every == 0
         if not (logs or saves):
             return
-        self.points.check_finite(self.done, saved=self.saver)
+        self.check_finite()
         if logs:
-            self._log()
-        self.clock.pause()
-        if saves:
-            self.points.settle()
-            (self.saver.save if ends else self.saver.try_to)(self.done)
-        self.clock.resume()
+            self.log()
+        self._clock.pause()
+        if ends:
+            self._save()
+        elif saves:
+            self._try_to_save()
+        self._clock.resume()
 
-    def _log(self) -> None:
-        """Log the last step, unless it is logged already."""
-        if self.unlogged:
-            self.points.log(self.done, *self.unlogged)
-            self.unlogged = None
+    def check_finite(self) -> None:
+        """Check that all losses and weights are finite; waits for the device.
+
+        Raises:
+            TrainingError: names the first bad step, and the last good checkpoint.
+        """
+        self._finite.note_weights(self.done, self._step.method)
+        bad = self._finite.verdict()
+        if bad is not None:
+            raise TrainingError(
+                f"{NOT_FINITE} at step {bad:,}; {self._last_good}; try a lower --lr or "
+                "--precision fp32"
+            )
+
+    def log(self) -> None:
+        """Compute the metrics of the last step, unless that is done; waits for the device.
+
+        Raises:
+            TrainingError: as ``settle``.
+        """
+        if self._unlogged is None:
+            return
+        (loss, embedding), self._unlogged = self._unlogged, None
+        self.settle()
+        self._digest.share()
+        z = gather(embedding)
+        # The host waits once: when the two numbers have arrived, so has the earlier copy.
+        products = gram(z).to("cpu", non_blocking=True)
+        numbers = torch.stack([mean_across_ranks(loss).double(), z_std(z).double()])
+        mean, spread = numbers.tolist()
+        self._clock.pause()
+        values = {
+            "step": self.done,
+            "epoch": self.done / self._step.steps_per_epoch,
+            "loss": mean,
+            "z_std": spread,
+            "rank": math.nan,  # set when the line is written
+            "lr": self._step.lr,
+            **self._clock.read(self._step.config.optim.batch),
+            **self._digest.line(self.done),
+        }
+        if (workers := getattr(self._loader, "tuned_workers", None)) is not None:
+            values["workers"] = workers
+        if self._thread and self._judges:
+            self.line = values, self._thread.submit(rank_of_gram, products)
+        elif self._judges:
+            self._write(values, rank_of_gram(products))
+            self._judge(values)
+
+    def settle(self) -> None:
+        """Write and show the pending log line, if any; waits for its effective rank.
+
+        Must be called before every checkpoint, so that the log of a resumed run has no gap.
+
+        Raises:
+            TrainingError: the representation collapsed, and ``on_collapse`` is "stop".
+        """
+        if self.line:
+            (values, rank), self.line = self.line, None
+            self._write(values, rank.result())
+            self._judge(values)
+
+    def _write(self, values: dict[str, Any], rank: Tensor) -> None:
+        values["rank"] = rank.item()
+        if self._log:
+            self._log.write("train", values)
+        batch, remaining = self._step.config.optim.batch, self.end - values["step"]
+        self._console.show(values, remaining=remaining, batch=batch)
+        if self._gauges:
+            self._gauges.check(values)
+
+    def _judge(self, values: dict[str, Any]) -> None:
+        if warning := self._guard.check(values["step"], values["z_std"], values["rank"]):
+            self._console.warn(warning)
+
+    def _save(self) -> None:
+        """Save the state, unless it is saved already; the previous checkpoint is kept.
+
+        Raises:
+            CheckpointError: the file cannot be written; the previous checkpoint stays.
+            OtherRankError: rank 0 cannot write the file; raised on the other ranks.
+        """
+        # First the parts that all ranks must take part in.
+        self.settle()
+        self._before_saving()
+        self._digest.share()
+        if self._saved == self.done:
+            return
+        failure: Exception | None = None
+        if self._step.place.is_leader:
+            state = Checkpoint(
+                config=self._step.config,
+                step=self.done,
+                seconds=self._clock.seconds,
+                images=self._loader.images,
+                steps_per_epoch=self._step.steps_per_epoch,
+                seen=self._digest.state(),
+                weights="",  # save() computes the digest
+                branch=self._branch,
+                **self._step.state(),
+            )
+            try:
+                checkpoints.save(self.path, state, keep=checkpoints.previous(self._folder))
+            except (OSError, FastSiamError) as error:
+                failure = error
+        # All ranks wait for the file: when one of them exits, a launcher kills the others.
+        if sum_across_ranks(torch.tensor(int(failure is not None))).item():
+            raise failure or OtherRankError("rank 0 cannot save; see its own error message")
+        self._saved = self.done
+
+    def _try_to_save(self) -> None:
+        """Save during a run; if that fails, print a warning and continue.
+
+        Ending the run here would lose the steps that were to be saved; the next save may work.
+        """
+        self.settle()  # whose errors end the run
+        try:
+            self._save()
+        except (OSError, FastSiamError) as error:
+            self._console.warn(f"{error}; training continues, and {self._last_good}")
+
+    @property
+    def _last_good(self) -> str:
+        """The last good checkpoint, as text."""
+        if self._saved is None:
+            return "nothing was saved yet"
+        return f"the last good checkpoint is {self.path} (step {self._saved:,})"
 
     @contextmanager
-    def saved_whatever_ends_it(self) -> Iterator[None]:
+    def _saved_whatever_ends_it(self) -> Iterator[None]:
         """Save the run when a signal or an error that all ranks know of ends the block.
 
         Raises:
@@ -213,53 +407,46 @@ class _Run:
         try:
             yield
         except Signalled as asked:
-            if self.unlogged:
-                self.points.check_finite(self.done, saved=self.saver)
-                self._log()
-            self.clock.pause()
-            self.points.settle()
-            self.saver.save(self.done)
+            if self._unlogged:
+                self.check_finite()
+                self.log()
+            self._clock.pause()
+            self._save()
             raise self._interrupted(asked.number) from asked
         except (TrainingError, CheckpointError):
             raise
         except KeyboardInterrupt:  # SIGINT arrived before StopSignals took over
-            if self.is_at_its_start:
+            if self.done == self._first:
                 raise
             raise self._interrupted(signal.SIGINT) from None
         except FastSiamError as error:
-            if self.take_step.place.world == 1 or self.stop.is_known_to_all(error):
+            if self._step.place.world == 1 or self._stop.is_known_to_all(error):
                 self._save_for(error)
             raise
         except (RuntimeError, MemoryError) as error:
-            config = self.take_step.config
-            if lacking := oom_error(error, config, at=self.done + 1, saved=self.saver):
+            config = self._step.config
+            if lacking := oom_error(error, config, at=self.done + 1, saved=self._last_good):
                 raise lacking from error
             raise
 
     def _interrupted(self, signalled: int) -> Interrupted:
-        name, path = signal.Signals(signalled).name, self.saver.path
+        name = signal.Signals(signalled).name
         return Interrupted(
-            f"{name}: stopped after step {self.done:,}, saved {path}; "
-            f"--resume {quoted(path.parents[1])} continues from there",
+            f"{name}: stopped after step {self.done:,}, saved {self.path}; "
+            f"--resume {quoted(self._folder)} continues from there",
             exit_code=128 + signalled,
         )
 
     def _save_for(self, error: FastSiamError) -> None:
         """Save before an error that all ranks know of ends the run; add the path to the error."""
         try:
-            self.points.check_finite(self.done, saved=self.saver)
-            self.points.settle()
-            saved = self.saver.save(self.done)
+            self.check_finite()
+            self._save()
         except FastSiamError as failure:  # the first error is the one to raise
             error.add_note(f"step {self.done:,} could not be saved: {failure}")
         else:
-            error.add_note(f"saved {saved} at step {self.done:,}{_way_on(error)}")
+            way_on = "; --bad-images replace continues with another image in its place"
+            more = way_on if isinstance(error, ImageError) else ""
+            error.add_note(f"saved {self.path} at step {self.done:,}{more}")
         finally:
-            self.stop.meet()  # the launcher kills the other ranks when one exits
-
-
-def _way_on(error: FastSiamError) -> str:
-    """Return how to continue if a bad image ended the run, else an empty string."""
-    if isinstance(error, ImageError):
-        return "; --bad-images replace continues with another image in its place"
-    return ""
+            self._stop.meet()  # the launcher kills the other ranks when one exits

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from fastsiam.config import Compile, TrainConfig
 from fastsiam.distributed import Place, from_leader, minimum_across_ranks
 from fastsiam.environment import free_bytes
+from fastsiam.errors import CheckpointError
 from fastsiam.kernels.cores import local_ranks
 from fastsiam.methods.optim import peak_lr
 from fastsiam.model.numerics import autocast_type
@@ -68,20 +68,10 @@ class ResolvedConfig:
         """Whether all steps of the run are done."""
         return self.start is not None and self.start.step >= self.last_step
 
-    def without_compiling(self, *, graphs_only: bool = False) -> ResolvedConfig:
-        """Return a copy without compilation.
-
-        Args:
-            graphs_only: whether to disable CUDA graphs only.
-        """
-        if graphs_only:
-            step = replace(self.config.step, cuda_graphs=False)
-            return replace(self, config=replace(self.config, step=step))
-        return replace(self, config=without_compilation(self.config))
-
     def record(self) -> dict[str, Any]:
         """Return the content of config.json, as plain JSON values."""
         optim, ranks = self.config.optim, self.place.world
+        branch = {} if self.start is None else self.start.branch
         return {
             "config": self.config.to_dict(),
             "asked": self.asked.to_dict(),
@@ -93,12 +83,8 @@ class ResolvedConfig:
                 "last_step": self.last_step,
             },
             "compiled": self.config.step.compile == "on",
+            **({"branch": branch} if branch else {}),
         }
-
-    @property
-    def branch(self) -> Mapping[str, Any]:
-        """Record of where the run branched off, for config.json; empty if it is not a branch."""
-        return {} if self.start is None else self.start.branch
 
 
 def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
@@ -122,8 +108,11 @@ def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
     # The consent to changed data holds for this change alone.
     config = replace(config, run=replace(config.run, data_changed="refuse"))
     config, chosen = with_pipeline(config, place, images.store, start)
-    if start is not None:
-        start.check_images(len(images))
+    if start is not None and start.images != len(images):  # of a run without a list of images
+        raise CheckpointError(
+            f"the data changed: {len(images):,} images now, {start.images:,} when the run started; "
+            "restore the data, or choose another --out for a new run"
+        )
     end = last_step(config, len(images) // config.optim.batch)
     config = with_compilation(config, start, end=end)
     return ResolvedConfig(

@@ -61,7 +61,7 @@ def start_of(config: TrainConfig, run: Path, place: Place) -> tuple[TrainConfig,
     config, start, said = _extended(config, start)
     if start is None or found is None:
         return config, Start(checkpoint=None, folder=None, damaged=damaged, notes=(said,))
-    start.check_continues(config, advice=_advice(config, run))
+    _check_same_settings(config, start, run)
     if branches:
         start, said = _branched(found, start, config)
     return config, Start(checkpoint=start, folder=folder, damaged=damaged, notes=(said,))
@@ -87,15 +87,23 @@ def _with_optimiser_of(config: TrainConfig, start: Checkpoint) -> Checkpoint:
     return replace(start, config=own)
 
 
-def _advice(config: TrainConfig, run: Path) -> str:
-    """Return advice on how to use settings that a resumed run or branch cannot change."""
+def _check_same_settings(config: TrainConfig, start: Checkpoint, run: Path) -> None:
+    """Check that a run can be resumed with these settings.
+
+    Raises:
+        CheckpointError: names the settings that differ, and how they can be used.
+    """
+    changed = differences(start.config, config)
+    if not changed:
+        return
     resumed = run if config.run.resume in ("auto", "never") else Path(config.run.resume)
     path, folder = quoted(resumed), run_folder(resumed)
     settings = "" if folder is None else f"--config {quoted(folder)} "
-    return (
-        f"pass the same values, branch off with other optimizer settings (--resume {path} --out "
-        f"OTHER), train longer (--extend EPOCHS), or, with the same backbone, start a new run from "
-        f"its weights ({settings}--init {path} --out OTHER)"
+    raise CheckpointError(
+        f"the checkpoint was trained with other settings ({changes_text(changed)}); pass the same "
+        f"values, branch off with other optimizer settings (--resume {path} --out OTHER), train "
+        "longer (--extend EPOCHS), or, with the same backbone, start a new run from its weights "
+        f"({settings}--init {path} --out OTHER)"
     )
 
 

@@ -132,7 +132,9 @@ class _Steps:
 
     def __init__(self, config: TrainConfig, store: Store | None, order: Order) -> None:
         self._config, self._store, self._order = config, store, order
-        self._sizes = None if store is None else _Sizes(store)
+        if store is not None:
+            self._headers, known = Headers(store), store.dimensions()
+            self._known = np.zeros((len(store), 2), np.int64) if known is None else known
 
     def indices(self, number: int) -> NDArray[np.int64]:
         """Return the places of a step's images, in order, (N,) int64; steps are counted from 1."""
@@ -141,7 +143,7 @@ class _Steps:
     def digest(self, number: int) -> int:
         """Return the digest of a step."""
         epoch, step = divmod(number - 1, self._order.steps)
-        if self._sizes is None:
+        if self._store is None:
             from fastsiam.pipelines.synthetic_backend import noise_shown
 
             return noise_shown(self._order, epoch, step)
@@ -151,7 +153,7 @@ class _Steps:
             seed=self._order.seed,
             epoch=epoch,
             index=self._order.drawn_for(epoch, step),
-            size=self._sizes.of(index),
+            size=self._sizes(index),
         )
         return batch_digest(params, index, epoch=epoch, place=self._order.place(step))
 
@@ -165,16 +167,8 @@ class _Steps:
         for place, i in enumerate(self.indices(number).tolist(), self._order.place(step)):
             yield f"{place} {i} {self._store.name(i)}"
 
-
-class _Sizes:
-    """Heights and widths of a store's images, from its table or from the images' headers."""
-
-    def __init__(self, store: Store) -> None:
-        self._headers, known = Headers(store), store.dimensions()
-        self._known = np.zeros((len(store), 2), np.int64) if known is None else known
-
-    def of(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return height and width of the given images, (N, 2) int64."""
+    def _sizes(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return height and width of images, (N, 2), from the store's table or their headers."""
         for i in index[self._known[index, 0] == 0].tolist():
             self._known[i] = self._headers.size(i)
         return self._known[index]

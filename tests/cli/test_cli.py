@@ -18,15 +18,13 @@ from typer.testing import CliRunner
 from fastsiam import cli
 from fastsiam.bench.cases import CASES
 from fastsiam.config import Pipeline, TrainConfig
-from fastsiam.errors import RANK_LOST, FastSiamError, Interrupted
+from fastsiam.errors import FastSiamError, Interrupted
 from fastsiam.kernels import library
 from fastsiam.pipelines.backends import Backend
-from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.command import train_here
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT
 from tests.processes import fastsiam
-from tests.ranks import fastsiam_on_ranks
 
 
 def test_help_does_not_import_torch() -> None:
@@ -107,17 +105,12 @@ def test_an_error_is_one_line(
         "fp16": {"precision": "fp16"},
     }
     if kind == "truncated":
-        cut_off(images)
+        bad = images / "train" / "class1" / "004.jpg"
+        bad.write_bytes(bad.read_bytes()[:300])
     said = fastsiam("train", *flags(with_settings(small, **wrong[kind])), code=1).stderr
     lines = [line for line in said.splitlines() if line.startswith("error")]
     assert len(lines) == 1 and re.search(message, lines[0]), said
     assert "Traceback" not in said
-
-
-def cut_off(images: Path) -> None:
-    """Damage an image of the training set."""
-    bad = images / "train" / "class1" / "004.jpg"
-    bad.write_bytes(bad.read_bytes()[:300])
 
 
 def test_how_errors_end_the_program(
@@ -154,18 +147,6 @@ def test_bench_alone_and_with_options_means_all(monkeypatch: pytest.MonkeyPatch)
     assert measured == [("all", 0), ("all", 2), ("all", 3), ("step", 0)]  # 0: the case decides
     text = CliRunner().invoke(cli.app, ["bench", "--help"]).output
     assert all(f"\n  {case} " in text for case in (*CASES, "profile", "report"))
-
-
-def test_a_bad_image_on_two_ranks_is_one_line_too(small: TrainConfig, images: Path) -> None:
-    """Both save together first: rank 0 writes, and the rank that has the image says where."""
-    cut_off(images)
-    config = with_settings(small, pipeline="torchvision", knn_every=0, gpus=2)
-    done = fastsiam_on_ranks(2, "train", *flags(config), code=1)
-    assert sorted(one.returncode for one in done) == [1, RANK_LOST]
-    said = "".join(one.stderr for one in done)
-    assert len(re.findall(r"cannot decode .*004\.jpg", said)) == 1 and "Traceback" not in said
-    saved = re.search(r"\(saved (\S+last\.pt) at step (\d+); ", said)
-    assert saved and checkpoints.load(Path(saved[1])).step == int(saved[2])
 
 
 def test_eval_knn_prints_its_protocol(small: TrainConfig, tmp_path: Path) -> None:

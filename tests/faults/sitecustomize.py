@@ -49,7 +49,7 @@ def _fault(*_: object, **__: object) -> int:
 
 def _install(at: str) -> None:
     from fastsiam.distributed import StopSignals
-    from fastsiam.train.monitor import Evaluations
+    from fastsiam.train.loop import Trainer
     from fastsiam.train.step import TrainingStep
 
     replace: Any = os.replace
@@ -63,7 +63,7 @@ def _install(at: str) -> None:
         case "save":
             os.replace = save  # type: ignore[assignment]
         case "evaluation":
-            Evaluations.run = _fault  # type: ignore[assignment,method-assign]
+            Trainer._evaluate = _fault  # type: ignore[assignment,method-assign]
         case "compiling":
             TrainingStep._take_no_steps = _fault  # type: ignore[assignment,method-assign]
         case number:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,9 @@ from fastsiam.methods import build_method
 from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.model.numerics import FiniteCheck, autocast_type
 from fastsiam.pipelines import build_loader
+from fastsiam.run.folder import RunFolder
 from fastsiam.train.clock import Clock
-from fastsiam.train.data_digest import DataDigest
-from fastsiam.train.monitor import LogPoints
+from fastsiam.train.loop import Trainer
 from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Loader
 from tests.configs import with_settings
@@ -200,34 +201,31 @@ def test_nothing_is_recorded_after_prepare(
     assert done == ["execute_node"] * 2 * 6
 
 
-def test_a_log_point_waits_once_for_the_steps_and_once_for_its_numbers(gpu: TrainConfig) -> None:
+def test_a_log_point_waits_once_for_the_steps_and_once_for_its_numbers(
+    gpu: TrainConfig, tmp_path: Path
+) -> None:
     place = Place(0, 1, torch.device("cuda", 0))
     step = TrainingStep(gpu, build_method(gpu.model), place, steps_per_epoch=3)
-    clock = Clock(device=place.device)
-    points = LogPoints(
-        step,
-        log=None,
-        console=Console(quiet=True),
-        clock=clock,
-        digest=DataDigest(None, world=1),
-        end=3,
-    )
+    loader: Any = SimpleNamespace()
+    batch: Any = SimpleNamespace(seen=0)
+    trainer = Trainer(step, loader, folder=RunFolder(tmp_path), console=Console(quiet=True))
     loss, z = torch.zeros((), device="cuda"), torch.randn(64, 128, device="cuda")
-    points.log(1, loss, z)  # what is set up once
-    points.settle()
+    trainer.note(batch, loss, z)
+    trainer.log()  # what is set up once
+    trainer.settle()
     torch.set_warn_always(True)
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as waits:
             warnings.simplefilter("always")
-            points.note(2, loss)
+            trainer.note(batch, loss, z)
             assert not waits
-            points.check_finite(2, saved="nothing")
+            trainer.check_finite()
             assert len(waits) == 1
-            points.log(2, loss, z)
-            points.settle()
+            trainer.log()
+            trainer.settle()
             assert len(waits) == 2
     finally:
         torch.cuda.set_sync_debug_mode("default")
         torch.set_warn_always(False)
-        points.close()
+        trainer.close()

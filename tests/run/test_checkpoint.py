@@ -109,7 +109,12 @@ def test_a_digest_is_of_names_types_shapes_and_values() -> None:
     assert digest_of(empty) == digest_of(dict(empty))
 
 
-def test_the_one_before_is_kept_and_taken(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_links", [True, False])
+def test_the_one_before_is_kept_and_taken(
+    has_links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_links:
+        monkeypatch.setattr(os, "link", failing(errno.EPERM))
     path, before = checkpoints.last(tmp_path), checkpoints.previous(tmp_path)
     assert checkpoints.load_newest(tmp_path) == (None, "")
     for step in (1, 2, 3):
@@ -123,6 +128,8 @@ def test_the_one_before_is_kept_and_taken(tmp_path: Path) -> None:
     assert state is not None and state.step == 2
     assert said.endswith("last.pt is corrupt: resuming from the previous one, at step 2")
     checkpoints.rename_corrupt(tmp_path)
+    state, said = checkpoints.load_newest(tmp_path)
+    assert state is not None and "last.pt is missing: resuming from the previous one" in said
     checkpoints.save(path, make(3), keep=before)
     assert (checkpoints.load(path).step, checkpoints.load(before).step) == (3, 2)
     before.write_bytes(b"")
@@ -141,21 +148,3 @@ def test_a_disk_that_fills_at_the_last_moment_changes_nothing(
     with pytest.raises(CheckpointError, match="No space left"):
         checkpoints.save(path, make(3), keep=before)
     assert (checkpoints.load(path).step, checkpoints.load(before).step) == (2, 1)
-
-
-def test_a_disk_without_links_keeps_the_one_before_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between its two steps the file before is there alone, and is taken."""
-
-    def refuse(*_: object) -> None:
-        raise PermissionError(errno.EPERM, "no links here")
-
-    monkeypatch.setattr(os, "link", refuse)
-    path, before = checkpoints.last(tmp_path), checkpoints.previous(tmp_path)
-    for step in (1, 2):
-        checkpoints.save(path, make(step), keep=before)
-    assert (checkpoints.load(path).step, checkpoints.load(before).step) == (2, 1)
-    path.unlink()
-    state, said = checkpoints.load_newest(tmp_path)
-    assert state is not None and state.step == 1 and "last.pt is missing: resuming from" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -29,12 +30,11 @@ from fastsiam.errors import FastSiamError, TrainingError
 from fastsiam.model.numerics import FiniteCheck
 from fastsiam.run.folder import RunFolder
 from fastsiam.run.log import MetricsLog, read_metrics
-from fastsiam.train import clock, monitor
+from fastsiam.train import clock, loop
 from fastsiam.train.clock import Clock
 from fastsiam.train.collapse import gram, rank_of_gram, z_std
-from fastsiam.train.data_digest import DataDigest
 from fastsiam.train.guard import CollapseGuard
-from fastsiam.train.monitor import LogPoints
+from fastsiam.train.loop import Trainer
 from tests.configs import with_settings
 from tests.disks import fill, small_disk
 
@@ -97,8 +97,7 @@ def test_the_guard_takes_outputs_without_bn_as_they_start() -> None:
     guard = CollapseGuard("warn", batch=64, centred=False)
     assert [guard.check(i, x, 20.0) for i, x in enumerate((0.4, 0.8, 0.3))] == [None] * 3
     assert "std 0.190 (healthy: near 0.4)" in str(guard.check(4, 0.19, 20.0))
-    guard = CollapseGuard("warn", batch=64, centred=False)
-    guard.begin(0.6)
+    guard = CollapseGuard("warn", batch=64, centred=False, first=0.6)
     assert "healthy: near 0.6" in str(guard.check(1, 0.29, 20.0))
     guard = CollapseGuard("warn", batch=64, centred=False)
     assert "effective rank 1.5" in str(guard.check(0, 0.4, 1.5))
@@ -197,44 +196,28 @@ def test_clock_tells_waiting_from_working(
     assert own.read(8) == {"images_per_second": 0, "data_wait": 0, "seconds": 101 + ran}
 
 
-def log_points(
-    rank: int, world: int, on_collapse: str, monkeypatch: pytest.MonkeyPatch
-) -> LogPoints:
-    monkeypatch.setattr(monitor, "host_is_idle", lambda device: True)
-    config = with_settings(TrainConfig(), on_collapse=on_collapse)
-    place = Place(rank, world, torch.device("cpu"))
-    step: Any = SimpleNamespace(config=config, place=place, steps_per_epoch=10, lr=0.1)
-    return LogPoints(
-        step,
-        log=None,
-        console=Console(quiet=True),
-        clock=Clock(),
-        digest=DataDigest(None, world=1),
-        end=100,
-    )
-
-
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("rank", "world"), [(0, 1), (0, 2), (1, 2)])
 def test_ranks_stop_at_a_step_that_all_of_them_know(
-    rank: int, monkeypatch: pytest.MonkeyPatch
+    rank: int, world: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whenever a rank's thread is done; one process stops at the first step that finds it so."""
-    alone = log_points(0, 1, "stop", monkeypatch)
-    together = log_points(rank, 2, "stop", monkeypatch)
+    monkeypatch.setattr(loop, "host_is_idle", lambda device: True)
+    monkeypatch.setattr(loop, "StopSignals", lambda place: None)  # other ranks are only thought of
+    config = with_settings(TrainConfig(), on_collapse="stop", tracker="none")
+    place = Place(rank, world, torch.device("cpu"))
+    step: Any = SimpleNamespace(config=config, place=place, steps_per_epoch=10, total=100, lr=0.1)
+    loader: Any = SimpleNamespace()
+    batch: Any = SimpleNamespace(seen=0)
+    trainer = Trainer(step, loader, folder=RunFolder(tmp_path), console=Console(quiet=True))
     loss, point = torch.tensor(-0.9), torch.ones(64, 16)
-    together.log(50, loss, point)
-    assert together._line is not None
-    together._line[1].result()
-    together.note(51, loss)
-    with pytest.raises(TrainingError, match="collapsed at step 50"):
-        together.log(60, loss, torch.randn(64, 16))
-    with pytest.raises(TrainingError, match="collapsed at step 50"):
-        alone.log(50, loss, point)
-        assert alone._line is not None
-        alone._line[1].result()
-        alone.note(51, loss)
-    for points in (alone, together):
-        points.close()
+    with contextlib.closing(trainer), pytest.raises(TrainingError, match="collapsed at step 1:"):
+        trainer.note(batch, loss, point)
+        trainer.log()
+        assert trainer.line is not None
+        trainer.line[1].result()
+        trainer.note(batch, loss, point)
+        assert world == 2
+        trainer.log()
 
 
 def test_log_drops_what_a_lost_part_of_the_run_left(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from fastsiam.methods import build_method
 from fastsiam.pipelines import build_loader
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import initial_spread, read_metrics
-from fastsiam.train import monitor
+from fastsiam.train import loop
 from fastsiam.train.collapse import rank_of_gram, z_std
 from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings
@@ -52,8 +52,8 @@ def test_training_goes_on_while_eigenvalues_are_found(
         if step == 5:
             assert history(run)[0] == expected[0]
 
-    monkeypatch.setattr(monitor, "host_is_idle", lambda device: True)
-    monkeypatch.setattr(monitor, "rank_of_gram", when_it_may)
+    monkeypatch.setattr(loop, "host_is_idle", lambda device: True)
+    monkeypatch.setattr(loop, "rank_of_gram", when_it_may)
     trained(config, look)
     assert found.is_set() and history(run) == expected and len(expected) == 3
 

@@ -21,7 +21,7 @@ from fastsiam.config import TrainConfig
 from fastsiam.errors import CheckpointError, TrainingError
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
-from fastsiam.train.monitor import LogPoints
+from fastsiam.train.loop import Trainer
 from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings
@@ -230,7 +230,7 @@ def test_lines_that_come_late_are_neither_lost_nor_doubled(
     assert history(trained(config, out=tmp_path / "late")) == whole
     for kill_at in (3, 5, 10):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(LogPoints, "close", lambda points: None)  # nothing is written any more
+            patch.setattr(Trainer, "close", lambda trainer: None)  # nothing is written any more
             run = killed(config, kill_at, out=tmp_path / f"killed{kill_at}")
         step = checkpoints.load(run).step
         assert step == kill_at // 2 * 2
