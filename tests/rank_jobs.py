@@ -41,7 +41,7 @@ from fastsiam.distributed import (
 )
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.knn import knn_accuracy
-from fastsiam.evaluate.supervised import SupervisedTraining, linear_training
+from fastsiam.evaluate.supervised import SupervisedTraining
 from fastsiam.methods import Method, build_method
 from fastsiam.model import batch_norm
 from fastsiam.model.batch_norm import use_view_batch_norm
@@ -360,7 +360,7 @@ def linear(rank: int, world: int) -> dict[str, Any]:
 
 
 def small_training(config: LinearConfig, place: Place) -> SupervisedTraining:
-    return linear_training(config, features=6, classes=4, steps_per_epoch=5, place=place)
+    return SupervisedTraining(config, features=6, classes=4, steps_per_epoch=5, place=place)
 
 
 def linear_problem() -> tuple[Tensor, Tensor, Tensor, Tensor]:

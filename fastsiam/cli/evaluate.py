@@ -89,11 +89,14 @@ def _on_ranks(
     from fastsiam import distributed
     from fastsiam.distributed.launch import launch
     from fastsiam.model.numerics import check_precision
+    from fastsiam.run.records import check_targets
 
     check_precision(config.precision, config.device)
     if config.gpus * config.max_nodes > 1 and not distributed.is_worker():
         distributed.check_devices(config)
         check(run, config)
+        if config.json:
+            check_targets(Path(config.json))
         sys.exit(launch(sys.argv[1:], config))
     work(run, config, distributed.start(RunConfig(gpus=config.gpus, device=config.device)))
     distributed.finish()

@@ -17,8 +17,8 @@ class Accuracy:
     """
 
     def __init__(self, classes: int, device: torch.device) -> None:
-        self._images = torch.zeros(classes, dtype=torch.int64, device=device)
-        self._right, self._in_five = torch.zeros_like(self._images), torch.zeros_like(self._images)
+        self._counts = torch.zeros(3, classes, dtype=torch.int64, device=device)
+        """Of each class: images, those that are right, and those that are right in five."""
 
     def add(self, scores: Tensor, labels: Tensor) -> None:
         """Count a batch.
@@ -29,17 +29,13 @@ class Accuracy:
         """
         best, at = scores.topk(min(5, scores.shape[1]), dim=1)
         five = (at == labels[:, None]) & (best > -torch.inf)
-        one = torch.ones_like(labels)
-        self._images.scatter_add_(0, labels, one)
-        self._right.scatter_add_(0, labels, five[:, 0].long())
-        self._in_five.scatter_add_(0, labels, five.any(1).long())
+        counted = torch.stack([torch.ones_like(five[:, 0]), five[:, 0], five.any(1)]).long()
+        self._counts.scatter_add_(1, labels.expand(3, -1), counted)
 
     def over_ranks(self) -> Accuracy:
         """Return the sum of all ranks' counts, each of which counted images of its own."""
-        total = Accuracy(len(self._images), self._images.device)
-        total._images, total._right, total._in_five = (
-            sum_across_ranks(count) for count in (self._images, self._right, self._in_five)
-        )
+        total = Accuracy(self._counts.shape[1], self._counts.device)
+        total._counts = sum_across_ranks(self._counts)
         return total
 
     def __str__(self) -> str:
@@ -49,20 +45,20 @@ class Accuracy:
     @property
     def images(self) -> int:
         """Images that were counted."""
-        return int(self._images.sum())
+        return int(self._counts[0].sum())
 
     @property
     def top1(self) -> float:
         """Percent of the images whose class has the highest score."""
-        return 100 * int(self._right.sum()) / self.images
+        return 100 * int(self._counts[1].sum()) / self.images
 
     @property
     def top5(self) -> float:
         """Percent of the images whose class is among the five highest scores."""
-        return 100 * int(self._in_five.sum()) / self.images
+        return 100 * int(self._counts[2].sum()) / self.images
 
     @property
     def per_class(self) -> tuple[float | None, ...]:
         """Top-1 of each class's images, in percent; None for a class without any."""
-        counts = zip(self._right.tolist(), self._images.tolist(), strict=True)
-        return tuple(100 * right / images if images else None for right, images in counts)
+        counts = zip(*self._counts.tolist(), strict=True)
+        return tuple(100 * right / images if images else None for images, right, _ in counts)

@@ -35,10 +35,11 @@ from fastsiam.evaluate.labelled import (
     augmented_images,
     cached_features,
 )
-from fastsiam.evaluate.record_files import Show
+from fastsiam.evaluate.record_files import RecordFiles, Show
 from fastsiam.evaluate.subject import Subject, open_subject
-from fastsiam.evaluate.supervised import SupervisedTraining, fine_tuning, linear_training
-from fastsiam.run.records import Record, check_targets
+from fastsiam.evaluate.supervised import SupervisedTraining
+from fastsiam.model.numerics import autocast_type
+from fastsiam.run.records import Record
 from fastsiam.views.batch import EvalLoader
 
 _FEW_PERCENT = 2
@@ -47,11 +48,9 @@ Features = Literal["pixels", "untrained", "trained"]
 """What kNN compares."""
 _NAMES = {"pixels": "raw pixels", "untrained": "untrained network", "trained": "trained"}
 
-_STORAGE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
 
 def preflight(path: Path, config: EvalConfig) -> None:
-    """Refuse what cannot work before ranks are started: a file, data, a batch, a record's place.
+    """Refuse what cannot work before ranks are started: a file, data, a batch.
 
     Raises:
         FastSiamError: says what is wrong.
@@ -62,8 +61,6 @@ def preflight(path: Path, config: EvalConfig) -> None:
         LabelledImages(subject, config)
     else:
         subject.loaders()
-    if config.json:
-        check_targets(Path(config.json))
 
 
 def evaluate_knn(
@@ -92,8 +89,7 @@ def evaluate_knn(
     }
     if config.baselines:
         protocol["baselines"] = True
-    evaluation = subject.evaluation("knn", subject.data_facts(bank, queries), protocol)
-    files = subject.record_files(evaluation, config)
+    files = subject.record_files("knn", subject.data_facts(bank, queries), protocol, config)
     subject.introduce()
     kinds: list[Features] = ["untrained" if subject.untrained else "trained"]
     if config.baselines:
@@ -114,14 +110,13 @@ def evaluate_knn(
         of_epoch = {} if epoch is None else {"epoch": epoch}
         lines += [{"features": kind, **r.record(), "top5": r.top5, **of_epoch} for r in results]
         summary += [f"{name}: {result}" for result in results]
-    record = evaluation.record(
+    record = files.evaluation.record(
         results=lines,
         summary=summary,
         per_class=dict(zip(bank.classes, results[0].per_class, strict=True)),
         speed=speed,
     )
-    files.keep(record, show)
-    return record
+    return files.keep(record, show)
 
 
 def _classified(
@@ -164,17 +159,10 @@ def evaluate_linear(
     }
     subject.introduce(*_linear_lines(config, images), images.note, why)
     details = "" if is_lars else "sgd", "cached" if config.cached else ""
-    labelled = _Labelled("linear", images, config, protocol, *details)
+    files = _record_files("linear", images, config, protocol, *details)
     held = [part[:2] for part in subject.extract(images.val, "validation: images")]
-    training = linear_training(
-        config,
-        features=subject.features,
-        classes=len(images.train.classes),
-        steps_per_epoch=images.steps,
-        place=place,
-    )
     if config.cached:
-        batches = cached_features(images, _STORAGE[config.storage])
+        batches = cached_features(images, autocast_type(config.storage, place.device))
     else:
         batches = partial(augmented_features, images)
     way = "cached features of central crops" if config.cached else "random crops and flips"
@@ -192,7 +180,7 @@ def evaluate_linear(
             )
         return lines
 
-    return labelled.record(training, batches, lambda: held, summary, show)
+    return _trained(files, images, config, None, batches, lambda: held, summary, show)
 
 
 def _linear_lines(config: LinearConfig, images: LabelledImages) -> list[str]:
@@ -231,24 +219,18 @@ def evaluate_finetuned(
         "scale_min": config.scale_min,
     }
     how = f"rate {config.lr:g} x {images.batch} / 256, batch {images.batch}, {config.epochs} epochs"
-    labelled = _Labelled("finetune", images, config, protocol)
+    files = _record_files("finetune", images, config, protocol)
     subject.introduce(
         f"fine-tuning all of it on {images}: SGD (Nesterov), {how}, {_shared_settings(config)}",
         _augmentation(config),
         images.note,
     )
-    training = fine_tuning(
+    start = "untrained network, fine-tuned" if subject.untrained else "fine-tuned"
+    return _trained(
+        files,
+        images,
         config,
         subject.network,
-        features=subject.features,
-        classes=len(images.train.classes),
-        steps_per_epoch=images.steps,
-        dtype=subject.dtype,
-        place=place,
-    )
-    start = "untrained network, fine-tuned" if subject.untrained else "fine-tuned"
-    return labelled.record(
-        training,
         partial(augmented_images, images),
         lambda: ((batch.image, batch.label) for batch in images.val),
         lambda results: [f"{start} {results[0]} ({how}{images.on_part})"],
@@ -264,78 +246,81 @@ def _augmentation(config: LabelConfig) -> str:
     return f"trained on random crops ({config.scale_min:g} to 1 of the area) and flips"
 
 
-class _Labelled:
-    """An evaluation that trains with labels, from its protocol to its record."""
+def _record_files(
+    kind: Literal["linear", "finetune"],
+    images: LabelledImages,
+    config: LinearConfig | FinetuneConfig,
+    protocol: dict[str, Any],
+    *details: str,
+) -> RecordFiles:
+    """Return where the record of a training with labels goes."""
+    shared = {
+        "batch": images.batch,
+        "momentum": config.momentum,
+        "weight_decay": config.weight_decay,
+        "schedule": "cosine per step",
+        "seed": config.seed,
+    }
+    return images.subject.record_files(
+        kind, images.facts(), shared | protocol, config, *details, images.part
+    )
 
-    def __init__(
-        self,
-        kind: Literal["linear", "finetune"],
-        images: LabelledImages,
-        config: LinearConfig | FinetuneConfig,
-        protocol: dict[str, Any],
-        *details: str,
-    ) -> None:
-        self._images, self._config = images, config
-        shared = {
-            "batch": images.batch,
-            "momentum": config.momentum,
-            "weight_decay": config.weight_decay,
-            "schedule": "cosine per step",
-            "seed": config.seed,
-        }
-        # The weights' hash is of the network before fine-tuning.
-        self._evaluation = images.subject.evaluation(kind, images.facts(), shared | protocol)
-        self._files = images.subject.record_files(self._evaluation, config, *details, images.part)
 
-    def record(
-        self,
-        training: SupervisedTraining,
-        batches: Callable[[range], Batches],
-        validation: Callable[[], Iterable[tuple[Tensor, Tensor]]],
-        summary: Callable[[list[Accuracy]], list[str]],
-        show: Show | None,
-    ) -> Record:
-        """Train from where an earlier try was interrupted; validate, and keep the record."""
-        console, config, steps = self._images.subject.console, self._config, self._images.steps
-        saved = self._files.load_state(config.resume)
-        first = saved["step"] // steps if saved else 0
-        results: list[Accuracy] = []
-        began = time.monotonic()
+def _trained(
+    files: RecordFiles,
+    images: LabelledImages,
+    config: LinearConfig | FinetuneConfig,
+    backbone: nn.Module | None,
+    batches: Callable[[range], Batches],
+    validation: Callable[[], Iterable[tuple[Tensor, Tensor]]],
+    summary: Callable[[list[Accuracy]], list[str]],
+    show: Show | None,
+) -> Record:
+    """Train from where an earlier try was interrupted; validate, and keep the record."""
+    console, steps, began = files.console, images.steps, time.monotonic()
+    training = SupervisedTraining(
+        config,
+        backbone,
+        features=images.subject.features,
+        classes=len(images.train.classes),
+        steps_per_epoch=steps,
+        dtype=images.subject.dtype if backbone else torch.float32,
+        place=images.subject.place,
+    )
+    results: list[Accuracy] = []
 
-        def validate(done: int, losses: Tensor) -> str:
-            epoch = done // steps
-            if epoch == config.epochs or (config.eval_every and epoch % config.eval_every == 0):
-                results[:] = training.evaluate(validation())
-                best = max(results, key=lambda result: result.top1)
-                loss = losses[results.index(best)].item()
-                console.say(f"epoch {epoch} of {config.epochs}: loss {loss:.3f}, {best}")
-            return ""
+    def best() -> Accuracy:
+        return max(results, key=lambda result: result.top1)
 
-        training.run(
-            lambda _: batches(range(first, config.epochs)),
-            steps=training.steps,
-            every=steps,
-            images=self._images.batch,
-            files=self._files,
-            console=console,
-            at_mark=validate,
-            saved=saved,
-        )
-        results = results or training.evaluate(validation())
-        best = max(results, key=lambda result: result.top1)
-        seconds = time.monotonic() - began
-        console.say(
-            f"trained in {duration(seconds)}; {best.images:,} validation images, each counted once"
-        )
-        record = self._evaluation.record(
-            results=[
-                {"lr": lr, "top1": result.top1, "top5": result.top5}
-                for lr, result in zip(training.rates, results, strict=True)
-            ],
-            summary=summary(results),
-            per_class=dict(zip(self._images.train.classes, best.per_class, strict=True)),
-            speed={"seconds": seconds, "epochs": config.epochs - first},
-            images_validated=best.images,
-        )
-        self._files.keep(record, show)
-        return record
+    def validate(done: int, losses: Tensor) -> str:
+        epoch = done // steps
+        if epoch == config.epochs or (config.eval_every and epoch % config.eval_every == 0):
+            results[:] = training.evaluate(validation())
+            loss = losses[results.index(best())].item()
+            console.say(f"epoch {epoch} of {config.epochs}: loss {loss:.3f}, {best()}")
+        return ""
+
+    before = training.run(
+        lambda step: batches(range(step // steps, config.epochs)),
+        steps=training.steps,
+        every=steps,
+        images=images.batch,
+        files=files,
+        at_mark=validate,
+    )
+    results = results or training.evaluate(validation())
+    seconds = time.monotonic() - began
+    console.say(
+        f"trained in {duration(seconds)}; {best().images:,} validation images, each counted once"
+    )
+    record = files.evaluation.record(
+        results=[
+            {"lr": lr, "top1": result.top1, "top5": result.top5}
+            for lr, result in zip(training.rates, results, strict=True)
+        ],
+        summary=summary(results),
+        per_class=dict(zip(images.train.classes, best().per_class, strict=True)),
+        speed={"seconds": seconds, "epochs": config.epochs - before // steps},
+        images_validated=best().images,
+    )
+    return files.keep(record, show)

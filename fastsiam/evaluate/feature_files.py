@@ -21,7 +21,7 @@ from fastsiam.evaluate.features import collected
 from fastsiam.evaluate.knn import Nearest
 from fastsiam.evaluate.subject import Subject, open_subject
 from fastsiam.files import as_utf8, explained, written_whole
-from fastsiam.pipelines import build_eval_loader, open_split
+from fastsiam.pipelines import open_split
 from fastsiam.pipelines.store import Split
 from fastsiam.pipelines.subsets import open_whole
 from fastsiam.report.pictures import Captioned, picture_grid, save_picture
@@ -100,12 +100,13 @@ def _images(
 ) -> tuple[EvalLoader, NDArray[np.str_] | None]:
     """Open the images whose features are written; with a holdout, also the split of each."""
     if not subject.data.holdout:
-        return _loader(subject, "train" if split == "auto" else split), None
+        return subject.loader("train" if split == "auto" else split, in_turn=True), None
     if split != "auto":
-        loader = _loader(subject, split)
+        loader = subject.loader(split, in_turn=True)
         return loader, np.full(loader.images, split)
     _, _, held = open_whole(subject.data)
-    loader = _loader(replace(subject, data=replace(subject.data, holdout="")), "train")
+    whole = replace(subject, data=replace(subject.data, holdout=""))
+    loader = whole.loader("train", in_turn=True)
     splits = np.full(loader.images, "train")
     splits[held] = "val"
     return loader, splits
@@ -129,7 +130,7 @@ def _rows(subject: Subject, loader: EvalLoader, splits: NDArray[np.str_] | None)
 def _in_order(subject: Subject, loader: EvalLoader) -> Iterator[tuple[Tensor, ...]]:
     """Yield the features, labels and positions of all ranks' images, in the data set's order.
 
-    The ranks take batches in turn (``_loader``). One whose images are all bad is left out.
+    The ranks take batches in turn. One whose images are all bad is left out.
     """
     place, own = subject.place, subject.extract(loader, "images")
     nothing = (
@@ -231,7 +232,7 @@ def write_neighbours(path: Path, config: NeighboursConfig, place: Place, *, out:
     shuffled = torch.randperm(len(store), generator=torch.Generator().manual_seed(config.seed))
     chosen = shuffled[: config.images].sort().values.numpy()
     most = config.k + (split == "train")  # a training image is nearest to itself
-    asked, known = _loader(subject, split, chosen), _loader(subject, "train")
+    asked, known = subject.loader(split, chosen=chosen), subject.loader("train")
     queries, _, positions = collected(subject.extract(asked, "queries"))
     nearest = Nearest(queries, most=most)
     for features, _, index in subject.extract(known, "bank: images"):
@@ -250,18 +251,3 @@ def write_neighbours(path: Path, config: NeighboursConfig, place: Place, *, out:
                 row.append((bank.decode(tag), f"{cosine:.2f} {own}", alike))
         rows.append(row)
     save_picture(picture_grid(rows), out)
-
-
-def _loader(subject: Subject, split: Split, chosen: NDArray[np.int64] | None = None) -> EvalLoader:
-    return build_eval_loader(
-        subject.data,
-        split,
-        subject.augment,
-        resize=subject.resize,
-        batch=subject.batch,
-        rank=subject.place.rank,
-        world=subject.place.world,
-        in_turn=True,
-        device=subject.place.device,
-        chosen=chosen,
-    )

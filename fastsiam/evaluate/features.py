@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator
 
@@ -41,25 +40,18 @@ def feature_batches(
 
 @torch.no_grad()
 def frozen(network: nn.Module, image: Tensor, *, dtype: torch.dtype) -> Tensor:
-    """Return a network's output for a batch of images as float32, without a gradient."""
-    with autocast(image.device, dtype), _without_autotuning():
-        features: Tensor = network(image)
-    return features.float()
+    """Return a network's output for a batch of images as float32, without a gradient.
 
-
-@contextlib.contextmanager
-def _without_autotuning() -> Iterator[None]:
-    """Have cuDNN choose algorithms by its heuristics instead of trying them.
-
-    An evaluation has four shapes of batches, the last of both splits being smaller: trying every
-    algorithm for each shape costs more than it saves.
+    cuDNN chooses algorithms by its heuristics. An evaluation has four shapes of batches, the last
+    of both splits being smaller: trying every algorithm for each shape costs more than it saves.
     """
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = False
+    tries, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
     try:
-        yield
+        with autocast(image.device, dtype):
+            features: Tensor = network(image)
     finally:
-        torch.backends.cudnn.benchmark = before
+        torch.backends.cudnn.benchmark = tries
+    return features.float()
 
 
 def collected(parts: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:

@@ -102,21 +102,15 @@ class Nearest:
     @torch.no_grad()
     def finish(self) -> Nearest:
         """Compare what is still waiting."""
-        if not self._waiting:
-            return self
-        one = len(self._waiting) == 1  # to join it would copy it
-        features, tags = (
-            parts[0] if one else torch.cat(parts) for parts in zip(*self._waiting, strict=True)
-        )
-        self._waiting.clear()
-        for rows, row_tags in zip(
-            features.split(self._block), tags.split(self._block), strict=True
-        ):
-            self._merge(normalized(rows.to(self._queries.device)), row_tags)
+        if self._waiting:
+            joined = [torch.cat(parts) for parts in zip(*self._waiting, strict=True)]
+            self._waiting.clear()
+            for rows, tags in zip(*(x.split(self._block) for x in joined), strict=True):
+                self._merge(rows, tags)
         return self
 
     def _merge(self, rows: Tensor, tags: Tensor) -> None:
-        tags = tags.to(self._queries.device)
+        rows, tags = normalized(rows.to(self._queries.device)), tags.to(self._queries.device)
         keep = min(self._most, self.similarity.shape[1] + len(rows))
         chunk = max(1, _CHUNK_BYTES // (4 * len(rows)))
         similarity = self.similarity.new_empty(len(self._queries), keep)

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastsiam.bad_image_list import BadImage
-from fastsiam.config import AugmentConfig
 from fastsiam.config.evaluate import LabelConfig
 from fastsiam.distributed import complete, minimum_across_ranks
 from fastsiam.errors import FastSiamError
@@ -110,19 +109,9 @@ class LabelledImages:
             BackendError: the pipeline does not work here.
         """
         subject, config, place = self.subject, self.config, self.subject.place
-        augment = AugmentConfig.alike(
-            views=1,
-            crop=subject.augment.crop,
-            mean=subject.augment.mean,
-            std=subject.augment.std,
-            scale_min=config.scale_min,
-            jitter_p=0,
-            gray_p=0,
-            blur_p=0,
-        )
         return build_loader(
             subject.data,
-            augment,
+            subject.augment.changed(scale_min=config.scale_min, jitter_p=0, gray_p=0, blur_p=0),
             batch=batch,
             seed=config.seed,
             rank=place.rank,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
+from fastsiam.config.detect import DetectConfig
+from fastsiam.config.evaluate import LabelConfig, NetworkConfig
 from fastsiam.console import Console
 from fastsiam.distributed import Place, from_leader, minimum_across_ranks
 from fastsiam.errors import FastSiamError
@@ -31,9 +33,9 @@ class RecordFiles:
         run: the run's folder.
         evaluation: what is evaluated.
         details: of the protocol, for the name of the run's file; empty ones are left out.
-        asked: the user's file; empty for none.
+        config: names the user's file, and says whether an earlier state is resumed.
         place: this rank.
-        console: for warnings.
+        console: for warnings and progress.
 
     Raises:
         FastSiamError: the user's file cannot be written.
@@ -44,12 +46,13 @@ class RecordFiles:
         run: Path | None,
         evaluation: Evaluation,
         *details: str,
-        asked: str,
+        config: NetworkConfig,
         place: Place,
         console: Console,
     ) -> None:
-        self._place, self._console, self._saved = place, console, time.monotonic()
-        self._asked = Path(asked) if asked else None
+        self.evaluation, self.console = evaluation, console
+        self._place, self._saved_at = place, time.monotonic()
+        self._asked = Path(config.json) if config.json else None
         own = None if run is None else evaluation.path(run, *details)
         if place.is_leader:
             if self._asked:
@@ -57,7 +60,11 @@ class RecordFiles:
             try:
                 check_targets(*filter(None, [own]))
             except FastSiamError as error:
-                elsewhere = f"goes to {asked}" if asked else "is only shown: --json FILE keeps it"
+                elsewhere = (
+                    f"goes to {self._asked}"
+                    if self._asked
+                    else "is only shown: --json FILE keeps it"
+                )
                 console.warn(f"{error}; the result {elsewhere}")
                 own = None
         self._own = own if from_leader("yes" if own else "") else None
@@ -65,56 +72,57 @@ class RecordFiles:
         self._state = record.with_suffix(".partial") if record else None
         # Version 0.2 counted epochs: its states are not resumed.
         self._same = f"steps {evaluation.network.fingerprint} {evaluation.identity}"
+        self.results: list[dict[str, Any]] = []
+        """Of the trainings of this evaluation that are done; saved with the state of the next."""
+        self._training: dict[str, Any] | None = None
+        if isinstance(config, LabelConfig | DetectConfig) and config.resume == "auto":
+            self._load()
 
-    def load_state(self, resume: Literal["auto", "never"]) -> dict[str, Any] | None:
-        """Return what ``save_state`` saved of the same evaluation of the same network.
-
-        Args:
-            resume: never: there is nothing to resume.
-
-        Returns:
-            "step", "training" and "results"; the same on every rank: None, where only some find it.
-        """
+    def _load(self) -> None:
+        """Load what ``save_state`` saved, on every rank or, where only some find it, on none."""
         saved: dict[str, Any] = {}
-        if resume == "auto" and self._state is not None and self._state.is_file():
+        if self._state is not None and self._state.is_file():
             try:
                 saved = torch.load(self._state, map_location=self._place.device, weights_only=True)
             except Exception:  # a damaged file makes the unpickler raise anything
-                self._console.warn(f"{self._state} is damaged: starting over")
+                self.console.warn(f"{self._state} is damaged: starting over")
         step = torch.tensor([saved["step"] if saved.get("same") == self._same else 0])
-        return saved if int(minimum_across_ranks(step.to(self._place.device))) else None
+        if int(minimum_across_ranks(step.to(self._place.device))):
+            self._training, self.results = saved, saved["results"]
 
-    def save_state(
-        self,
-        step: int,
-        state: Callable[[], dict[str, Any]],
-        results: Sequence[dict[str, Any]],
-        *,
-        last: bool,
-    ) -> None:
+    def take_state(self) -> dict[str, Any] | None:
+        """Return the "step" and the state, "training", that were saved; the next time None."""
+        taken, self._training = self._training, None
+        return taken
+
+    def save_state(self, step: int, state: Callable[[], dict[str, Any]], *, last: bool) -> None:
         """Save the state of a training after a step, at most every 30 seconds, and the last."""
-        soon = time.monotonic() - self._saved < _SECONDS_BETWEEN_SAVES
+        soon = time.monotonic() - self._saved_at < _SECONDS_BETWEEN_SAVES
         if self._state is None or not self._place.is_leader or (soon and not last):
             return
-        saved = {"same": self._same, "step": step, "training": state(), "results": list(results)}
+        saved = {"same": self._same, "step": step, "training": state(), "results": self.results}
         try:
             with written_whole(self._state) as temporary:
                 torch.save(saved, temporary)
         except (OSError, RuntimeError) as error:
-            self._console.warn(f"cannot save {self._state} ({why(error)}); continuing without")
-        self._saved = time.monotonic()
+            self.console.warn(f"cannot save {self._state} ({why(error)}); continuing without")
+        self._saved_at = time.monotonic()
 
-    def keep(self, record: Record, show: Show | None = None) -> None:
+    def keep(self, record: Record, show: Show | None = None) -> Record:
         """Show a record and write it, on rank 0; then the state, which nobody needs, is removed.
+
+        Returns:
+            The record.
 
         Raises:
             FastSiamError: it cannot be written.
         """
         if not self._place.is_leader:
-            return
+            return record
         if show:
             show(record)
         for target in filter(None, (self._asked, self._own)):
             write_json(target, record.to_dict())
         if self._state:
             self._state.unlink(missing_ok=True)
+        return record

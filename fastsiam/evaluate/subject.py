@@ -9,7 +9,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,12 +29,88 @@ from fastsiam.interchange import Input, Pretrained, load_pretrained
 from fastsiam.model.numerics import autocast_type, keep_freed_memory
 from fastsiam.pipelines import build_eval_loader, has_validation, open_split
 from fastsiam.pipelines.automatic import choose_pipeline, settled, works_on
+from fastsiam.pipelines.store import Split
 from fastsiam.run.records import DataFacts, Evaluation, ImageFacts, Kind, NetworkFacts
 from fastsiam.views.batch import EvalLoader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class EvalImages:
+    """The images of an evaluation, cut and normalised; every rank opens its share of them."""
+
+    data: DataConfig
+    augment: AugmentConfig
+    """For the crop's side and the normalisation."""
+    resize: int
+    """Shorter side in pixels before the central crop."""
+    batch: int = 256
+    """Images that go through the network at a time."""
+    place: Place
+
+    def __str__(self) -> str:
+        """How they are cut, which figures depend on."""
+        crop = self.augment.crop
+        return f"shorter side to {self.resize} pixels, central {crop} x {crop}"
+
+    def loader(
+        self, split: Split, *, in_turn: bool = False, chosen: NDArray[np.int64] | None = None
+    ) -> EvalLoader:
+        """Open this rank's share of a split, as ``build_eval_loader`` does."""
+        return build_eval_loader(
+            self.data,
+            split,
+            self.augment,
+            resize=self.resize,
+            batch=self.batch,
+            rank=self.place.rank,
+            world=self.place.world,
+            in_turn=in_turn,
+            device=self.place.device,
+            chosen=chosen,
+        )
+
+    def loaders(self, chosen: NDArray[np.int64] | None = None) -> tuple[EvalLoader, EvalLoader]:
+        """Open the training images and the validation images, which have the same classes.
+
+        Args:
+            chosen: positions of the training images to use; by default all.
+
+        Raises:
+            DataError: a split or its labels are missing, or the classes differ.
+        """
+        root, train = self.data.root, self.loader("train", chosen=chosen)
+        if not train.classes:
+            raise DataError(
+                f"{root} has no labels, which this evaluation needs: class folders, or a column of "
+                "labels (--label-column)"
+            )
+        try:
+            val = self.loader("val")
+        except NoLabelsError:
+            raise
+        except NoSplitError as error:
+            raise NoSplitError(
+                f"{error}; --holdout 10% holds out a share of each class instead"
+            ) from error
+        if train.classes != val.classes:
+            found = {
+                "training": sorted({*train.classes} - {*val.classes}),
+                "validation": sorted({*val.classes} - {*train.classes}),
+            }
+            only = [f"{', '.join(own[:3])} only in {split}" for split, own in found.items() if own]
+            raise DataError(
+                f"the training and validation images under {root} have different class folders: "
+                f"{'; '.join(only) or 'the same ones in another order'}"
+            )
+        if missing := int((train.labels < 0).sum() + (val.labels < 0).sum()):
+            raise DataError(
+                f"{missing:,} of the images under {root} have no label: this evaluation needs all"
+            )
+        return train, val
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject(EvalImages):
     """A network that is evaluated, and images as it takes them."""
 
     pretrained: Pretrained
@@ -45,28 +120,9 @@ class Subject:
     """Dimensions of its output."""
     untrained: bool
     """Whether its weights are fresh ones."""
-    data: DataConfig
-    augment: AugmentConfig
-    """For the crop's side and the normalisation."""
-    resize: int
-    """Shorter side in pixels before the central crop."""
     dtype: torch.dtype
     """Autocast type of the network."""
-    batch: int
-    """Images that go through it at a time."""
-    place: Place
     console: Console
-
-    def loaders(self, chosen: NDArray[np.int64] | None = None) -> tuple[EvalLoader, EvalLoader]:
-        """Open this rank's share of the training images (or some) and of the validation images."""
-        return labelled_loaders(
-            self.data,
-            self.augment,
-            resize=self.resize,
-            batch=self.batch,
-            place=self.place,
-            chosen=chosen,
-        )
 
     def extract(self, loader: EvalLoader, what: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield this rank's features, labels and positions by batches, and show the progress.
@@ -89,8 +145,7 @@ class Subject:
         self.console.say(f"{'UNTRAINED: ' * self.untrained}{self.pretrained}")
         self.console.say(
             f"images from {self.data.root}, pipeline {self.data.pipeline}: "
-            f"{as_evaluated(crop=self.augment.crop, resize=self.resize)}; "
-            f"{short_name(self.dtype)} on {devices(self.place)}"
+            f"{self}; {short_name(self.dtype)} on {devices(self.place)}"
         )
         own, held = self.pretrained.config, self.data.holdout
         if held:
@@ -116,9 +171,21 @@ class Subject:
             other_data=None if is_own else str(root.resolve() if isinstance(root, Path) else root),
         )
 
-    def evaluation(self, kind: Kind, data: DataFacts, protocol: dict[str, Any]) -> Evaluation:
-        """Return what is evaluated and how, before it is done."""
-        network = network_facts(self.pretrained, self.network, untrained=self.untrained)
+    def record_files(
+        self,
+        kind: Kind,
+        data: DataFacts,
+        protocol: dict[str, Any],
+        config: EvalConfig,
+        *details: str,
+    ) -> RecordFiles:
+        """Return where the record of an evaluation goes, before it is done.
+
+        Args:
+            kind: of the evaluation; data and protocol are for its record.
+            config: names the user's file, and whether an earlier state is resumed.
+            details: for the name of the run's file.
+        """
         images = ImageFacts(
             crop=self.augment.crop,
             resize=self.resize,
@@ -130,16 +197,16 @@ class Subject:
             exif=self.data.exif,
             alpha=self.data.alpha,
         )
-        return Evaluation(kind=kind, network=network, data=data, images=images, protocol=protocol)
-
-    def record_files(
-        self, evaluation: Evaluation, config: EvalConfig, *details: str
-    ) -> RecordFiles:
-        """Return where the record of an evaluation goes; ``details`` are of its file's name."""
+        # The weights' hash is of the network before it is fine-tuned.
+        network = network_facts(self.pretrained, self.network, untrained=self.untrained)
         return RecordFiles(
-            self.pretrained.run, evaluation, *details,
-            asked=config.json, place=self.place, console=self.console,
-        )  # fmt: skip
+            self.pretrained.run,
+            Evaluation(kind=kind, network=network, data=data, images=images, protocol=protocol),
+            *details,
+            config=config,
+            place=self.place,
+            console=self.console,
+        )
 
     def as_untrained(self) -> Subject:
         """Return the backbone with the weights that its run began with, and the same images."""
@@ -217,71 +284,6 @@ def network_facts(pretrained: Pretrained, network: nn.Module, *, untrained: bool
     )
 
 
-def as_evaluated(*, crop: int, resize: int) -> str:
-    """Say how evaluation cuts its images, which figures depend on."""
-    return f"shorter side to {resize} pixels, central {crop} x {crop}"
-
-
-def labelled_loaders(
-    data: DataConfig,
-    augment: AugmentConfig,
-    *,
-    resize: int,
-    place: Place,
-    batch: int = 256,
-    chosen: NDArray[np.int64] | None = None,
-) -> tuple[EvalLoader, EvalLoader]:
-    """Open this rank's share of training and validation images that have the same classes.
-
-    Args:
-        data: which images; the rest is as for ``build_eval_loader``.
-        place: this rank.
-        chosen: positions of the training images to use; by default all.
-
-    Raises:
-        DataError: a split or its labels are missing, or the classes differ.
-    """
-    loader = partial(
-        build_eval_loader,
-        data,
-        augment=augment,
-        resize=resize,
-        batch=batch,
-        rank=place.rank,
-        world=place.world,
-        device=place.device,
-    )
-    train = loader("train", chosen=chosen)
-    if not train.classes:
-        raise DataError(
-            f"{data.root} has no labels, which this evaluation needs: class folders, or a column "
-            "of labels (--label-column)"
-        )
-    try:
-        val = loader("val")
-    except NoLabelsError:
-        raise
-    except NoSplitError as error:
-        raise NoSplitError(
-            f"{error}; --holdout 10% holds out a share of each class instead"
-        ) from error
-    if train.classes != val.classes:
-        found = {
-            "training": sorted({*train.classes} - {*val.classes}),
-            "validation": sorted({*val.classes} - {*train.classes}),
-        }
-        only = [f"{', '.join(own[:3])} only in {split}" for split, own in found.items() if own]
-        raise DataError(
-            f"the training and validation images under {data.root} have different class folders: "
-            f"{'; '.join(only) or 'the same ones in another order'}"
-        )
-    if missing := int((train.labels < 0).sum() + (val.labels < 0).sum()):
-        raise DataError(
-            f"{missing:,} of the images under {data.root} have no label: this evaluation needs all"
-        )
-    return train, val
-
-
 def _image_settings(pretrained: Pretrained, config: EvalConfig) -> tuple[AugmentConfig, int]:
     """Settle crop, normalisation and the shorter side before the crop.
 
@@ -293,6 +295,7 @@ def _image_settings(pretrained: Pretrained, config: EvalConfig) -> tuple[Augment
         crop = 224 if pretrained.model.stem == "imagenet" else 32
         seen = Input(crop=crop, resize=usual_resize(crop), mean=IMAGENET_MEAN, std=IMAGENET_STD)
     augment = AugmentConfig.alike(
+        views=1,
         crop=config.crop or seen.crop,
         mean=config.mean or seen.mean,
         std=config.std or seen.std,

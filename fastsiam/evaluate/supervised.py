@@ -13,7 +13,7 @@ crops and flips; 60 epochs on 1% of the labels, 30 on 10%. Its batch is 4096, th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from fastsiam.config import NumericsConfig
 from fastsiam.config.evaluate import FinetuneConfig, LinearConfig
-from fastsiam.console import Console, pace
+from fastsiam.console import pace
 from fastsiam.distributed import Place, bn_group, data_parallel, mean_across_ranks
 from fastsiam.evaluate.accuracy import Accuracy
 from fastsiam.evaluate.features import frozen
@@ -97,12 +97,9 @@ class Training:
         every: int,
         images: int,
         files: RecordFiles,
-        console: Console,
         at_mark: Callable[[int, Tensor], str],
-        saved: dict[str, Any] | None,
-        results: Sequence[dict[str, Any]] = (),
         unit: str = "step",
-    ) -> None:
+    ) -> int:
         """Train to the last step, from the start or from a saved state, and show the progress.
 
         Args:
@@ -110,14 +107,16 @@ class Training:
             steps: of the whole training.
             every: steps between two marks, at which ``files`` may save the state.
             images: of a step, over all ranks.
+            files: where the state is saved, and resumed from.
             at_mark: is given the steps that are done and the mean losses since the last mark, over
                 all ranks; returns what the progress shows of them.
-            saved: what ``files.load_state`` returned.
-            results: of earlier trainings of the same evaluation, to be saved too.
             unit: what the progress counts.
+
+        Returns:
+            Steps that were done before.
         """
-        first, text, began = 0, "", time.monotonic()
-        if saved:
+        console, first, text, began = files.console, 0, "", time.monotonic()
+        if saved := files.take_state():
             first = saved["step"]
             self.load(saved["training"])
             console.say(f"continuing after {unit} {first:,} of {steps:,}, where it was interrupted")
@@ -128,10 +127,11 @@ class Training:
                 if done % every == 0 or done == steps:
                     text = at_mark(done, mean_across_ranks(torch.stack(losses).mean(0)))
                     losses.clear()
-                    files.save_state(done, self.state, results, last=done == steps)
+                    files.save_state(done, self.state, last=done == steps)
                 speed = (done - first) * images / max(time.monotonic() - began, 1e-9)
                 left = pace(speed, (steps - done) * images)
                 console.advance(done, f"{text}{left}", place=f" of {steps:,}")
+        return first
 
     def state(self) -> dict[str, Any]:
         """Return what ``load`` continues from."""
@@ -149,39 +149,59 @@ class Training:
 
 
 class SupervisedTraining(Training):
-    """Trains heads, one for each base rate, and perhaps what is below them.
+    """Trains linear classifiers, one for each base rate, on features, or one on a backbone.
 
     No head sees another: the loss is a sum over heads. Rates follow a cosine per step.
 
+    LARS takes the norm of each parameter, so that heads stay apart. It adapts all parameters,
+    biases too, as the authors' does, and leaves a step whose weights or gradient are zero as it is.
+
     Args:
-        network: maps inputs to (n, heads, classes).
-        optimizer: of its parameters; group g has rate g.
-        config: with the global batch and the length of the schedule.
-        rates: base rates of the heads, for a batch of 256.
+        config: with the batch and the epochs that are possible, and no "auto".
+        backbone: for fine-tuning, (N, 3, S, S) to (N, features), trained in place; None for linear
+            evaluation, whose inputs are features (n, features).
+        features: dimensions.
         classes: how many there are.
         steps_per_epoch: batches in an epoch.
         dtype: autocast type.
-        place: this rank; every rank takes part.
+        place: this rank; every rank takes part. BN statistics are those of all ranks.
     """
 
     def __init__(
         self,
-        network: nn.Module,
-        optimizer: torch.optim.Optimizer,
         config: LinearConfig | FinetuneConfig,
+        backbone: nn.Module | None = None,
         *,
-        rates: Sequence[float],
+        features: int,
         classes: int,
         steps_per_epoch: int,
-        dtype: torch.dtype,
+        dtype: torch.dtype = torch.float32,
         place: Place,
     ) -> None:
-        super().__init__(network, optimizer, dtype=dtype, place=place)
-        self.rates, self._classes = rates, classes
-        self._device, self._dtype = place.device, dtype
+        self.rates = config.rates if isinstance(config, LinearConfig) else [config.lr]
         self.steps = config.epochs * steps_per_epoch
         """Steps of the whole training."""
-        self._peaks = [rate * config.batch / 256 for rate in rates]
+        self._peaks = [rate * config.batch / 256 for rate in self.rates]
+        self._classes, self._device, self._dtype = classes, place.device, dtype
+        heads = Heads(len(self.rates), features, classes, seed=config.seed).to(place.device)
+        network: nn.Module = heads
+        optimizer: torch.optim.Optimizer
+        shared: dict[str, Any] = {"momentum": config.momentum, "weight_decay": config.weight_decay}
+        if isinstance(config, LinearConfig):
+            groups = [{"params": [w, b]} for w, b in zip(heads.weight, heads.bias, strict=True)]
+            if config.optimizer == "lars":
+                optimizer = Lars(groups, lr=0.0, **shared, trust=config.lars_trust, adapt_all=True)
+            else:
+                optimizer = torch.optim.SGD(groups, lr=0.0, **shared)
+        else:
+            assert backbone is not None
+            network = nn.Sequential(backbone, heads)
+            network.to(place.device).to(memory_format=torch.channels_last)
+            if (group := bn_group(place, NumericsConfig())) is not None:
+                use_view_batch_norm(network, group=group)
+            shared |= {"nesterov": config.momentum > 0, "fused": True}
+            optimizer = with_momenta(torch.optim.SGD(network.parameters(), lr=0.0, **shared))
+        super().__init__(network, optimizer, dtype=dtype, place=place)
 
     def step(self, number: int, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Train on this rank's share of a batch; return each head's loss, on the device.
@@ -213,75 +233,3 @@ class SupervisedTraining(Training):
             for count, of_head in zip(counts, scores.unbind(1), strict=True):
                 count.add(of_head, labels)
         return [count.over_ranks() for count in counts]
-
-
-def linear_training(
-    config: LinearConfig, *, features: int, classes: int, steps_per_epoch: int, place: Place
-) -> SupervisedTraining:
-    """Return the training of a head for each of a configuration's rates on features (n, features).
-
-    LARS takes the norm of each parameter, so that heads stay apart. It adapts all parameters,
-    biases too, as the authors' does, and leaves a step whose weights or gradient are zero as it is.
-
-    Args:
-        config: with the batch that is possible and no "auto".
-        features: dimensions; the rest is as for ``SupervisedTraining``.
-    """
-    heads = Heads(len(config.rates), features, classes, seed=config.seed).to(place.device)
-    groups = [{"params": [w, b]} for w, b in zip(heads.weight, heads.bias, strict=True)]
-    shared: dict[str, Any] = {"momentum": config.momentum, "weight_decay": config.weight_decay}
-    return SupervisedTraining(
-        heads,
-        Lars(groups, lr=0.0, **shared, trust=config.lars_trust, adapt_all=True)
-        if config.optimizer == "lars"
-        else torch.optim.SGD(groups, lr=0.0, **shared),
-        config,
-        rates=config.rates,
-        classes=classes,
-        steps_per_epoch=steps_per_epoch,
-        dtype=torch.float32,
-        place=place,
-    )
-
-
-def fine_tuning(
-    config: FinetuneConfig,
-    backbone: nn.Module,
-    *,
-    features: int,
-    classes: int,
-    steps_per_epoch: int,
-    dtype: torch.dtype,
-    place: Place,
-) -> SupervisedTraining:
-    """Return the training of a backbone, in place, with a linear classifier on top of it.
-
-    Args:
-        config: with the batch and the epochs that are possible.
-        backbone: (N, 3, S, S) to (N, features).
-        features: dimensions; the rest is as for ``SupervisedTraining``.
-        place: this rank; BN statistics are those of all ranks.
-    """
-    network = nn.Sequential(backbone, Heads(1, features, classes, seed=config.seed))
-    network.to(place.device).to(memory_format=torch.channels_last)
-    group = bn_group(place, NumericsConfig())
-    if group is not None:
-        use_view_batch_norm(network, group=group)
-    sgd = torch.optim.SGD(
-        network.parameters(),
-        lr=0.0,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        nesterov=config.momentum > 0,
-        fused=True,
-    )
-    return SupervisedTraining(
-        network,
-        with_momenta(sgd),
-        config,
-        rates=[config.lr],
-        classes=classes,
-        steps_per_epoch=steps_per_epoch,
-        dtype=dtype,
-        place=place,
-    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,6 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
     """
     config, arch, run = pretrained.config, pretrained.model.backbone, pretrained.run
     settings = RunSettings.read(run) if run and (run / "config.json").is_file() else None
-    mean, std = pretrained.normalisation
     data = init = None
     if config is not None:  # paths may say what is private
         names = " and ".join(place.resolve().name for place in config.data.places)
@@ -85,18 +85,14 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
         init = Path(config.run.init).name if config.run.init else None
     text = _template("card.md.jinja", keep_trailing_newline=True).render(
         pretrained=pretrained,
-        config=config,
-        method=pretrained.method,
-        input=pretrained.input,
         network=title(arch),
+        network_as_read=replace(pretrained, path=Path(pretrained.path.name)),
         depth=arch.removeprefix("resnet"),
         format=format,
         file=file,
         quoted=quoted(file),
         code="" if format == "detectron2" else snippet(pretrained, format, file),
         program=AUTHORS[format].program.format(arch=arch) if format in AUTHORS else "",
-        mean=mean,
-        std=std,
         data=data,
         init=init,
         recipe=(settings.recipe or None) if settings else None,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import fastsiam
-from fastsiam.config import BackboneConfig, MethodConfig
+from fastsiam.config import BackboneConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.files import explained
 from fastsiam.model.backbones import BLOCKS, skeleton
@@ -126,7 +126,7 @@ def export_weights(
     card = out.with_name(f"{out.name}.md")
     for target in (out, card):
         _check_target(target, pretrained.path, force=force)
-    refused = refusals(pretrained.model, pretrained.state, pretrained.method)
+    refused = refusals(pretrained)
     if refused[format]:
         possible = " or ".join(f"--format {name}" for name, why in refused.items() if not why)
         raise CheckpointError(
@@ -140,22 +140,15 @@ def export_weights(
     return [out, card]
 
 
-def refusals(
-    model: BackboneConfig, state: Mapping[str, Tensor], method: type[MethodConfig] | None
-) -> dict[str, str]:
-    """Return for each format why it cannot hold weights, in a few words; empty if it can.
-
-    Args:
-        model: their network.
-        state: the weights by fastsiam's names.
-        method: their method; None if it is unknown.
-    """
+def refusals(pretrained: Pretrained) -> dict[str, str]:
+    """Return for each format why it cannot hold a network, in a few words; empty if it can."""
+    model, method = pretrained.model, pretrained.method
     why = {name: _refused_backbone(name, _as_called_in(name, model)) for name in FORMATS}
     for name, authors in AUTHORS.items():
         assert authors.method is not None
         if not why[name] and method is not None and not issubclass(method, authors.method):
             why[name] = f"the heads of {method.title}"
-        why[name] = why[name] or _refused_heads(authors, state, skeleton(model).features)
+        why[name] = why[name] or _refused_heads(authors, pretrained.state, skeleton(model).features)
     return why
 
 

@@ -70,8 +70,6 @@ class Pretrained:
     for each image. On the CPU, float32 except for counters."""
     epoch: float | None = None
     """Epochs done, if the file says so."""
-    method: type[MethodConfig] | None = None
-    """The method, of a run and where the file's layout is of one method."""
     config: TrainConfig | None = None
     """All settings, of a run."""
     images: int | None = None
@@ -83,6 +81,13 @@ class Pretrained:
     """How it takes images, if that is known: of runs and plain files."""
     stem_assumed: bool = False
     """Whether the padding of the 3x3 stem is a guess: neither named nor known of the layout."""
+
+    @property
+    def method(self) -> type[MethodConfig] | None:
+        """The method, of a run and where the file's layout is of one method."""
+        if isinstance(self.model, ModelConfig):
+            return type(self.model.method)
+        return AUTHORS[self.layout].method if self.layout in AUTHORS else None
 
     @property
     def run(self) -> Path | None:
@@ -132,28 +137,20 @@ class Pretrained:
         backbone: Backbone = network.get_submodule("backbone")  # type: ignore[assignment]
         return backbone.eval()
 
-    def has(self, part: str) -> bool:
-        """Tell whether the file holds weights of a part of the method."""
-        return any(key.startswith(f"{part}.") for key in self.state)
-
     def part(self, *names: str) -> dict[str, Tensor]:
         """Return the weights of these parts, by their full names.
 
         Raises:
             CheckpointError: the file lacks one of the parts.
         """
+        weights = {key: x for key, x in self.state.items() if key.partition(".")[0] in names}
         for name in names:
-            if not self.has(name):
+            if not any(key.startswith(f"{name}.") for key in weights):
                 raise CheckpointError(f"{self.path} holds no {name}, only other parts")
-        starts = tuple(f"{name}." for name in names)
-        return {key: value for key, value in self.state.items() if key.startswith(starts)}
+        return weights
 
     def __str__(self) -> str:
         """One line for people."""
-        return self.described(self.path)
-
-    def described(self, source: object) -> str:
-        """Return that line with another name for where the weights come from."""
         of = {
             **{name: f"{name} (the authors' layout)" for name in AUTHORS},
             "fastsiam": "a run of fastsiam",
@@ -166,7 +163,7 @@ class Pretrained:
         left_out = f"; left out: {listed(self.left_out)}" if self.left_out else ""
         name = title(self.model.backbone)
         layout = of.get(self.layout, self.layout)
-        return f"{name}{stem} of {layout}{epochs}, from {source}{left_out}"
+        return f"{name}{stem} of {layout}{epochs}, from {self.path}{left_out}"
 
 
 def title(backbone: str) -> str:

@@ -73,7 +73,6 @@ def _of_run(checkpoint: Checkpoint, path: Path) -> Pretrained:
         model=config.model,
         state=_checked(path, checkpoint.model, network),
         epoch=checkpoint.epoch,
-        method=type(config.model.method),
         config=config,
         images=images,
         input=Input.of(config),
@@ -127,7 +126,6 @@ def _of_other(
         model=model,
         state=_checked(path, weights, network, given.origin),
         epoch=_epochs(content, layout),
-        method=AUTHORS[layout].method if layout in AUTHORS else None,
         left_out=(*given.left_out, *unused, *beside),
         stem_assumed=model.stem == "cifar" and not named["stem"],
     )

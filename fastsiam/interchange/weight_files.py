@@ -127,13 +127,12 @@ def write(path: Path, content: Any) -> None:
 
 
 def _write_safetensors(content: dict[str, Any], path: Path) -> None:
-    about = {key: value for key, value in content.items() if key != "state_dict"}
-    if "state_dict" not in content:
-        content, about = {"state_dict": content}, {}
+    about = dict(content) if "state_dict" in content else {"state_dict": content}
+    state = about.pop("state_dict")
     texts = {k: x if isinstance(x, str) else json.dumps(x) for k, x in about.items()}
     path.touch()
     mode = path.stat().st_mode
-    save_file(content["state_dict"], path, metadata={"format": "pt"} | texts)
+    save_file(state, path, metadata={"format": "pt"} | texts)
     path.chmod(mode)  # safetensors puts a file of its own there, which its owner alone may read
 
 

@@ -25,7 +25,8 @@ from fastsiam.environment import environment
 from fastsiam.errors import NOT_FINITE, FastSiamError
 from fastsiam.evaluate.detection.command import preflight
 from fastsiam.evaluate.detection.protocol import FIGURES, PAPER, protocol_of
-from fastsiam.evaluate.subject import network_facts, open_network
+from fastsiam.evaluate.features import fingerprint
+from fastsiam.evaluate.subject import open_network
 from fastsiam.files import explained, parsed_json, quoted, write_json, written_for_user
 from fastsiam.report.markdown import markdown
 from fastsiam.run.records import Record
@@ -135,8 +136,7 @@ def do_detection(
 def _weights_of(row: DetectionRow, detector: DetectConfig) -> str:
     """Return the hash of a row's network."""
     own = replace(detector, untrained=row.untrained)
-    pretrained = open_network(Path(row.network), own)
-    return network_facts(pretrained, pretrained.network(), untrained=row.untrained).fingerprint
+    return fingerprint(open_network(Path(row.network), own).network())
 
 
 def _with_figures(

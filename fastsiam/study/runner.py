@@ -69,12 +69,15 @@ def _check_images(run: Run) -> None:
     import torch
 
     from fastsiam.distributed import Place
-    from fastsiam.evaluate.subject import labelled_loaders
+    from fastsiam.evaluate.subject import EvalImages
     from fastsiam.train.image_list import ImageList, fingerprint
     from fastsiam.train.images import run_images
 
     scale, config, place = run.scale, run.config, Place(0, 1, torch.device("cpu"))
-    bank, _ = labelled_loaders(config.data, config.augment, resize=config.eval_resize, place=place)
+    images = EvalImages(
+        data=config.data, augment=config.augment, resize=config.eval_resize, place=place
+    )
+    bank, _ = images.loaders()
     found = f"{config.data.root} has {bank.images:,} training images of {len(bank.classes):,}"
     wanted = f"--scale {scale.name} is for {scale.images:,} of {scale.classes:,}, {scale.title}"
     if len(bank.classes) != scale.classes:

@@ -25,7 +25,7 @@ from fastsiam.environment import environment
 from fastsiam.errors import DataError, DeviceError, FastSiamError
 from fastsiam.evaluate.features import collected, feature_batches
 from fastsiam.evaluate.knn import KnnResult, knn_accuracy
-from fastsiam.evaluate.subject import as_evaluated, labelled_loaders
+from fastsiam.evaluate.subject import EvalImages
 from fastsiam.methods import Method, build_method
 from fastsiam.methods.optim import peak_lr
 from fastsiam.model.backbones import check_backbone
@@ -365,23 +365,23 @@ def _monitor(
     """Return the kNN monitor; None, with a message, if any rank cannot read its images."""
     if not config.monitor.knn_every or not config.data.loads_images:
         return None
+    images = EvalImages(
+        data=config.data,
+        augment=config.augment,
+        resize=config.eval_resize,
+        batch=_KNN_BATCH[place.device.type],
+        place=place,
+    )
     loaders, reason = None, "another rank cannot read its images"
     try:
-        loaders = labelled_loaders(
-            config.data,
-            config.augment,
-            resize=config.eval_resize,
-            place=place,
-            batch=_KNN_BATCH[place.device.type],
-        )
+        loaders = images.loaders()
     except DataError as error:
         reason = str(error)
     if not _on_all_ranks(loaders is not None, place):
         console.say(f"no kNN monitor: {reason}")
         return None
     assert loaders is not None
-    cut = as_evaluated(crop=config.augment.crop, resize=config.eval_resize)
-    console.say(f"kNN monitor: {cut}")
+    console.say(f"kNN monitor: {images}")
     bank, queries = loaders
 
     def evaluate(backbone: nn.Module, stop: StopSignals) -> KnnResult:

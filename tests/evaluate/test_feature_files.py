@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 
 from fastsiam.config.evaluate import EvalConfig, FeaturesConfig, NeighboursConfig
-from fastsiam.distributed import Place
 from fastsiam.errors import BackendError, FastSiamError
 from fastsiam.evaluate.feature_files import write_features, write_neighbours
 from fastsiam.evaluate.features import collected
@@ -24,8 +23,7 @@ from fastsiam.report.pictures import Captioned
 from tests.conftest import write_images
 from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
-
-HERE = Place(0, 1, torch.device("cpu"))
+from tests.train.runs import CPU as HERE
 
 
 def test_files_hold_features_and_names(

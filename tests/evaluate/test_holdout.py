@@ -20,7 +20,6 @@ from fastsiam.config.evaluate import (
     KnnConfig,
     LinearConfig,
 )
-from fastsiam.distributed import Place
 from fastsiam.errors import DataError, NoSplitError
 from fastsiam.evaluate.command import evaluate_finetuned, evaluate_knn, evaluate_linear
 from fastsiam.evaluate.feature_files import write_features
@@ -32,8 +31,8 @@ from fastsiam.train.command import train_here
 from fastsiam.train.image_list import names_of
 from tests.configs import with_settings
 from tests.conftest import write_images
+from tests.train.runs import CPU as HERE
 
-HERE = Place(0, 1, torch.device("cpu"))
 KNN = KnnConfig(k=(5,), workers=0, device="cpu")
 LINEAR = LinearConfig(epochs=2, batch=6, workers=0, device="cpu", cached=True)
 

@@ -16,7 +16,6 @@ import torch
 import fastsiam.evaluate.knn
 from fastsiam.config import ModelConfig
 from fastsiam.config.evaluate import KnnConfig
-from fastsiam.distributed import Place
 from fastsiam.errors import DataError
 from fastsiam.evaluate.command import evaluate_knn, preflight
 from fastsiam.evaluate.features import collected, feature_batches
@@ -28,8 +27,7 @@ from fastsiam.views.batch import EvalBatch
 from tests import rank_jobs
 from tests.conftest import write_images
 from tests.rank_jobs import knn_problem
-
-HERE = Place(0, 1, torch.device("cpu"))
+from tests.train.runs import CPU as HERE
 
 
 def ranked_classes(k: int, temperature: float) -> list[tuple[list[int], int]]:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import FinetuneConfig, LinearConfig
-from fastsiam.distributed import Place
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate import record_files
 from fastsiam.evaluate.command import evaluate_finetuned, evaluate_linear
@@ -26,8 +25,8 @@ from fastsiam.run.records import read_records
 from tests.conftest import write_images
 from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
+from tests.train.runs import CPU as HERE
 
-HERE = Place(0, 1, torch.device("cpu"))
 QUICK = LinearConfig(
     optimizer="lars",
     epochs=4,

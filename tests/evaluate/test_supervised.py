@@ -13,12 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastsiam.config.evaluate import FinetuneConfig, LinearConfig
-from fastsiam.distributed import Place
 from fastsiam.evaluate.accuracy import Accuracy
-from fastsiam.evaluate.supervised import Heads, fine_tuning
+from fastsiam.evaluate.supervised import Heads, SupervisedTraining
 from tests.rank_jobs import linear_problem, small_training
-
-HERE = Place(0, 1, torch.device("cpu"))
+from tests.train.runs import CPU as HERE
 
 
 def trained(config: LinearConfig, rates: list[float]) -> Any:
@@ -122,7 +120,7 @@ def test_accuracy_counts() -> None:
 
 def test_a_skipped_first_step_leaves_no_garbage_in_the_momenta() -> None:
     """As a gradient scaler does it, whose first scale is usually too large."""
-    training = fine_tuning(
+    training = SupervisedTraining(
         FinetuneConfig(batch=4, epochs=1, lr=1.0),
         torch.nn.Linear(6, 5),
         features=5,

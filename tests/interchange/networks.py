@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from fastsiam.config import ModelConfig, SimSiamConfig, TrainConfig
+from fastsiam.config import ModelConfig, TrainConfig
 from fastsiam.interchange import Pretrained
 from fastsiam.interchange.export import refusals
 from fastsiam.methods import Method, SimSiam, build_method, method_skeleton
@@ -69,13 +70,24 @@ def saved_run(
 def untrained(model: ModelConfig, **settings: Any) -> Pretrained:
     """Return fresh weights as if read from a file of SimSiam's authors."""
     state = build_method(model).state_dict()
-    fields: dict[str, Any] = {"path": Path("x.pth"), "layout": "simsiam", "method": SimSiamConfig}
-    return Pretrained(model=model, state=state, **fields | settings)
+    return Pretrained(path=Path("x.pth"), layout="simsiam", model=model, state=state, **settings)
 
 
 def same(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
     assert a.abs().max() > 0.01
+
+
+def head(*widths: int, hidden: bool = True, output: bool = False, bias: bool = False) -> Any:
+    """Build a head as other programs do: a BN that is not there has no number."""
+    layers: list[nn.Module] = []
+    for i, (before, after) in enumerate(itertools.pairwise(widths)):
+        last = i == len(widths) - 2
+        normed = output if last else hidden
+        layers.append(nn.Linear(before, after, bias=bias or not normed))
+        layers += [nn.BatchNorm1d(after)] if normed else []
+        layers += [] if last else [nn.ReLU()]
+    return nn.Sequential(*layers)
 
 
 class Authors(nn.Module):
@@ -85,22 +97,9 @@ class Authors(nn.Module):
         super().__init__()
         self.encoder = torchvision.models.get_model(arch, zero_init_residual=True)
         wide = self.encoder.fc.in_features
-        self.encoder.fc = nn.Sequential(
-            nn.Linear(wide, wide, bias=False),
-            nn.BatchNorm1d(wide),
-            nn.ReLU(),
-            nn.Linear(wide, wide, bias=False),
-            nn.BatchNorm1d(wide),
-            nn.ReLU(),
-            nn.Linear(wide, dim),
-            nn.BatchNorm1d(dim, affine=False),
-        )
-        self.predictor = nn.Sequential(
-            nn.Linear(dim, hidden, bias=False),
-            nn.BatchNorm1d(hidden),
-            nn.ReLU(),
-            nn.Linear(hidden, dim),
-        )
+        self.encoder.fc = head(wide, wide, wide, dim)
+        self.encoder.fc.append(nn.BatchNorm1d(dim, affine=False))
+        self.predictor = head(dim, hidden, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.predictor(self.encoder(x))
@@ -121,4 +120,5 @@ def prefixed(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def refused(model: ModelConfig) -> dict[str, str]:
     """Return for each format why it cannot hold a network; empty if it can."""
-    return refusals(model, method_skeleton(model).state_dict(), type(model.method))
+    state = method_skeleton(model).state_dict()
+    return refusals(Pretrained(path=Path("x.pth"), layout="fastsiam", model=model, state=state))

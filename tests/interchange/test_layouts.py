@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fastsiam.config import BackboneConfig, Stem
 from fastsiam.interchange import export_weights, load_pretrained
 from fastsiam.model.backbones import build_backbone
-from tests.interchange.networks import Authors, X, prefixed, resnets, same, trained
+from tests.interchange.networks import Authors, X, head, prefixed, resnets, same, trained
 from tests.tiers import rest_slow
 
 SMALL = BackboneConfig(backbone="resnet10", width=4)
@@ -51,18 +51,6 @@ class File:
     zipped: bool = True
     side: int = 64
     """Of the images."""
-
-
-def head(*widths: int, hidden: bool = True, output: bool = False, bias: bool = False) -> Any:
-    """Build a head as other programs do: a BN that is not there has no number."""
-    layers: list[nn.Module] = []
-    for i, (before, after) in enumerate(itertools.pairwise(widths)):
-        last = i == len(widths) - 2
-        normed = output if last else hidden
-        layers.append(nn.Linear(before, after, bias=bias or not normed))
-        layers += [nn.BatchNorm1d(after)] if normed else []
-        layers += [] if last else [nn.ReLU()]
-    return nn.Sequential(*layers)
 
 
 class NonLinearNeck(nn.Sequential):

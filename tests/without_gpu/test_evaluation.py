@@ -12,7 +12,7 @@ from fastsiam.distributed import Place
 from fastsiam.evaluate.accuracy import Accuracy
 from fastsiam.evaluate.features import collected, feature_batches, frozen
 from fastsiam.evaluate.knn import Nearest
-from fastsiam.evaluate.supervised import fine_tuning, linear_training
+from fastsiam.evaluate.supervised import SupervisedTraining
 from fastsiam.methods import build_method
 from fastsiam.train.collapse import gram, rank_of_gram, z_std
 from fastsiam.views.batch import EvalBatch
@@ -66,7 +66,7 @@ def test_convolutions_are_not_autotuned_in_evaluations(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("optimizer", ["sgd", "lars"])
 def test_linear_heads(optimizer: Any, gpu: Gpu) -> None:
     """Of three rates."""
-    training = linear_training(
+    training = SupervisedTraining(
         LinearConfig(optimizer=optimizer, batch=8, epochs=2, lrs=(0.1, 1, 10)),
         features=12, classes=CLASSES, steps_per_epoch=3, place=PLACE,
     )  # fmt: skip
@@ -81,7 +81,7 @@ def test_linear_heads(optimizer: Any, gpu: Gpu) -> None:
 def test_fine_tuning(gpu: Gpu) -> None:
     """Steps of the whole network, with fp16's scaler, and its scores."""
     dtype = torch.float16
-    training = fine_tuning(
+    training = SupervisedTraining(
         FinetuneConfig(batch=8, epochs=2), build_method(MODEL).backbone, features=32,
         classes=CLASSES, steps_per_epoch=3, dtype=dtype, place=PLACE,
     )  # fmt: skip

@@ -5,17 +5,14 @@ Every rank calls ``evaluate_detection``, and each gets the same record.
 
 from __future__ import annotations
 
-import json
 import time
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fastsiam.config.detect import DetectConfig
 from fastsiam.console import Console, counted
-from fastsiam.distributed import Place, from_leader
+from fastsiam.distributed import Place
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.record_files import RecordFiles, Show
 from fastsiam.evaluate.subject import (
@@ -26,17 +23,13 @@ from fastsiam.evaluate.subject import (
     short_name,
 )
 from fastsiam.interchange import Pretrained
-from fastsiam.run.records import DataFacts, Evaluation, ImageFacts, Record, check_targets
+from fastsiam.run.records import DataFacts, Evaluation, ImageFacts, Record
 
 from .datasets import DetectionSet, open_detection
-from .images import TrainingImages
 from .model import build_detector
 from .protocol import FIGURES, NAMES, differences, papers_rows, protocol_of, schedule_of
 from .scores import coco_scores, voc_scores
-from .training import DetectorTraining, loss_text
-
-_LOOKED_AT = 20
-"""Steps between looks at the loss, which wait for the GPU, and chances to save."""
+from .training import DetectorTraining
 
 
 def preflight(path: Path, config: DetectConfig) -> None:
@@ -47,8 +40,6 @@ def preflight(path: Path, config: DetectConfig) -> None:
     """
     open_network(path, config)
     _open_data(config)
-    if config.json:
-        check_targets(Path(config.json))
 
 
 def evaluate_detection(
@@ -73,9 +64,8 @@ def evaluate_detection(
     evaluation = _evaluation(pretrained, config, place, train, val)
     details = config.task, config.detector, "untrained" if config.untrained else ""
     files = RecordFiles(
-        pretrained.run, evaluation, *details, asked=config.json, place=place, console=console
+        pretrained.run, evaluation, *details, config=config, place=place, console=console
     )
-    schedule = schedule_of(config)
     console.say(f"{'UNTRAINED: ' * config.untrained}{pretrained}")
     console.say(
         f"{train.name}: {len(train):,} images; {val.name}: {len(val):,}; "
@@ -85,40 +75,32 @@ def evaluate_detection(
         console.say(line)
     began = time.monotonic()
     torch.backends.cudnn.benchmark = False  # every batch has another shape
-    saved = files.load_state(config.resume)
-    results: list[dict[str, Any]] = saved["results"] if saved else []
-    for trial in range(len(results), config.trials):
-        seed = config.seed + trial
-        training = _training(pretrained, config, evaluation.images, len(train.classes), seed, place)
-        batches = TrainingImages(train, config, seed=seed, place=place).from_step
-        training.run(
-            partial(batches, steps=schedule.steps),
-            steps=schedule.steps,
-            every=_LOOKED_AT,
-            images=config.batch_size,
-            files=files,
-            console=console,
-            at_mark=loss_text,
-            saved=saved,
-            results=results,
-            unit=f"trial {trial + 1} of {config.trials}, step",
+    for trial in range(len(files.results) + 1, config.trials + 1):
+        seed = config.seed + trial - 1
+        torch.manual_seed(seed)  # of the heads' first weights
+        model = build_detector(
+            pretrained.network(),
+            config,
+            classes=len(train.classes),
+            mean=evaluation.images.mean,
+            std=evaluation.images.std,
+            dtype=autocast_of(config, pretrained.config, place),
         )
-        saved = None
-        training.settle_batch_norm(batches(schedule.steps, schedule.steps + config.precise_bn))
+        training = DetectorTraining(model, config, seed=seed, place=place)
+        training.fit(train, files, f"trial {trial} of {config.trials}, step")
         scores = _scores(training, val, place, console)
         said = ", ".join(f"{name} {value:.1f}" for name, value in scores.items())
-        console.say(f"trial {trial + 1} (seed {seed}): {said}")
-        results.append({"trial": trial + 1, "seed": seed, **scores})
+        console.say(f"trial {trial} (seed {seed}): {said}")
+        files.results.append({"trial": trial, "seed": seed, **scores})
     record = evaluation.record(
-        results=results,
+        results=files.results,
         summary=[],
         per_class={},
         speed={"seconds": time.monotonic() - began},
         images_validated=len(val),
     )
     record.summary.extend(_summary(record, config))
-    files.keep(record, show)
-    return record
+    return files.keep(record, show)
 
 
 def _detector_line(config: DetectConfig, evaluation: Evaluation, place: Place) -> str:
@@ -171,9 +153,8 @@ def _evaluation(
     alone = place.world > 1 and place.device.type == "cpu"
     statistics = "of a rank" if alone else "of all ranks"
     model = pretrained.model
-    changed = differences(
-        config, model.backbone, images.precision, statistics, stem=model.stem, width=model.width
-    )
+    facts = {"backbone": model.backbone, "stem": model.stem, "width": model.width}
+    facts |= {"BN statistics": statistics, "precision": images.precision}
     return Evaluation(
         kind="detect",
         network=network_facts(pretrained, pretrained.network(), untrained=config.untrained),
@@ -185,28 +166,8 @@ def _evaluation(
             labels_crc32=f"{train.checksum ^ val.checksum:08x}",
         ),
         images=images,
-        protocol=protocol_of(config) | {"differences": changed},
+        protocol=protocol_of(config) | {"differences": differences(config, facts)},
     )
-
-
-def _training(
-    pretrained: Pretrained,
-    config: DetectConfig,
-    images: ImageFacts,
-    classes: int,
-    seed: int,
-    place: Place,
-) -> DetectorTraining:
-    torch.manual_seed(seed)  # of the heads' first weights
-    model = build_detector(
-        pretrained.network(),
-        config,
-        classes=classes,
-        mean=images.mean,
-        std=images.std,
-        dtype=autocast_of(config, pretrained.config, place),
-    )
-    return DetectorTraining(model, config, seed=seed, place=place)
 
 
 def _not_the_protocols(evaluation: Evaluation) -> list[str]:
@@ -217,17 +178,13 @@ def _not_the_protocols(evaluation: Evaluation) -> list[str]:
 def _scores(
     training: DetectorTraining, val: DetectionSet, place: Place, console: Console
 ) -> dict[str, float]:
-    """Detect objects on all ranks and measure on rank 0; every rank gets the figures."""
+    """Detect objects, an image on one rank, and measure, on every rank alike."""
     with console.tally("detecting: images", len(val)) as done:
         found = training.detections(val, lambda: done.add(place.world))
-    scores: dict[str, float] = {}
-    if place.is_leader and val.coco is None:
-        scores = voc_scores(val, found)
-    elif place.is_leader:
-        masks = coco_scores(val, found, "segm")
-        scores = coco_scores(val, found) | {f"mask {x}": y for x, y in masks.items()}
-    plain: dict[str, float] = json.loads(from_leader(json.dumps(scores)))
-    return plain
+    if val.coco is None:
+        return voc_scores(val, found)
+    masks = coco_scores(val, found, "segm")
+    return coco_scores(val, found) | {f"mask {x}": y for x, y in masks.items()}
 
 
 def _summary(record: Record, config: DetectConfig) -> list[str]:

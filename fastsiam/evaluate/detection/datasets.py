@@ -189,8 +189,8 @@ def _voc_picture(folder: Path, name: str, classes: tuple[str, ...], image_id: in
 
 
 def _open_coco(data: Path, split: str) -> DetectionSet:
-    path = data / f"annotations/instances_{split}.json"
-    for needed in (path, data / split):
+    path, folder = data / f"annotations/instances_{split}.json", data / split
+    for needed in (path, folder):
         if not needed.exists():
             raise NoSplitError(
                 f"{data} holds no {split}: looked for {needed}; unpack COCO's zips with `unzip` "
@@ -202,61 +202,80 @@ def _open_coco(data: Path, split: str) -> DetectionSet:
         raise BackendError(
             f"COCO needs pycocotools ({error}): pip install 'fastsiam[detection]'"
         ) from error
-    row: dict[str, Any] | None = None
-    pictures: list[Picture] = []
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             coco = COCO(str(path))
-        categories = sorted(coco.cats)  # COCO's ids have gaps
-        labels = {category: label for label, category in enumerate(categories)}
-        classes = tuple(coco.cats[category]["name"] for category in categories)
-        for image in coco.imgs.values():
-            height, width = image["height"], image["width"]
-            boxes, kinds, objects = [], [], []
-            for row in coco.imgToAnns[image["id"]]:  # without crowds and, as in detectron2, slivers
-                x, y, w, h = map(float, row["bbox"])
-                # COCOeval, after the training, needs both.
-                row["iscrowd"] = int(row.get("iscrowd") or 0)
-                row["area"] = float(row.get("area", w * h))
-                mask = row["segmentation"]
-                _check_segmentation(mask, height, width)
-                if isinstance(mask, list):
-                    # pycocotools takes two corners for a box, and fails without any polygon.
-                    outlines = [polygon for polygon in mask if len(polygon) >= 6]
-                    nothing = {"size": [height, width], "counts": [height * width]}
-                    row["segmentation"] = outlines or mask or nothing
-                    if not outlines:
-                        continue
-                if min(w, h) > 0 and not row["iscrowd"]:
-                    boxes.append(_checked((x, y, x + w, y + h), height, width))
-                    kinds.append(labels[row["category_id"]])
-                    objects.append(row)
-            row = None
-            pictures.append(
-                Picture(
-                    file=data / split / image["file_name"],
-                    image_id=image["id"],
-                    height=height,
-                    width=width,
-                    boxes=np.array(boxes, np.float32).reshape(-1, 4),
-                    labels=np.array(kinds, np.int64),
-                    difficult=np.zeros(len(objects), bool),
-                    annotations=tuple(objects),
-                )
-            )
-        rows = coco.dataset.get("annotations", [])
-        # COCOeval takes 0 for "not found", and ids for numbers.
-        odd = 0 in coco.anns or not all(isinstance(number, int) for number in coco.anns)
-        if odd or len(coco.anns) < len(rows):
-            for number, one in enumerate(rows, 1):
-                one["id"] = number
-            with contextlib.redirect_stdout(io.StringIO()):
-                coco.createIndex()
+        # COCO's ids have gaps.
+        labels = {category: label for label, category in enumerate(sorted(coco.cats))}
+        pictures = [
+            _coco_picture(folder, image, coco.imgToAnns[image["id"]], labels)
+            for image in coco.imgs.values()
+        ]
+        classes = tuple(coco.cats[category]["name"] for category in labels)
     except (ValueError, LookupError, TypeError, AssertionError, RecursionError) as error:
-        where = "" if row is None else f"annotation {row.get('id')}: "
-        said = error if type(error) is ValueError else repr(error)
-        raise DataError(f"cannot read {path} as COCO's annotations: {where}{said}") from error
+        raise DataError(f"cannot read {path} as COCO's annotations: {_said(error)}") from error
+    # COCOeval takes 0 for "not found" and ids for numbers, and the file may have an id twice.
+    coco.anns = dict(enumerate(coco.dataset.get("annotations", []), start=1))
+    for number, row in coco.anns.items():
+        row["id"] = number
     return DetectionSet(f"COCO {split} in {data}", classes, pictures, coco)
+
+
+def _coco_picture(
+    folder: Path, image: dict[str, Any], rows: list[dict[str, Any]], labels: dict[int, int]
+) -> Picture:
+    """Return an image with the objects that are trained on; complete its annotations.
+
+    Raises:
+        ValueError: names the annotation that cannot be read.
+    """
+    height, width = image["height"], image["width"]
+    boxes, kinds, objects = [], [], []
+    for row in rows:
+        try:
+            if box := _trained_box(row, height, width):
+                boxes.append(box)
+                kinds.append(labels[row["category_id"]])
+                objects.append(row)
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(f"annotation {row.get('id')}: {_said(error)}") from error
+    return Picture(
+        file=folder / image["file_name"],
+        image_id=image["id"],
+        height=height,
+        width=width,
+        boxes=np.array(boxes, np.float32).reshape(-1, 4),
+        labels=np.array(kinds, np.int64),
+        difficult=np.zeros(len(objects), bool),
+        annotations=tuple(objects),
+    )
+
+
+def _trained_box(row: dict[str, Any], height: int, width: int) -> tuple[float, ...] | None:
+    """Complete an annotation for COCOeval; return its box, in corners, if it is trained on.
+
+    Crowds are left out and, as in detectron2, slivers and objects without a mask.
+    """
+    x, y, w, h = map(float, row["bbox"])
+    row["iscrowd"] = int(row.get("iscrowd") or 0)
+    row["area"] = float(row.get("area", w * h))
+    mask = row["segmentation"]
+    _check_segmentation(mask, height, width)
+    if isinstance(mask, list):
+        # pycocotools takes two corners for a box, and fails without any polygon.
+        outlines = [polygon for polygon in mask if len(polygon) >= 6]
+        nothing = {"size": [height, width], "counts": [height * width]}
+        row["segmentation"] = outlines or mask or nothing
+        if not outlines:
+            return None
+    if row["iscrowd"] or not min(w, h) > 0:
+        return None
+    return _checked((x, y, x + w, y + h), height, width)
+
+
+def _said(error: Exception) -> str:
+    """Return an error's own text, or for one that Python raised also its kind."""
+    return str(error) if type(error) is ValueError else repr(error)
 
 
 def _check_segmentation(mask: Any, height: int, width: int) -> None:

@@ -21,7 +21,7 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNPredictor
 from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
-from torchvision.ops import roi_align
+from torchvision.ops import RoIAlign
 
 from fastsiam.config.detect import DetectConfig
 from fastsiam.errors import FastSiamError
@@ -169,21 +169,15 @@ class _Anchors(AnchorGenerator):  # type: ignore[misc]
         return super().grid_anchors(grid_sizes, [(self._stride, self._stride)])
 
 
-class _Cut(nn.Module):
+class _Cut(RoIAlign):  # type: ignore[misc]
     """RoIAlign as detectron2 has it: "aligned", as many samples as the box has pixels."""
 
     def __init__(self, stride: int) -> None:
-        super().__init__()
-        self._stride = stride
+        super().__init__(_POOLED, 1 / stride, sampling_ratio=0, aligned=True)
 
-    def forward(
-        self, features: dict[str, Tensor], boxes: list[Tensor], sizes: list[tuple[int, int]]
-    ) -> Tensor:
+    def forward(self, features: dict[str, Tensor], boxes: list[Tensor], sizes: Any) -> Any:
         """Return (R, C, 14, 14)."""
-        cut: Tensor = roi_align(
-            features["0"], boxes, _POOLED, 1 / self._stride, sampling_ratio=0, aligned=True
-        )
-        return cut
+        return super().forward(features["0"], boxes)
 
 
 class _C4Heads(RoIHeads):  # type: ignore[misc]

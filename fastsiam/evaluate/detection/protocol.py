@@ -81,6 +81,15 @@ PAPER = _papers_figures()
 """Table 5: ResNet-50, 200 epochs on ImageNet; AP50, AP, AP75. The other methods are the authors'
 reproductions."""
 
+_PAPERS_NETWORK = {
+    "backbone": "resnet50",
+    "stem": "imagenet",
+    "width": 64,
+    "BN statistics": "of all ranks",
+    "precision": "float32",
+}
+"""The network, whose images the statistics of a BN are of in training, and the autocast type."""
+
 
 def schedule_of(config: DetectConfig) -> Schedule:
     """Return the schedule of some settings; other lengths have their drops at the same shares."""
@@ -115,37 +124,21 @@ def protocol_of(config: DetectConfig) -> dict[str, Any]:
     }
 
 
-def differences(
-    config: DetectConfig,
-    backbone: str,
-    precision: str,
-    statistics: str = "of all ranks",
-    *,
-    stem: str = "imagenet",
-    width: int = 64,
-) -> list[str]:
+def differences(config: DetectConfig, network: dict[str, Any]) -> list[str]:
     """Say which settings are not the protocol's, each with the protocol's value.
 
     Args:
         config: the settings.
-        backbone: of the network.
-        precision: autocast type.
-        statistics: whose images BN statistics are of in training.
-        stem: of the network.
-        width: of the network: channels of its first stage.
+        network: what is not as in ``_PAPERS_NETWORK``.
     """
     trials = 1 if config.task == "coco" else DetectConfig().trials
-    papers = protocol_of(DetectConfig(task=config.task, trials=trials, seed=config.seed))
-    papers |= {"backbone": "resnet50", "stem": "imagenet", "width": 64}
-    papers |= {"BN statistics": "of all ranks", "precision": "float32"}
-    del papers["drops"]  # they are at the same shares of the steps
-    own = protocol_of(config)
-    own |= {"backbone": backbone, "stem": stem, "width": width}
-    own |= {"BN statistics": statistics, "precision": precision}
+    papers = DetectConfig(task=config.task, trials=trials, seed=config.seed)
+    expected = protocol_of(papers) | _PAPERS_NETWORK
+    own = protocol_of(config) | _PAPERS_NETWORK | network
     return [
         f"{name.replace('_', ' ')} {_text(own[name])} (not {_text(value)})"
-        for name, value in papers.items()
-        if own[name] != value
+        for name, value in expected.items()
+        if own[name] != value and name != "drops"  # they are at the same shares of the steps
     ]
 
 

@@ -71,13 +71,10 @@ def voc_scores(
         DataError: the set has no object, difficult ones apart.
     """
     pictures = {picture.image_id: picture for picture in dataset.pictures}
+    counting = np.concatenate([one.labels[~one.difficult] for one in dataset.pictures])
     rows = []
     for label in range(len(dataset.classes)):
-        wanted = sum(
-            int(((picture.labels == label) & ~picture.difficult).sum())
-            for picture in dataset.pictures
-        )
-        if wanted:
+        if wanted := int((counting == label).sum()):
             matches = _matches(pictures, detections, label)
             rows.append([_average(*_curve(matches, least, wanted), rule) for least in OVERLAPS])
     if not rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,16 +17,19 @@ from fastsiam.config import NumericsConfig
 from fastsiam.config.detect import DetectConfig
 from fastsiam.distributed import Place, bn_group, mean_across_ranks
 from fastsiam.errors import NOT_FINITE, FastSiamError
+from fastsiam.evaluate.record_files import RecordFiles
 from fastsiam.evaluate.supervised import Training
 from fastsiam.methods.optim import with_momenta
 
 from .datasets import DetectionSet
-from .images import Sample, resized
+from .images import Sample, TrainingImages, resized
 from .model import Detector
 from .protocol import schedule_of
 from .scores import Detections
 
 MOMENTUM = 0.9
+_LOOKED_AT = 20
+"""Steps between looks at the loss, which wait for the GPU, and chances to save."""
 
 
 class DetectorTraining(Training):
@@ -54,6 +58,30 @@ class DetectorTraining(Training):
         groups = [{"params": others}, {"params": norms, "weight_decay": 0.0}]  # as in detectron2
         sgd = torch.optim.SGD(groups, 0.0, momentum=MOMENTUM, weight_decay=config.weight_decay)
         super().__init__(model, with_momenta(sgd), dtype=model.dtype, place=place)
+
+    def fit(self, dataset: DetectionSet, files: RecordFiles, unit: str) -> None:
+        """Train on a set to the end of the schedule, then make BN's statistics precise.
+
+        Args:
+            dataset: whose images.
+            files: where the state is saved, and resumed from.
+            unit: what the progress counts.
+
+        Raises:
+            FastSiamError: no image has an object, or the loss is not finite.
+        """
+        config, steps = self._config, self._schedule.steps
+        images = TrainingImages(dataset, config, seed=self._seed, place=self._place)
+        self.run(
+            partial(images.from_step, steps=steps),
+            steps=steps,
+            every=_LOOKED_AT,
+            images=config.batch_size,
+            files=files,
+            at_mark=_loss_text,
+            unit=unit,
+        )
+        self.settle_batch_norm(images.from_step(steps, steps + config.precise_bn))
 
     def step(self, number: int, batch: Sequence[Sample]) -> Tensor:
         """Train on this rank's share of a batch; return the losses' sum, on the device.
@@ -144,7 +172,7 @@ class DetectorTraining(Training):
         torch.manual_seed(int(words.generate_state(1, np.uint64)[0]) % 2**63)
 
 
-def loss_text(step: int, loss: Tensor) -> str:
+def _loss_text(step: int, loss: Tensor) -> str:
     """Return a loss for the progress.
 
     Raises:

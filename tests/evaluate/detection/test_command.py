@@ -16,18 +16,18 @@ import pytest
 import torch
 
 from fastsiam.config.detect import DetectConfig
-from fastsiam.distributed import Place
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate import record_files
 from fastsiam.evaluate.detection import command as detect
+from fastsiam.evaluate.detection import training
 from fastsiam.evaluate.detection.command import evaluate_detection
 from fastsiam.evaluate.detection.training import DetectorTraining
 from fastsiam.report.run import evaluation_tables
 from fastsiam.run.records import read_records
 from tests.processes import Forked
 from tests.ranks import fastsiam_on_ranks
+from tests.train.runs import CPU as HERE
 
-HERE = Place(0, 1, torch.device("cpu"))
 QUICK = DetectConfig(
     trials=1,
     steps=3,
@@ -48,7 +48,7 @@ FLAGS = (
 
 def killed_at(call: int, run: Path, config: DetectConfig) -> None:
     """Evaluate, save after each step, and be killed before a step."""
-    record_files._SECONDS_BETWEEN_SAVES, detect._LOOKED_AT = 0.0, 1
+    record_files._SECONDS_BETWEEN_SAVES, training._LOOKED_AT = 0.0, 1
     step, calls = DetectorTraining.step, count(1)
 
     def counted(self: DetectorTraining, *arguments: Any) -> Any:

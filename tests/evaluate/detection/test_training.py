@@ -25,8 +25,8 @@ from fastsiam.evaluate.detection.protocol import (
 )
 from fastsiam.evaluate.detection.training import DetectorTraining
 from tests.evaluate.detection.tiny import SIDE, picture, squares, tiny
+from tests.train.runs import CPU as HERE
 
-HERE = Place(0, 1, torch.device("cpu"))
 CONFIG = DetectConfig(steps=8, warmup=2, short_side="64", batch_size=2, workers=2)
 
 
@@ -77,17 +77,17 @@ def test_the_protocols_rates() -> None:
 
 
 def test_what_is_not_the_protocols_is_said() -> None:
-    assert differences(DetectConfig(), "resnet50", "float32") == []
-    assert differences(DetectConfig(task="coco", trials=1), "resnet50", "float32") == []
+    assert differences(DetectConfig(), {}) == []
+    assert differences(DetectConfig(task="coco", trials=1), {"backbone": "resnet50"}) == []
     config = DetectConfig(steps=240, detector="fpn", short_side="96-128", trials=2)
-    said = differences(config, "resnet18", "bfloat16", "of a rank")
-    assert [line.split(" (not")[0] for line in said] == [
-        "detector FPN of torchvision", "steps 240", "sides 96 to 128", "trials 2",
-        "backbone resnet18", "BN statistics of a rank", "precision bfloat16",
+    said = differences(config, {"backbone": "resnet18", "stem": "cifar", "width": 16})
+    assert said == [
+        "detector FPN of torchvision (not C4 of torchvision's parts)", "steps 240 (not 24,000)",
+        "sides 96 to 128 (not 480 to 800)", "trials 2 (not 5)", "backbone resnet18 (not resnet50)",
+        "stem cifar (not imagenet)", "width 16 (not 64)",
     ]  # fmt: skip
-    assert "steps 240 (not 24,000)" in said and "sides 96 to 128 (not 480 to 800)" in said
-    said = differences(DetectConfig(), "resnet50", "float32", stem="cifar", width=16)
-    assert said == ["stem cifar (not imagenet)", "width 16 (not 64)"]
+    said = differences(DetectConfig(), {"BN statistics": "of a rank"})
+    assert said == ["BN statistics of a rank (not of all ranks)"]
     assert "SimSiam, base 75.5 / 47.0 / 50.2" in papers_rows("voc07")
 
 
