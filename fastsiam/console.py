@@ -29,7 +29,7 @@ _LONG_SECONDS = 5.0
 """Seconds after which a tally appears."""
 
 _DRAW_SECONDS = 0.1
-"""Seconds between two updates of a tally's bar."""
+"""Seconds between two updates of a tally."""
 
 
 class _Stderr:
@@ -76,7 +76,8 @@ class Console:
         self._quiet = quiet
         self._progress: Progress | None = None
         self._last_line = -_LINE_SECONDS
-        self._total, self._unit = 0, ""
+        self._total: int | None = None
+        self._unit = ""
 
     def say(self, text: str) -> None:
         """Print one line."""
@@ -95,23 +96,26 @@ class Console:
         return self._out.is_terminal and not self._quiet
 
     @contextlib.contextmanager
-    def progress(self, total: int, done: int, unit: str = "step") -> Iterator[None]:
+    def progress(
+        self, total: int | None, done: int, unit: str = "step", *, transient: bool = False
+    ) -> Iterator[None]:
         """Show a progress bar inside a ``with`` block.
 
         Args:
-            total: number of units.
+            total: number of units, if known.
             done: number of units done before.
             unit: name of the unit.
+            transient: whether the bar is removed at the end.
         """
         self._total, self._unit = total, unit
         if not self._draws:
             yield
             return
         bar = (BarColumn(20),) if self._out.width >= 110 else ()
-        count = TextColumn(unit + " {task.completed:,.0f}/{task.total:,.0f}", markup=False)
-        columns = (count, *bar, TextColumn("{task.description}", markup=False))
-        with Progress(*columns, console=self._out, auto_refresh=False) as self._progress:
-            self._progress.add_task("", total=total, completed=done)
+        columns = TextColumn("{task.description}", markup=False), *bar
+        drawn = Progress(*columns, console=self._out, auto_refresh=False, transient=transient)
+        with drawn as self._progress:
+            self._progress.add_task(self._count(done), total=total, completed=done)
             try:
                 yield
             finally:
@@ -126,7 +130,7 @@ class Console:
             total: number of units, if known.
         """
         with contextlib.ExitStack() as ends:
-            yield Tally(self, what, total, ends)
+            yield Tally(Console(quiet=self._quiet), what, total, ends)
 
     @contextlib.contextmanager
     def status(self, text: str) -> Iterator[None]:
@@ -150,11 +154,15 @@ class Console:
             place: shown after the number, without a terminal.
         """
         if self._progress:
-            task = self._progress.task_ids[0]
+            task, text = self._progress.task_ids[0], f"{self._count(completed)} {text}"
             self._progress.update(task, completed=completed, description=text, refresh=True)
-        elif time.monotonic() - self._last_line >= _LINE_SECONDS or completed >= self._total:
+        elif time.monotonic() - self._last_line >= _LINE_SECONDS or completed == self._total:
             self._last_line = time.monotonic()
             self.say(f"{self._unit} {completed:,}{place}: {text}")
+
+    def _count(self, completed: int) -> str:
+        of = "" if self._total is None else f"/{self._total:,}"
+        return f"{self._unit} {completed:,}{of}"
 
     def show(self, values: dict[str, Any], *, remaining: int, batch: int) -> None:
         """Show a log point's metrics and the remaining time.
@@ -174,12 +182,10 @@ class Console:
 
 
 class Tally:
-    """Progress of long work: a bar in a terminal, a line every ten seconds in a log.
-
-    It appears after five seconds.
+    """Progress of long work, with its speed; it appears after five seconds.
 
     Args:
-        console: shows the progress.
+        console: shows the progress, and no other.
         what: the work and its unit.
         total: number of units, if known.
         ends: exit stack that removes the bar at the end.
@@ -188,39 +194,28 @@ class Tally:
     def __init__(
         self, console: Console, what: str, total: int | None, ends: contextlib.ExitStack
     ) -> None:
-        self._console, self._what, self._total, self._ends = console, what, total, ends
-        self._began = time.monotonic()
-        self._next = self._began + _LONG_SECONDS
-        self._bar: Progress | None = None
+        self._console, self._total, self._ends = console, total, ends
+        self._bar = console.progress(total, 0, what, transient=True)
+        self._began = self._last = time.monotonic()
         self.done = 0
         """Number of units done."""
 
     def add(self, count: int = 1) -> None:
         """Add to the number of units done."""
         self.done += count
-        if (now := time.monotonic()) >= self._next and not self._console._quiet:
-            self._show(now)
-
-    def _show(self, now: float) -> None:
-        speed = self.done / (now - self._began)
-        text = f"{self._what}: {self.done:,}"
-        if self._total is None:
-            text += f", {speed:,.0f}/s"
-        else:
-            left = max(0, self._total - self.done) / max(speed, 1e-9)
-            text += f" of {self._total:,}, {speed:,.0f}/s, {duration(left)} left"
-        if not self._console._draws:
-            self._next = now + _LINE_SECONDS
-            self._console.say(text)
+        now = time.monotonic()
+        is_shown = self._last > self._began
+        if now - self._last < (_DRAW_SECONDS if is_shown else _LONG_SECONDS):
             return
-        self._next = now + _DRAW_SECONDS
-        if self._bar is None:
-            columns = TextColumn("{task.description}", markup=False), BarColumn(20)
-            out = self._console._out
-            self._bar = Progress(*columns, console=out, auto_refresh=False, transient=True)
-            self._bar.add_task("", total=self._total)
+        self._last = now
+        if not is_shown:
             self._ends.enter_context(self._bar)
-        self._bar.update(self._bar.task_ids[0], completed=self.done, description=text, refresh=True)
+        speed = self.done / (now - self._began)
+        text, of = f"{speed:,.0f}/s", ""
+        if self._total is not None:
+            left = max(0, self._total - self.done) / max(speed, 1e-9)
+            text, of = f"{text}, {duration(left)} left", f" of {self._total:,}"
+        self._console.advance(self.done, text, place=of)
 
 
 def tally(what: str, total: int | None = None) -> contextlib.AbstractContextManager[Tally]:
@@ -249,13 +244,14 @@ class FileProgress:
             size: size in bytes.
         """
         self._bar.close()
-        self._images, self._size, self._start = images, size, (-1, -1, time.monotonic())
+        self._images, self._size = images, size
+        self._start: tuple[int, int, float] | None = None
         self._bar.enter_context(self._console.progress(images, 0, f"{name}: image"))
 
     def progress(self, images: int, size: int) -> None:
         """Show the number of images and bytes done; the first call sets the start."""
-        if self._start[0] < 0:
-            self._start = (images, size, time.monotonic())
+        if self._start is None:
+            self._start = images, size, time.monotonic()
             return
         first, first_size, began = self._start
         seconds = max(time.monotonic() - began, 1e-9)

@@ -44,34 +44,8 @@ _SEEN = "63 to 80%"
 """Range of this demo's final kNN accuracy on different machines."""
 
 
-def _stripes(x: Plane, y: Plane) -> Plane:
-    return np.sin(x)
-
-
-def _checks(x: Plane, y: Plane) -> Plane:
-    return np.sin(x) * np.sin(y)
-
-
-def _dots(x: Plane, y: Plane) -> Plane:
-    return np.cos(x) + np.cos(y) - 1.0
-
-
-def _grid(x: Plane, y: Plane) -> Plane:
-    return np.maximum(np.cos(x), np.cos(y)) - 0.75
-
-
-def _rings(x: Plane, y: Plane) -> Plane:
-    return np.sin(np.hypot(_wrap(x, 8), _wrap(y, 8)) * 1.5)
-
-
-def _waves(x: Plane, y: Plane) -> Plane:
-    return np.sin(x + 1.8 * np.sin(y))
-
-
-def _hexagons(x: Plane, y: Plane) -> Plane:
-    half, root = 0.5, 0.75**0.5
-    plane: Plane = -0.3 + np.cos(x) + np.cos(half * x + root * y) + np.cos(half * x - root * y)
-    return plane
+def _wrap(x: Plane, period: float) -> Plane:
+    return np.mod(x + period / 2, period) - period / 2
 
 
 def _bricks(x: Plane, y: Plane) -> Plane:
@@ -84,20 +58,28 @@ def _crosses(x: Plane, y: Plane) -> Plane:
     return 0.6 - np.minimum(np.maximum(u, v / 3), np.maximum(v, u / 3))
 
 
-def _zigzags(x: Plane, y: Plane) -> Plane:
-    return np.sin(x + np.abs(_wrap(y, 2 * np.pi)) * 1.6)
+def _hexagons(x: Plane, y: Plane) -> Plane:
+    half, root = 0.5, 0.75**0.5
+    plane: Plane = -0.3 + np.cos(x) + np.cos(half * x + root * y) + np.cos(half * x - root * y)
+    return plane
 
 
-CLASSES: tuple[Callable[[Plane, Plane], Plane], ...] = (
-    _stripes, _checks, _dots, _grid, _rings, _waves, _hexagons, _bricks, _crosses, _zigzags
-)  # fmt: skip
+CLASSES: dict[str, Callable[[Plane, Plane], Plane]] = {
+    "stripes": lambda x, y: np.sin(x),
+    "checks": lambda x, y: np.sin(x) * np.sin(y),
+    "dots": lambda x, y: np.cos(x) + np.cos(y) - 1.0,
+    "grid": lambda x, y: np.maximum(np.cos(x), np.cos(y)) - 0.75,
+    "rings": lambda x, y: np.sin(np.hypot(_wrap(x, 8), _wrap(y, 8)) * 1.5),
+    "waves": lambda x, y: np.sin(x + 1.8 * np.sin(y)),
+    "hexagons": _hexagons,
+    "bricks": _bricks,
+    "crosses": _crosses,
+    "zigzags": lambda x, y: np.sin(x + np.abs(_wrap(y, 2 * np.pi)) * 1.6),
+}
+"""Texture of each class: positive where the front colour is."""
 
 
-def _wrap(x: Plane, period: float) -> Plane:
-    return np.mod(x + period / 2, period) - period / 2
-
-
-def pattern(kind: int, generator: np.random.Generator, height: int, width: int) -> Plane:
+def pattern(kind: str, generator: np.random.Generator, height: int, width: int) -> Plane:
     """Draw one of ``CLASSES`` with random rotation, scale and position.
 
     Returns:
@@ -131,22 +113,18 @@ def with_lighting(picture: NDArray[np.float64], generator: np.random.Generator) 
     return Image.fromarray(np.rint(picture.clip(0, 1) * 255).astype(np.uint8))
 
 
-def make_image(kind: int, generator: np.random.Generator) -> Image.Image:
-    """Draw an image of a class: SIDE x SIDE RGB."""
-    ink = pattern(kind, generator, SIDE, SIDE)
-    return with_lighting(with_colours(ink, generator), generator)
-
-
 def make_images(folder: Path, *, seed: int = 0) -> None:
     """Write the demo's data set as JPEGs: folder/train|val/<class>/<number>.jpg."""
     generator = np.random.default_rng(seed)
     with tally("making images", len(CLASSES) * (TRAIN + VAL)) as made:
         for split, count in (("train", TRAIN), ("val", VAL)):
-            for kind, function in enumerate(CLASSES):
-                target = folder / split / function.__name__.strip("_")
+            for kind in CLASSES:
+                target = folder / split / kind
                 target.mkdir(parents=True, exist_ok=True)
                 for number in range(count):
-                    make_image(kind, generator).save(target / f"{number:04d}.jpg", quality=92)
+                    ink = pattern(kind, generator, SIDE, SIDE)
+                    image = with_lighting(with_colours(ink, generator), generator)
+                    image.save(target / f"{number:04d}.jpg", quality=92)
                     made.add()
 
 

@@ -48,8 +48,9 @@ class Screen:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.text, self.now = io.StringIO(), 1000.0
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        out = RichConsole(file=self.text, force_terminal=True, width=200)
+        monkeypatch.setattr("fastsiam.console._shared", lambda can_draw: out)
         self.console = Console()
-        self.console._out = RichConsole(file=self.text, force_terminal=True, width=200)
 
     def shown(self) -> str:
         """Return what was written since the last time."""
@@ -62,21 +63,22 @@ class Screen:
 def test_quick_work_says_nothing_and_long_work_a_line_in_ten_seconds(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    screen = Screen(monkeypatch)
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     with Console().tally("decoding images", 1000) as done:
         for _ in range(49):
-            screen.now += 0.1
+            now[0] += 0.1
             done.add(2)
         assert capsys.readouterr().err == ""
-        screen.now += 0.1
+        now[0] += 0.1
         done.add(2)
-        assert capsys.readouterr().err == "decoding images: 100 of 1,000, 20/s, 45 s left\n"
-        screen.now += 9.9
+        assert capsys.readouterr().err == "decoding images 100 of 1,000: 20/s, 45 s left\n"
+        now[0] += 9.9
         done.add(500)
         assert capsys.readouterr().err == ""
-        screen.now += 0.1
+        now[0] += 0.1
         done.add(150)
-        assert capsys.readouterr().err == "decoding images: 750 of 1,000, 50/s, 5 s left\n"
+        assert capsys.readouterr().err == "decoding images 750 of 1,000: 50/s, 5 s left\n"
     assert done.done == 750 and capsys.readouterr().err == ""
 
 
@@ -88,12 +90,12 @@ def test_a_terminal_has_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) ->
         assert screen.shown() == ""
         screen.now += 6
         done.add()
-        assert "listing /a [b], files: 2 of 10" in screen.shown()
+        assert "listing /a [b], files 2/10" in screen.shown()
         done.add()  # in the same moment
         assert screen.shown() == "" and threading.active_count() == threads
         screen.now += 1
         done.add()
-        assert "files: 4 of 10" in screen.shown()
+        assert "files 4/10" in screen.shown()
     assert screen.shown().endswith("\x1b[1A\x1b[2K")  # erased
 
 
@@ -106,7 +108,7 @@ def test_work_within_a_run_is_told_beside_its_bar(monkeypatch: pytest.MonkeyPatc
             screen.now += 6
             done.add(4)
             found = screen.shown()
-            assert "50/100" in found and "kNN: images: 4 of 10" in found
+            assert "50/100" in found and "kNN: images 4/10" in found
             assert elsewhere.done == 0
         assert "kNN" not in screen.shown().rpartition("50/100")[2]
 

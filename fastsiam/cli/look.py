@@ -25,12 +25,7 @@ def _seen(flags: Mapping[str, Any]) -> tuple[DataConfig, AugmentConfig, int]:
 
 
 _SHOWN = {
-    "data",
-    "image_column",
-    "label_column",
-    "exif",
-    "alpha",
-    "seed",
+    *("data", "image_column", "label_column", "exif", "alpha", "seed"),
     *settings_of(AugmentConfig),
     *settings_of(ViewConfig),
 }

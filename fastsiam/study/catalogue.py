@@ -22,7 +22,6 @@ Changes = Mapping[str, Any]
 """Changed settings by their flags' names: a value, or a multiple of a recipe's such as "2 x"."""
 Figure = str | float | None
 """A result of the paper in percent, or its description; None if there is neither."""
-_PANELS = ("loss", "kNN")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class Study:
     """Name of the row whose gain over an untrained network the other rows are compared with."""
     figure: str = "linear top-1 of ResNet-50 on ImageNet after 100 epochs"
     """Description of the paper's numbers."""
-    panels: tuple[str, ...] = _PANELS
+    panels: Sequence[str] = ("loss", "kNN")
     """Quantities that the picture has as curves: loss, std, rank and kNN."""
 
 
@@ -96,19 +95,13 @@ def _claims(text: str) -> list[Claim]:
     return [Claim(kind, name) for name in names.split() or [""]]  # type: ignore[arg-type]
 
 
-def _study(
-    name: str, *, rows: Sequence[Any], panels: Sequence[str] = _PANELS, **others: str
-) -> Study:
-    own = tuple(_row(*row) for row in rows)
-    return Study(name=name, rows=own, panels=tuple(panels), **others)
-
-
 _DATA = tomllib.loads(Path(__file__).with_name("catalogue.toml").read_text())
 
 VARIANTS: dict[str, Changes] = _DATA["variants"]
 """Changes of a recipe by the variant's name: the scale's recipe, or that of the named method."""
 
 STUDIES: dict[str, Study] = {
-    name: _study(name, **study) for name, study in _DATA["studies"].items()
+    name: Study(name=name, **study | {"rows": tuple(_row(*row) for row in study["rows"])})
+    for name, study in _DATA["studies"].items()
 }
 """Every study by its name, in the paper's order."""

@@ -7,9 +7,6 @@ the highest AP on the test set. The paper searches the rate too, and does not sa
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 import zlib
 from collections.abc import Sequence
@@ -22,7 +19,7 @@ from fastsiam.config.setting import as_text, settings_of
 from fastsiam.config.study import StudyDetectConfig
 from fastsiam.console import Console, counted
 from fastsiam.environment import environment
-from fastsiam.errors import NOT_FINITE, FastSiamError
+from fastsiam.errors import FastSiamError
 from fastsiam.evaluate.detection.command import preflight
 from fastsiam.evaluate.detection.protocol import FIGURES, PAPER, protocol_of
 from fastsiam.evaluate.features import fingerprint
@@ -30,8 +27,7 @@ from fastsiam.evaluate.subject import open_network
 from fastsiam.files import explained, parsed_json, quoted, write_json, written_for_user
 from fastsiam.report.markdown import markdown
 from fastsiam.run.records import Record
-from fastsiam.signals import ending_with, signal_name
-from fastsiam.study.runner import RANKS_LINES
+from fastsiam.study.runner import FASTSIAM, Child
 from fastsiam.study.runs import Run
 from fastsiam.study.scales import Scale
 from fastsiam.study.table import averaged
@@ -124,19 +120,14 @@ def do_detection(
         if row.network:
             if not weights:
                 preflight(Path(row.network), detector)
-            weights[row.title] = _weights_of(row, detector)
+            network = open_network(Path(row.network), replace(detector, untrained=row.untrained))
+            weights[row.title] = fingerprint(network.network())
         else:
             console.say(f"no row {row.title!r}: {row.missing}")
     return [
         _with_figures(row, config, detector, folder, weights[row.title]) if row.network else row
         for row in rows
     ]
-
-
-def _weights_of(row: DetectionRow, detector: DetectConfig) -> str:
-    """Return the hash of a row's network."""
-    own = replace(detector, untrained=row.untrained)
-    return fingerprint(open_network(Path(row.network), own).network())
 
 
 def _with_figures(
@@ -207,28 +198,16 @@ def _evaluate(row: DetectionRow, detector: DetectConfig, path: Path, diverged: P
     log = path.with_suffix(".log")
     said = f"{row.title}, rate {detector.lr:g}, seed {detector.seed}"
     Console().say(f"{said}: the output is in {log}")
-    words = [sys.executable, "-m", "fastsiam", "eval", "detect", row.network, "--json", str(path)]
     with explained(FastSiamError, f"cannot write {log}"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as out:
-            before = out.tell()
-            code = subprocess.run(
-                [*words, *_options(detector)],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                preexec_fn=ending_with(os.getpid()),
-            ).returncode
-        lines = log.read_bytes()[before:].decode(errors="replace").splitlines()
-    if not code:
-        return
-    if code < 0 or not any(NOT_FINITE in line for line in lines[-RANKS_LINES:]):
-        *_, last = ["no output", *lines]
-        why = f"killed by {signal_name(-code)}" if code < 0 else last.removeprefix("error: ")
-        raise FastSiamError(f"{said} failed ({why}); see {log}")
-    Console().say(f"{said}: diverged")
-    with written_for_user(diverged) as temporary:
-        temporary.touch()
+    words = ["eval", "detect", row.network, "--json", str(path), *_options(detector)]
+    child = Child.start([*FASTSIAM, *words], log)
+    if child.process.wait() and not child.divergence:
+        raise child.failure(said)
+    if child.process.returncode:
+        Console().say(f"{said}: diverged")
+        with written_for_user(diverged) as temporary:
+            temporary.touch()
 
 
 def _options(detector: DetectConfig) -> list[str]:

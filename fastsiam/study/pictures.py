@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from math import isfinite
 from pathlib import Path
@@ -26,7 +26,6 @@ from fastsiam.report.drawing import (
     png,
     shown,
 )
-from fastsiam.study.catalogue import STUDIES
 from fastsiam.study.record import Result, RowRecord, StudyRecord
 from fastsiam.study.table import spelled_seeds
 from fastsiam.study.verdicts import interval
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 Curve = Sequence[tuple[float, float]]
 
-_REFERENCE = BLUE
 _OTHERS = (ORANGE, GREEN, PINK, SKY, VERMILION, GRAY)
 _TITLES = {
     "loss": "loss",
@@ -71,7 +69,7 @@ def picture(record: StudyRecord) -> Figure:
     """
     from matplotlib.ticker import MaxNLocator
 
-    panels, colours = STUDIES[record.name].panels, _colours(record)
+    panels, colours = record.panels, _colours(record)
     height = max(_PANEL * len(panels), _SLOT * len(record.rows)) + _AXIS
     figure = canvas(f"{record.title} ({record.source})", _measured(record), height)
     layout = figure.add_gridspec(len(panels), 2, width_ratios=(1, 1.05))
@@ -105,7 +103,7 @@ def _measured(record: StudyRecord) -> str:
 def _colours(record: StudyRecord) -> dict[str, str]:
     """Return a colour for each row; the reference has the same one in every picture."""
     others = [row.variant for row in record.rows if row.variant != record.reference]
-    return {record.reference: _REFERENCE} | dict(zip(others, cycle(_OTHERS), strict=False))
+    return {record.reference: BLUE} | dict(zip(others, cycle(_OTHERS), strict=False))
 
 
 def _curves(axes: Axes, record: StudyRecord, what: str, colours: Mapping[str, str]) -> None:
@@ -113,8 +111,8 @@ def _curves(axes: Axes, record: StudyRecord, what: str, colours: Mapping[str, st
     for row in record.rows:
         curves = [curve for one in row.results if (curve := _curve(one, what))]
         colour = colours[row.variant]
-        if points := list(_over_seeds(curves)):
-            epochs, values = zip(*points, strict=True)
+        if epochs := sorted({epoch for curve in curves for epoch, _ in curve}):
+            values = [[x for curve in curves for at, x in curve if at == one] for one in epochs]
             means = [fmean(at) for at in values]
             axes.plot(epochs, means, color=colour, linewidth=1.4, markersize=3,
                       marker="o" if what == "kNN" else None, clip_on=False)  # fmt: skip
@@ -143,12 +141,6 @@ def _curve(one: Result, what: str) -> Curve:
         "kNN": (one.knn_epochs, one.knn_curve),
     }[what]
     return [point for point in zip(epochs, values, strict=True) if isfinite(point[1])]
-
-
-def _over_seeds(curves: Sequence[Curve]) -> Iterator[tuple[float, list[float]]]:
-    """Yield each epoch of any seed, with the values of the seeds at that epoch."""
-    for epoch in sorted({epoch for curve in curves for epoch, _ in curve}):
-        yield epoch, [value for curve in curves for at, value in curve if at == epoch]
 
 
 def _bars(axes: Axes, record: StudyRecord, colours: Mapping[str, str], *, slot: float) -> None:

@@ -121,17 +121,6 @@ class StudyRecord(Study):
         return [one for row in self.rows for one in row.results]
 
     @property
-    def other_images(self) -> list[str]:
-        """Runs that did not train on the images of the first run whose images are known."""
-        runs = {
-            f"{row.title}, seed {one.seed}": one.images_digest
-            for row in self.rows
-            for one in row.results
-            if one.images_digest
-        }
-        return [run for run, digest in runs.items() if digest != next(iter(runs.values()))]
-
-    @property
     def has_linear(self) -> bool:
         """Whether any seed has an additional linear evaluation."""
         return any(one.linear is not None for one in self.every_result)
@@ -156,7 +145,9 @@ def read_result(run: Run) -> Result | None:
         return None
     lines = run.metrics
     knn = [line for line in lines if line["kind"] == "knn"]
-    points = _log_points(run, [line for line in lines if line["kind"] == "train"])
+    train = [line for line in lines if line["kind"] == "train"]
+    every = run.config.run.log_every  # interruptions add log lines
+    points = [line for line in train if line["step"] % every == 0 or line is train[-1]]
     chance, diverged = run.scale.chance, run.is_diverged
     last: Mapping[str, Any] = points[-1] if points and not diverged else {}
     by_knn = run.scale.measure == "kNN top-1"
@@ -181,7 +172,7 @@ def read_result(run: Run) -> Result | None:
         initial_std=initial_spread(run.folder),
         centred=run.config.model.method.centred,
         linear=run.linear_top1 if by_knn and not diverged else None,
-        images_digest=_images_digest(run),
+        images_digest=run.images_digest,
     )
 
 
@@ -284,11 +275,11 @@ def read_record(path: Path) -> StudyRecord:
             row | {"claims": tuple(x for x in claims.get(row["variant"], ()) if x.than in names)}
             for row in plain["rows"]
         ]
-        own = {"name": study.name, "panels": study.panels, "rows": rows}
+        own = {"name": study.name, "rows": rows}
         record: StudyRecord = checked(StudyRecord, plain | own, "")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is not a record of `fastsiam study`: {error}") from error
-    return replace(record, environments=environments)
+    return replace(record, environments=environments, panels=study.panels)
 
 
 def _changes(base: TrainConfig, config: TrainConfig) -> Iterator[str]:
@@ -301,19 +292,6 @@ def _changes(base: TrainConfig, config: TrainConfig) -> Iterator[str]:
                     yield name if value else f"no {name}"
                 else:
                     yield f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-
-
-def _log_points(run: Run, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the regular log lines, without additional ones from interruptions."""
-    every = run.config.run.log_every
-    return [line for line in lines if line["step"] % every == 0 or line is lines[-1]]
-
-
-def _images_digest(run: Run) -> str:
-    from fastsiam.train.image_list import ImageList, fingerprint
-
-    listed = ImageList.load(run.folder)
-    return fingerprint(listed.names) if listed else ""
 
 
 def _column(lines: Iterable[Mapping[str, Any]], name: str) -> tuple[float, ...]:

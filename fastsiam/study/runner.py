@@ -27,10 +27,70 @@ from fastsiam.study.record import Result, read_result
 from fastsiam.study.runs import Run
 from fastsiam.study.scales import Scale
 
+FASTSIAM = sys.executable, "-m", "fastsiam"
 _TICK = 0.1
 """Seconds between two polls of the processes."""
-RANKS_LINES = 20
+_RANKS_LINES = 20
 """Number of last lines of a log that contain a run's error: lines of other ranks may follow it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A process of fastsiam whose output is in a log."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    begin: int
+    """Size of the log when the process started, in bytes."""
+
+    @classmethod
+    def start(cls, command: Sequence[str], log: Path, **environment: str) -> Child:
+        """Start a command, with environment variables beside this process's.
+
+        It has its own process group, out of reach of the terminal's Ctrl-C. If this process is
+        killed, it saves and stops.
+
+        Raises:
+            FastSiamError: the log cannot be written.
+        """
+        with explained(FastSiamError, f"cannot write {log}"), log.open("ab") as output:
+            begin = output.tell()
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+                process_group=0,
+                preexec_fn=ending_with(os.getpid()),
+            )
+        return cls(process, log, begin)
+
+    @property
+    def last_lines(self) -> list[str]:
+        """The last lines of its output."""
+        with explained(FastSiamError, f"cannot read {self.log}"), self.log.open("rb") as log:
+            log.seek(self.begin)
+            lines = log.read().decode(errors="replace").splitlines()
+        return [line.strip() for line in lines if line.strip()][-_RANKS_LINES:]
+
+    @property
+    def divergence(self) -> str:
+        """The message about a loss that is not finite, if that ended the process; else ""."""
+        lost = [x for x in self.last_lines if NOT_FINITE in x]
+        return lost[0] if self.process.returncode > 0 and lost else ""
+
+    def failure(self, what: str) -> FastSiamError:
+        """Return the error of a process that failed, or left no result."""
+        code, lines = self.process.returncode, self.last_lines
+        if code < 0:
+            why = f"killed by {signal_name(-code)}"
+        elif code:  # lines of another process that trains the run may follow
+            errors = [line for line in lines if line.startswith("error: ")]
+            why = [f"exit code {code}", *lines, *errors][-1].removeprefix("error: ")
+        else:
+            why = "it has no kNN evaluation after its last epoch"
+        return FastSiamError(f"{what} failed ({why}); see {self.log}")
 
 
 def images(scale: Scale, config: StudyRunConfig) -> str:
@@ -149,14 +209,12 @@ def slots(config: StudyRunConfig, gpus: Sequence[str]) -> list[dict[str, str]]:
 
 @dataclass(slots=True)
 class _Task:
-    """An active run: the process of its present stage, and its slot's environment variables."""
+    """An active run: the child of its present stage, and its slot's environment variables."""
 
     run: Run
     slot: dict[str, str]
-    process: subprocess.Popen[bytes]
+    child: Child
     began: float
-    logged: int
-    """Size of the run's log when the process started, in bytes."""
 
 
 class _Work:
@@ -182,7 +240,7 @@ class _Work:
                 if not self._tasks:
                     break
                 time.sleep(_TICK)
-                for task in [task for task in self._tasks if task.process.poll() is not None]:
+                for task in [task for task in self._tasks if task.child.process.poll() is not None]:
                     self._tasks.remove(task)
                     self._stage_ended(task)
         finally:
@@ -204,54 +262,38 @@ class _Work:
             "without saving"
         )
         for task in self._tasks:
-            task.process.terminate()
+            task.child.process.terminate()
 
     def kill(self, _: int = signal.SIGKILL) -> None:
         """Kill the runs without saving."""
         for task in self._tasks:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(task.process.pid, signal.SIGKILL)
+                os.killpg(task.child.process.pid, signal.SIGKILL)
 
     def _start(self, run: Run, slot: dict[str, str], began: float) -> None:
-        """Start a run's next stage; forward a signal that arrived meanwhile.
-
-        It has its own process group, out of reach of the terminal's Ctrl-C. If this process is
-        killed, the run saves and stops.
-        """
-        log = run.log_file
-        with explained(FastSiamError, f"cannot write {log}"), log.open("ab") as output:
-            logged = output.tell()
-            process = subprocess.Popen(
-                _command(run),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **slot},
-                process_group=0,
-                preexec_fn=ending_with(os.getpid()),
-            )
-        self._tasks.append(_Task(run, slot, process, began, logged))
+        """Start a run's next stage; forward a signal that arrived meanwhile."""
+        child = Child.start(_command(run), run.log_file, **slot)
+        self._tasks.append(_Task(run, slot, child, began))
         if self._signal:
-            process.terminate()
+            child.process.terminate()
 
     def _stage_ended(self, task: _Task) -> None:
         """Start the run's next stage, or free its slot."""
-        run, code = task.run, task.process.returncode
+        run, child = task.run, task.child
         if not self._signal or run.is_done:
-            lines = _last_lines(run.log_file, task.logged)
-            if code > 0 and (lost := [x for x in lines if NOT_FINITE in x]):
+            if said := child.divergence:
                 with written_for_user(run.diverged_file) as temporary:
-                    temporary.write_text(f"{lost[0]}\n")
+                    temporary.write_text(f"{said}\n")
             result = read_result(run)
-            if result is None and not code and run.is_trained:
-                return self._start(run, task.slot, task.began)
-            if result is None:
-                self._failure = self._failure or _failed(run, code, lines)
-            else:
+            if result:
                 self._left -= 1
                 took = duration(time.monotonic() - task.began)
                 said = f"{run.name}: {_figures(result, run)} in {took}; {self._left:,} left"
                 self._console.say(said)
+            elif run.is_trained and not child.process.returncode:
+                return self._start(run, task.slot, task.began)
+            else:
+                self._failure = self._failure or child.failure(run.name)
         self._slots.append(task.slot)
 
 
@@ -266,30 +308,8 @@ def _figures(result: Result, run: Run) -> str:
 
 def _command(run: Run) -> list[str]:
     """Return the command of a run's next stage: training, or linear evaluation if it is trained."""
-    fastsiam = [sys.executable, "-m", "fastsiam"]
     if not run.is_trained:
-        return [*fastsiam, "train", "--config", str(run.settings_file), "--out", str(run.folder)]
+        return [*FASTSIAM, "train", "--config", str(run.settings_file), "--out", str(run.folder)]
     gpus, device = str(run.config.run.gpus), run.config.run.device
     own = ["--cached"] if run.scale.cached else []
-    return [*fastsiam, "eval", "linear", str(run.folder), *own, "--gpus", gpus, "--device", device]
-
-
-def _failed(run: Run, code: int, lines: list[str]) -> FastSiamError:
-    if code < 0:
-        why = f"killed by {signal_name(-code)}"
-    elif code:  # lines of another process that trains the run may follow
-        errors = [line for line in lines if line.startswith("error: ")]
-        why = [f"exit code {code}", *lines, *errors][-1].removeprefix("error: ")
-    else:
-        why = "it has no kNN evaluation after its last epoch"
-    return FastSiamError(f"{run.name} failed ({why}); see {run.log_file}")
-
-
-def _last_lines(path: Path, start: int) -> list[str]:
-    """Return the last lines of a log from a position on, in bytes."""
-    if not path.exists():
-        return []
-    with path.open("rb") as log:
-        log.seek(start)
-        lines = log.read().decode(errors="replace").splitlines()
-    return [line.strip() for line in lines if line.strip()][-RANKS_LINES:]
+    return [*FASTSIAM, "eval", "linear", str(run.folder), *own, "--gpus", gpus, "--device", device]

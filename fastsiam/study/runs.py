@@ -106,6 +106,14 @@ class Run:
         ]
         return found[-1] if found else None
 
+    @property
+    def images_digest(self) -> str:
+        """Hash of the names of its training images; empty if they are unknown."""
+        from fastsiam.train.image_list import ImageList, fingerprint
+
+        listed = ImageList.load(self.folder)
+        return fingerprint(listed.names) if listed else ""
+
     def prepare(self) -> None:
         """Write the settings into the run's folder.
 

@@ -75,12 +75,13 @@ def caption(record: StudyRecord) -> str:
     seeds = spelled_seeds(record.seeds) or "that will be done"
     images = {one.images for one in record.every_result if one.images}
     many = f" ({' or '.join(f'{count:,}' for count in sorted(images))} training images)"
+    machines = " and ".join(dict.fromkeys(map(_machine, record.environments)))
     precision = f"precision: {' and '.join(record.precisions)}; " if record.precisions else ""
     return (
         f"The paper's figures: {record.figure}. Ours: {record.measure} of {record.network}"
         f"{many if images else ''}, epochs: {record.epochs}; {precision}mean ± standard deviation "
         f"over the seeds {seeds}; {_beside(record)}chance is {record.chance:g}%. "
-        f"{_machines(record)}; {record.date}; `{record.command}`"
+        f"{machines or 'no machine yet'}; {record.date}; `{record.command}`"
     )
 
 
@@ -98,8 +99,14 @@ def _beside(record: StudyRecord) -> str:
 
 
 def _other_images(record: StudyRecord) -> str:
-    """Return a warning if the runs did not train on the same images."""
-    others = ", ".join(record.other_images)
+    """Return a warning if runs trained on other images than the first run with known images."""
+    runs = {
+        f"{row.title}, seed {one.seed}": one.images_digest
+        for row in record.rows
+        for one in row.results
+        if one.images_digest
+    }
+    others = ", ".join(run for run in runs if runs[run] != next(iter(runs.values())))
     return f"Not comparable: trained on other images than the first run: {others}" if others else ""
 
 
@@ -134,11 +141,6 @@ def averaged(values: Sequence[float | None], digits: int) -> str:
         return "-"
     spread = f" ± {stdev(there):.{digits}f}" if len(there) > 1 else ""
     return f"{fmean(there):.{digits}f}{spread}"
-
-
-def _machines(record: StudyRecord) -> str:
-    """Return the distinct machines with their versions, as text."""
-    return " and ".join(dict.fromkeys(map(_machine, record.environments))) or "no machine yet"
 
 
 def _machine(environment: dict[str, Any]) -> str:

@@ -17,12 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from fastsiam.demo import CLASSES as TEXTURES
 from fastsiam.demo import pattern, with_colours, with_lighting
 
-_KINDS = (0, 2, 4, 7)
-CLASSES = tuple(TEXTURES[kind].__name__.strip("_") for kind in _KINDS)
-"""The classes: stripes, dots, rings, bricks."""
+CLASSES = ("stripes", "dots", "rings", "bricks")
 
 _SIDES = 112, 160
 """Least and most pixels of an image's sides."""
@@ -99,7 +96,7 @@ def _picture(seed: tuple[int, int]) -> tuple[Image.Image, list[_Object]]:
         found = _placed(taken, label, number < crowds, generator)
         if found is None:
             continue
-        texture = with_colours(pattern(_KINDS[label], generator, height, width), generator)
+        texture = with_colours(pattern(CLASSES[label], generator, height, width), generator)
         picture[found.covered] = texture[found.covered]
         x0, y0, x1, y1 = found.box
         taken[max(0, y0 - 2) : y1 + 2, max(0, x0 - 2) : x1 + 2] = True
