@@ -33,7 +33,7 @@ from fastsiam.config import RunConfig
 from fastsiam.console import Console, duration
 from fastsiam.distributed import check_devices
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.files import explained, write_json, written_for_user
+from fastsiam.files import explained, values_used, write_json, written_for_user
 from fastsiam.kernels.cores import cores
 from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.report.markdown import markdown
@@ -96,12 +96,14 @@ class Outcome:
 def stages(config: GpuConfig, *, gpu_bytes: float) -> list[Stage]:
     """Return the stages that can run here, the most informative first.
 
+    Without CIFAR-10 the last one trains on the demo's images; on a CPU it takes a few steps.
+
     Args:
         config: the campaign's settings.
         gpu_bytes: memory of the GPU; 0 if no GPU is used, and then everything is small.
     """
-    gpu, out = gpu_bytes > 0, results_folder(config)
-    device = ("--device", "cuda" if gpu else "cpu")
+    gpu, out = gpu_bytes > 0, config.folder
+    device, files = ("--device", "cuda" if gpu else "cpu"), _test_files()
 
     def bench(name: str, seconds: int, case: str, **options: Any) -> Stage:
         words = ["-m", "fastsiam", "bench", case]
@@ -110,7 +112,7 @@ def stages(config: GpuConfig, *, gpu_bytes: float) -> list[Stage]:
         return Stage(name, seconds, (*words, *device, "--json", str(out / f"records/{name}.json")))
 
     def tests(name: str, seconds: int, marks: str, processes: int) -> Stage:
-        words = ["-m", "pytest", *_test_files(), "-m", marks, "-v", "-ra", "-p", "no:cacheprovider"]
+        words = ["-m", "pytest", *files, "-m", marks, "-v", "-ra", "-p", "no:cacheprovider"]
         if find_spec("xdist") and find_spec("pytest_timeout"):
             fitting = max(1, min(processes, cores(), int(gpu_bytes / _TEST_BYTES)))
             # A test that hangs in compiled code ends with its process, which xdist replaces.
@@ -146,23 +148,18 @@ def stages(config: GpuConfig, *, gpu_bytes: float) -> list[Stage]:
         Stage("info", 30, ("-m", "fastsiam", "info")),
     ]  # fmt: skip
     missing = set() if "dali" in loaders else {"jpeg-engine"}
-    missing |= set() if _test_files() else {"tests", "tests-loaders"}
+    missing |= set() if files else {"tests", "tests-loaders"}
     found = [stage for stage in found if stage.name not in missing]
-    return [*found, *_training(config, "cuda" if gpu else "cpu")]
-
-
-def _training(config: GpuConfig, device: str) -> list[Stage]:
-    """Return the stages that train CIFAR-10's recipe; on a CPU a few steps of the demo's."""
-    out, fastsiam, found = results_folder(config), ("-m", "fastsiam"), []
+    folder, run = "cifar10" if config.cifar10 else "made", "--recipe cifar10 --knn-every 25"
+    if not gpu:
+        folder += "-cpu"
+        run = "--recipe demo --epochs 2 --max-steps 4 --log-every 2 --knn-every 0"
     data = str(Path(config.cifar10).absolute() if config.cifar10 else out / "demo")
     if not config.cifar10:
-        found = [Stage("images", 15, (*fastsiam, "convert", "demo", "--out", data))]
-    run = "--recipe cifar10 --knn-every 25"
-    if device == "cpu":
-        run = "--recipe demo --epochs 2 --max-steps 4 --log-every 2 --knn-every 0"
-    words = ["--data", data, "--out", str(_run_folder(config, device)), "--save-every", "2000"]
-    words += ["--device", device, *run.split()]
-    return [*found, Stage("cifar10", 0, (*fastsiam, "train", *words))]
+        convert = ("-m", "fastsiam", "convert", "demo", "--out", data)
+        found.append(Stage("images", 15, convert))
+    train = ["--data", data, "--out", str(out / folder), "--save-every", "2000", *device]
+    return [*found, Stage("cifar10", 0, ("-m", "fastsiam", "train", *train, *run.split()))]
 
 
 def _test_files() -> list[str]:
@@ -172,17 +169,6 @@ def _test_files() -> list[str]:
     """
     files = [x for x in sorted((ROOT / "tests").rglob("test_*.py")) if x.name != "test_peers.py"]
     return [str(x.relative_to(ROOT)) for x in files if re.search(r"\bmark\.gpu\b", x.read_text())]
-
-
-def results_folder(config: GpuConfig) -> Path:
-    """Return the campaign's folder: ``--out``, else gpu/ in $OUT if that is set, else runs/gpu."""
-    return Path(config.out or Path(os.environ.get("OUT") or "runs", "gpu")).absolute()
-
-
-def _run_folder(config: GpuConfig, device: str) -> Path:
-    """Return the run folder of CIFAR-10's recipe: on other images, or a CPU, it is another run."""
-    name = "cifar10" if config.cifar10 else "made"
-    return results_folder(config) / (f"{name}-cpu" if device == "cpu" else name)
 
 
 def run(config: GpuConfig) -> Path:
@@ -197,7 +183,7 @@ def run(config: GpuConfig) -> Path:
     age = time.time() - psutil.Process().create_time()  # some systems have these by two clocks
     deadline = time.monotonic() - min(max(0.0, age), 60.0) + 60 * config.minutes - _MARGIN
     check_devices(RunConfig(device=config.device))
-    out, console = results_folder(config), Console()
+    out, console = config.folder, Console()
     has_gpu = config.device != "cpu" and torch.cuda.is_available()
     card = torch.cuda.get_device_properties(0) if has_gpu else None
     if card is None:
@@ -309,10 +295,8 @@ def read_outcomes(out: Path) -> dict[str, Outcome]:
     file = out / "state.json"
     if not file.exists():
         return {}
-    try:
+    with values_used(file):
         return {name: Outcome(**one) for name, one in json.loads(file.read_text()).items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise DataError(f"{file} was not written by fastsiam bench gpu: delete it") from error
 
 
 def write_page(
@@ -323,7 +307,7 @@ def write_page(
     Raises:
         FastSiamError: the page cannot be written.
     """
-    out, records, rows = results_folder(config), {}, []
+    out, records, rows = config.folder, {}, []
     own = _of_device(gpu or "cpu", outcomes)
     for one in stages:
         if one.name in own or one.name not in outcomes:  # another device's are not for this page
@@ -332,7 +316,7 @@ def write_page(
         ended = own.get(one.name)
         how = [ended.status, ended.said] if ended else ["not yet", ""]
         rows.append([one.name, *how, f"python {' '.join(one.arguments)}"])
-    metrics = read_metrics(_run_folder(config, "cuda")) if config.cifar10 and gpu else ()
+    metrics = read_metrics(out / "cifar10") if config.cifar10 and gpu else ()
     parts = [
         "# Measured on a GPU" if gpu else "# Tried on a CPU: everything is small",
         "## Expected, and measured",

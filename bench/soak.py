@@ -99,7 +99,7 @@ class Run:
     def wait(self, seconds: float | None = None) -> int | None:
         """Wait for the end; return the exit code (128 + a signal), None if it did not come."""
         try:
-            code = self._process.wait(seconds)
+            code: int = self._process.wait(seconds)
         except psutil.TimeoutExpired:
             return None
         return 128 - code if code < 0 else code

@@ -79,8 +79,8 @@ def rows(session: Session, images: Images) -> list[Row]:
 def named_left_out(session: Session, records: list[Record]) -> list[Record]:
     """Return records, and tell which decoders were left out, and why."""
     for one in records:
-        for decoder, why in one.facts.pop("left_out", {}).items():
-            session.console.say(f"decode, {one.facts['stored']}: {decoder} is left out: {why}")
+        for decoder, reason in one.facts.pop("left_out", {}).items():
+            session.console.say(f"decode, {one.facts['stored']}: {decoder} is left out: {reason}")
     return records
 
 

@@ -25,9 +25,9 @@ import torch
 
 from fastsiam import trace
 from fastsiam.bench.cases.step import fed, step_of
-from fastsiam.bench.images import Images, users_own
+from fastsiam.bench.images import Images, users_store
 from fastsiam.bench.measure import clocked
-from fastsiam.bench.records import Record, Row, Timing, check_writable
+from fastsiam.bench.records import Record, Row, Timing
 from fastsiam.bench.runner import Runner, Task
 from fastsiam.bench.session import Session
 from fastsiam.config import DataConfig, Pipeline, PipelineSetting, TrainConfig
@@ -37,6 +37,7 @@ from fastsiam.pipelines import open_store
 from fastsiam.pipelines.automatic import choose_pipeline
 from fastsiam.pipelines.backends import CEILING
 from fastsiam.report.markdown import markdown
+from fastsiam.run.records import check_targets
 from fastsiam.views.batch import Batch
 
 MARK = "fastsiam: the clocks meet"
@@ -62,7 +63,7 @@ def profile(session: Session, asked: PipelineSetting, steps: int, out: Path) -> 
         RunnerError: the pipeline cannot run here.
         DataError: ``out`` cannot be written.
     """
-    check_writable(out)
+    check_targets(out)
     batch = session.trained_batch
     data = DataConfig(pipeline=CEILING, workers=session.workers)
     if asked != CEILING:
@@ -106,11 +107,9 @@ def _chosen(session: Session, images: Images) -> Pipeline:
 
     Generated images stand for the recipe's data set. No memory holds ImageNet.
     """
-    own = session.config
-    if users_own(own):
-        store, keeps = open_store(own.root, "train", columns=own.columns), True
-    else:
-        store, keeps = open_store(images.folder, "train"), own.recipe != "imagenet"
+    store, keeps = users_store(session.config), True
+    if store is None:
+        store, keeps = open_store(images.folder, "train"), session.config.recipe != "imagenet"
     choice = choose_pipeline(store, device=torch.device(session.device), keeps=keeps)
     session.console.say(f"pipeline {choice.name}: {choice.why}")
     return choice.name

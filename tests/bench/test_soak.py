@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +27,7 @@ from fastsiam.errors import BackendError, DataError, FastSiamError
 from fastsiam.pipelines.backends import BACKENDS, Backend
 from fastsiam.run.checkpoint import last
 from fastsiam.train.command import train_here
+from tests.bench.made import wait_for_text
 from tests.commands import parse
 from tests.configs import with_settings
 from tests.conftest import ROOT
@@ -172,11 +172,7 @@ def test_a_signal_ends_the_runs_too(number: signal.Signals, tmp_path: Path) -> N
     """They have sessions of their own, so that no signal of a terminal reaches them."""
     pid = tmp_path / "pid"
     process = Forked(_soak_for_ever, tmp_path / "soak.json", pid)
-    deadline = time.monotonic() + 120
-    while not pid.exists() or not pid.read_text():
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.1)
-    run = psutil.Process(int(pid.read_text()))
+    run = psutil.Process(int(wait_for_text(pid, process)))
     try:
         process.send(number)
         assert process.wait(60).returncode == 128 + number
