@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 from fastsiam.bench.config import HeadlineConfig
 from fastsiam.bench.records import circumstances
 from fastsiam.config import DataConfig
+from fastsiam.config.files import RunSettings
 from fastsiam.config.recipes import RECIPES
 from fastsiam.console import Console, duration
 from fastsiam.errors import FastSiamError
-from fastsiam.files import explained, parsed_json, values_used, write_json
+from fastsiam.files import explained, write_json
 from fastsiam.report import drawing
 from fastsiam.run.log import read_metrics
 from fastsiam.signals import STOPS, ending_with, handled
@@ -107,20 +108,18 @@ class Training:
         Raises:
             FastSiamError: names the option that differs.
         """
-        path, config, recipe = self.folder / "config.json", self.config, _RECIPES[self.method]
-        if not path.exists():
+        if not (self.folder / "config.json").exists():
             return
-        default = RECIPES[recipe]()
-        with values_used(path):
-            old = parsed_json(path.read_text("utf-8"))["config"]
-            options: dict[str, tuple[Any, Any]] = {
-                "seed": (old["numerics"]["seed"], config.seed),
-                "epochs": (old["optim"]["epochs"], config.epochs or default.optim.epochs),
-                "width": (old["model"]["width"], config.width or default.model.width),
-            }
-            if self.is_done:  # otherwise train compares the images, which may have moved
-                then, now = (DataConfig(data=x).root for x in (old["data"]["data"], config.data))
-                options["data"] = os.path.abspath(str(then)), os.path.abspath(str(now))
+        old, config = RunSettings.read(self.folder).config, self.config
+        default = RECIPES[_RECIPES[self.method]]()
+        options: dict[str, tuple[Any, Any]] = {
+            "seed": (old.numerics.seed, config.seed),
+            "epochs": (old.optim.epochs, config.epochs or default.optim.epochs),
+            "width": (old.model.width, config.width or default.model.width),
+        }
+        if self.is_done:  # otherwise train compares the images, which may have moved
+            then, now = (DataConfig(data=x).root for x in (old.data.data, config.data))
+            options["data"] = os.path.abspath(str(then)), os.path.abspath(str(now))
         for name, (before, asked) in options.items():
             if before != asked:
                 raise FastSiamError(
@@ -210,9 +209,9 @@ def _record(config: HeadlineConfig, trainings: list[Training]) -> dict[str, Any]
         for line in read_metrics(one.folder):
             if line["kind"] == "knn":
                 run["knn"] = {name: line[name] for name in ("k", "temperature", "bank")}
-        if (path := one.folder / "config.json").exists():
-            settings = parsed_json(path.read_text("utf-8"))
-            run |= {"config": settings["config"], "environment": settings["environment"]}
+        if (one.folder / "config.json").exists():
+            settings = RunSettings.read(one.folder)
+            run |= {"config": settings.config.to_dict(), "environment": settings.environment}
         runs.append(run | {"seconds_to_goal": one.seconds_to_goal, "curve": one.curve})
     return {
         "case": "headline",
