@@ -194,36 +194,35 @@ def run(config: GpuConfig) -> Path:
             (out / folder).mkdir(parents=True, exist_ok=True)
     gpu = card.name if card else ""
     device = gpu or "cpu"
+    earlier = read_outcomes(out)  # stages that ran on another device are repeated
     outcomes = {
-        name: replace(one, device=one.device or gpu) for name, one in read_outcomes(out).items()
+        name: replace(one, device=device)
+        for name, one in earlier.items()
+        if (one.device or gpu) == device
     }
     for name in config.again:
         if name not in (names := [one.name for one in table]):
             raise DataError(f"--again {name}: there is no such stage, only {', '.join(names)}")
-        if name in _of_device(device, outcomes):
-            del outcomes[name]
+        if name in outcomes:
+            outcomes[name] = replace(outcomes[name], status="stopped")
     with handled(STOPS, lambda number, _: sys.exit(128 + number)):  # after the stage has ended
-        for stage in in_turn(table, _of_device(device, outcomes)):
+        for stage in in_turn(table, outcomes):
             left = deadline - time.monotonic()
             if left < stage.seconds + _GRACE:
                 left = max(0.0, left)
                 console.say(f"{stage.name}: left for another call: {duration(left)} are left")
                 continue
             console.say(f"{stage.name}: begins, {duration(left)} left")
-            if stage.name in outcomes and outcomes[stage.name].device != device:
+            if stage.name not in outcomes:
                 (out / f"records/{stage.name}.json").unlink(missing_ok=True)  # if it fails here
             outcome = replace(perform(stage, out, seconds=left), device=device)
             outcomes[stage.name] = outcome
             took = duration(outcome.seconds)
             console.say(f"{stage.name}: {outcome.status} after {took}: {outcome.said}")
-            write_json(out / "state.json", {n: asdict(one) for n, one in outcomes.items()})
+            state = {name: asdict(one) for name, one in (earlier | outcomes).items()}
+            write_json(out / "state.json", state)
             write_page(config, table, outcomes, gpu=gpu)
     return write_page(config, table, outcomes, gpu=gpu)
-
-
-def _of_device(device: str, outcomes: Mapping[str, Outcome]) -> dict[str, Outcome]:
-    """Return the outcomes on a device; stages that ran on another one are to be repeated."""
-    return {name: one for name, one in outcomes.items() if one.device == device}
 
 
 def in_turn(table: Sequence[Stage], outcomes: Mapping[str, Outcome]) -> list[Stage]:
@@ -308,12 +307,10 @@ def write_page(
         FastSiamError: the page cannot be written.
     """
     out, records, rows = config.folder, {}, []
-    own = _of_device(gpu or "cpu", outcomes)
     for one in stages:
-        if one.name in own or one.name not in outcomes:  # another device's are not for this page
+        if ended := outcomes.get(one.name):
             with contextlib.suppress(DataError):  # missing, or cut
                 records[one.name] = read(out / f"records/{one.name}.json")
-        ended = own.get(one.name)
         how = [ended.status, ended.said] if ended else ["not yet", ""]
         rows.append([one.name, *how, f"python {' '.join(one.arguments)}"])
     metrics = read_metrics(out / "cifar10") if config.cifar10 and gpu else ()

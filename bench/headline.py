@@ -50,12 +50,7 @@ _COLOURS = {"fastsiam": drawing.VERMILION, "simsiam": drawing.BLUE}
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The run of one method.
-
-    Args:
-        method: its name.
-        config: what all runs have.
-    """
+    """The run of one method."""
 
     method: str
     config: HeadlineConfig

@@ -52,7 +52,6 @@ class Images:
     folder: Path
     """Class folders of encoded images."""
     count: int
-    """How many."""
     about: str
     """What they are, for people."""
 

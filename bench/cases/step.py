@@ -78,7 +78,6 @@ class Stepper:
     """A training step, ready to be taken."""
 
     take: Callable[[Batch], object]
-    """Takes it."""
     method: nn.Module
     """What is trained."""
     settings: dict[str, Any]
