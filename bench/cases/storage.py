@@ -248,7 +248,8 @@ def _open_webdataset(job: Job) -> Iterable[Views]:
         cache_dir=job.cache or None,
     )
     images = shards.shuffle(_WINDOW).map(decode)
-    loader: DataLoader[Any] = DataLoader(images, batch_size=job.batch, num_workers=job.workers)
+    workers = min(job.workers, _SHARDS)  # one without a shard would be an error
+    loader: DataLoader[Any] = DataLoader(images, batch_size=job.batch, num_workers=workers)
     return loader
 
 
