@@ -34,17 +34,15 @@ class Theme(NamedTuple):
 
     ink: str
     """Texts."""
-    accent: str
-    """The pipeline ``native``."""
     own: str
-    """fastsiam's other pipelines."""
+    """fastsiam's pipelines, except ``native``."""
     others: str
     """The baseline and other libraries."""
 
 
 THEMES = {
-    "light": Theme(INK, drawing.VERMILION, drawing.BLUE, "#a8b0b8"),
-    "dark": Theme("#f0f6fc", drawing.VERMILION, drawing.SKY, "#6e7681"),
+    "light": Theme(INK, drawing.BLUE, "#a8b0b8"),
+    "dark": Theme("#f0f6fc", drawing.SKY, "#6e7681"),
 }
 
 
@@ -95,7 +93,7 @@ def front_charts(records: Sequence[Record]) -> dict[str, Figure]:
     for name, theme in THEMES.items():
         figure = Figure(figsize=(7.2, 0.26 * len(records) + 0.1), layout="constrained")
         axes = figure.add_subplot()
-        pipelines = {"": theme.others, BASELINE: theme.others, "native": theme.accent}
+        pipelines = {"": theme.others, BASELINE: theme.others, "native": drawing.VERMILION}
         bars = axes.barh(
             [_tick(one.name) for one in records],
             [one.images_per_second for one in records],

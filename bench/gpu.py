@@ -192,13 +192,12 @@ def run(config: GpuConfig) -> Path:
     with explained(FastSiamError, f"cannot make the folder {out}"):
         for folder in ("logs", "records"):
             (out / folder).mkdir(parents=True, exist_ok=True)
-    gpu = card.name if card else ""
-    device = gpu or "cpu"
+    device = card.name if card else "cpu"
     earlier = read_outcomes(out)  # stages that ran on another device are repeated
     outcomes = {
         name: replace(one, device=device)
         for name, one in earlier.items()
-        if (one.device or gpu) == device
+        if one.device == device or (card and not one.device)
     }
     for name in config.again:
         if name not in (names := [one.name for one in table]):
@@ -221,8 +220,8 @@ def run(config: GpuConfig) -> Path:
             console.say(f"{stage.name}: {outcome.status} after {took}: {outcome.said}")
             state = {name: asdict(one) for name, one in (earlier | outcomes).items()}
             write_json(out / "state.json", state)
-            write_page(config, table, outcomes, gpu=gpu)
-    return write_page(config, table, outcomes, gpu=gpu)
+            write_page(config, table, outcomes, device)
+    return write_page(config, table, outcomes, device)
 
 
 def in_turn(table: Sequence[Stage], outcomes: Mapping[str, Outcome]) -> list[Stage]:
@@ -299,25 +298,27 @@ def read_outcomes(out: Path) -> dict[str, Outcome]:
 
 
 def write_page(
-    config: GpuConfig, stages: Sequence[Stage], outcomes: Mapping[str, Outcome], *, gpu: str
+    config: GpuConfig, stages: Sequence[Stage], outcomes: Mapping[str, Outcome], device: str
 ) -> Path:
     """Write ``page.md`` into the campaign's folder: figures, and how the stages ended.
+
+    ``outcomes`` are those on ``device``, which is a GPU's name or cpu.
 
     Raises:
         FastSiamError: the page cannot be written.
     """
-    out, records, rows = config.folder, {}, []
+    out, records, rows, has_gpu = config.folder, {}, [], device != "cpu"
     for one in stages:
         if ended := outcomes.get(one.name):
             with contextlib.suppress(DataError):  # missing, or cut
                 records[one.name] = read(out / f"records/{one.name}.json")
         how = [ended.status, ended.said] if ended else ["not yet", ""]
         rows.append([one.name, *how, f"python {' '.join(one.arguments)}"])
-    metrics = read_metrics(out / "cifar10") if config.cifar10 and gpu else ()
+    metrics = read_metrics(out / "cifar10") if config.cifar10 and has_gpu else ()
     parts = [
-        "# Measured on a GPU" if gpu else "# Tried on a CPU: everything is small",
+        "# Measured on a GPU" if has_gpu else "# Tried on a CPU: everything is small",
         "## Expected, and measured",
-        expected_table(Found(records, metrics), gpu=gpu),
+        expected_table(Found(records, metrics), gpu=device),
         "## Stages",
         "`logs` has the output of each.",
         markdown(["stage", "", "from its log", "command"], rows),
