@@ -186,6 +186,7 @@ def build_profile(*, config: TrainConfig, steps: int, folder: str) -> Task:
         activities.append(torch.profiler.ProfilerActivity.CUDA)
 
     def take_steps(feed: Iterator[Batch]) -> None:
+        facts["began"] = time.time_ns()
         for _ in range(steps):
             with trace.span("wait for data"):
                 batch = next(feed)
@@ -199,7 +200,6 @@ def build_profile(*, config: TrainConfig, steps: int, folder: str) -> Task:
             facts["mark"] = time.time_ns()
             with torch.profiler.record_function(MARK):
                 pass
-            facts["began"] = time.time_ns()
             facts["sample"] = clocked(partial(take_steps, feed))
         profiler.export_chrome_trace(f"{folder}/torch.json")
         facts["operations"] = profiler.key_averages().table(
