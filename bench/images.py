@@ -86,7 +86,7 @@ class Images:
 
 
 def users_store(config: BenchConfig) -> Store | None:
-    """Open the user's images; None if there are none, so that some have to be generated."""
+    """Open the user's images; return None without any, so that some have to be generated."""
     if config.data or os.environ.get("FASTSIAM_DATA") or Path(str(config.root)).exists():
         columns = ColumnNames(config.image_column, config.label_column)
         return open_store(config.root, "train", columns=columns)
