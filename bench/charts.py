@@ -34,17 +34,15 @@ class Theme(NamedTuple):
 
     ink: str
     """Texts."""
-    accent: str
-    """The pipeline ``native``."""
     own: str
-    """fastsiam's other pipelines."""
+    """fastsiam's pipelines, except ``native``."""
     others: str
     """The baseline and other libraries."""
 
 
 THEMES = {
-    "light": Theme(INK, drawing.VERMILION, drawing.BLUE, "#a8b0b8"),
-    "dark": Theme("#f0f6fc", drawing.VERMILION, drawing.SKY, "#6e7681"),
+    "light": Theme(INK, drawing.BLUE, "#a8b0b8"),
+    "dark": Theme("#f0f6fc", drawing.SKY, "#6e7681"),
 }
 
 
@@ -62,8 +60,10 @@ def chart(records: Sequence[Record]) -> Figure | None:
     for y, one in enumerate(records):
         hatch, speed = "////" if one.unsteady else None, one.images_per_second
         axes.barh(y, speed, 0.72, color=_colour(one), hatch=hatch, edgecolor="white", lw=0)
-        axes.errorbar(speed, y, xerr=_whisker(one), color=INK, linewidth=0.8, capsize=2)
-        label, high = _label(one), one.images / min(one.all_seconds)
+        low, high = one.images / max(one.all_seconds), one.images / min(one.all_seconds)
+        whisker = [[speed - low], [high - speed]]
+        axes.errorbar(speed, y, xerr=whisker, color=INK, linewidth=0.8, capsize=2)
+        label = _label(one)
         note(axes, high, y, label)
         edge = max(edge, high / (1 - (len(label) + 2) / 70))
         if one.share_of_ceiling:
@@ -93,7 +93,7 @@ def front_charts(records: Sequence[Record]) -> dict[str, Figure]:
     for name, theme in THEMES.items():
         figure = Figure(figsize=(7.2, 0.26 * len(records) + 0.1), layout="constrained")
         axes = figure.add_subplot()
-        pipelines = {"": theme.others, BASELINE: theme.others, "native": theme.accent}
+        pipelines = {"": theme.others, BASELINE: theme.others, "native": drawing.VERMILION}
         bars = axes.barh(
             [_tick(one.name) for one in records],
             [one.images_per_second for one in records],
@@ -155,12 +155,6 @@ def _legend(records: Sequence[Record]) -> str:
     if any(one.unsteady for one in records):
         text += f"; hatched: unsteady, more than ±{UNSTEADY:.0%}"
     return "\n".join(map(shown, textwrap.wrap(text, 84)))
-
-
-def _whisker(one: Record) -> list[list[float]]:
-    """Return how far the slowest and the fastest repeat are from the median, for an error bar."""
-    slowest, fastest = one.images / max(one.all_seconds), one.images / min(one.all_seconds)
-    return [[one.images_per_second - slowest], [fastest - one.images_per_second]]
 
 
 def _colour(one: Record) -> str:

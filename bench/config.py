@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,6 @@ from fastsiam.bench.peers import PEERS
 from fastsiam.config import (
     OWN_BACKBONES,
     AugmentConfig,
-    ColumnNames,
     DataConfig,
     ImagePipeline,
     Pipeline,
@@ -204,11 +204,6 @@ class BenchConfig(Config):
         return self.train.augment
 
     @property
-    def columns(self) -> ColumnNames:
-        """Columns of a table that hold images and labels, where they are named."""
-        return ColumnNames(self.image_column, self.label_column)
-
-    @property
     def root(self) -> Path | Url:
         """The data's place, with the default filled in; it may not be there."""
         return DataConfig(data=self.data).root
@@ -237,6 +232,11 @@ class GpuConfig(Config):
         "auto",
         "auto takes the GPU if there is one; a CPU does it all at a small size, for trying out.",
     )
+
+    @property
+    def folder(self) -> Path:
+        """The folder for the results, with the default filled in."""
+        return Path(self.out or Path(os.environ.get("OUT") or "runs", "gpu")).absolute()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

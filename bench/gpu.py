@@ -33,7 +33,7 @@ from fastsiam.config import RunConfig
 from fastsiam.console import Console, duration
 from fastsiam.distributed import check_devices
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.files import explained, write_json, written_for_user
+from fastsiam.files import explained, values_used, write_json, written_for_user
 from fastsiam.kernels.cores import cores
 from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.report.markdown import markdown
@@ -96,12 +96,14 @@ class Outcome:
 def stages(config: GpuConfig, *, gpu_bytes: float) -> list[Stage]:
     """Return the stages that can run here, the most informative first.
 
+    Without CIFAR-10 the last one trains on the demo's images; on a CPU it takes a few steps.
+
     Args:
         config: the campaign's settings.
         gpu_bytes: memory of the GPU; 0 if no GPU is used, and then everything is small.
     """
-    gpu, out = gpu_bytes > 0, results_folder(config)
-    device = ("--device", "cuda" if gpu else "cpu")
+    gpu, out = gpu_bytes > 0, config.folder
+    device, files = ("--device", "cuda" if gpu else "cpu"), _test_files()
 
     def bench(name: str, seconds: int, case: str, **options: Any) -> Stage:
         words = ["-m", "fastsiam", "bench", case]
@@ -110,7 +112,7 @@ def stages(config: GpuConfig, *, gpu_bytes: float) -> list[Stage]:
         return Stage(name, seconds, (*words, *device, "--json", str(out / f"records/{name}.json")))
 
     def tests(name: str, seconds: int, marks: str, processes: int) -> Stage:
-        words = ["-m", "pytest", *_test_files(), "-m", marks, "-v", "-ra", "-p", "no:cacheprovider"]
+        words = ["-m", "pytest", *files, "-m", marks, "-v", "-ra", "-p", "no:cacheprovider"]
         if find_spec("xdist") and find_spec("pytest_timeout"):
             fitting = max(1, min(processes, cores(), int(gpu_bytes / _TEST_BYTES)))
             # A test that hangs in compiled code ends with its process, which xdist replaces.
@@ -146,23 +148,18 @@ def stages(config: GpuConfig, *, gpu_bytes: float) -> list[Stage]:
         Stage("info", 30, ("-m", "fastsiam", "info")),
     ]  # fmt: skip
     missing = set() if "dali" in loaders else {"jpeg-engine"}
-    missing |= set() if _test_files() else {"tests", "tests-loaders"}
+    missing |= set() if files else {"tests", "tests-loaders"}
     found = [stage for stage in found if stage.name not in missing]
-    return [*found, *_training(config, "cuda" if gpu else "cpu")]
-
-
-def _training(config: GpuConfig, device: str) -> list[Stage]:
-    """Return the stages that train CIFAR-10's recipe; on a CPU a few steps of the demo's."""
-    out, fastsiam, found = results_folder(config), ("-m", "fastsiam"), []
+    folder, run = "cifar10" if config.cifar10 else "made", "--recipe cifar10 --knn-every 25"
+    if not gpu:
+        folder += "-cpu"
+        run = "--recipe demo --epochs 2 --max-steps 4 --log-every 2 --knn-every 0"
     data = str(Path(config.cifar10).absolute() if config.cifar10 else out / "demo")
     if not config.cifar10:
-        found = [Stage("images", 15, (*fastsiam, "convert", "demo", "--out", data))]
-    run = "--recipe cifar10 --knn-every 25"
-    if device == "cpu":
-        run = "--recipe demo --epochs 2 --max-steps 4 --log-every 2 --knn-every 0"
-    words = ["--data", data, "--out", str(_run_folder(config, device)), "--save-every", "2000"]
-    words += ["--device", device, *run.split()]
-    return [*found, Stage("cifar10", 0, (*fastsiam, "train", *words))]
+        convert = ("-m", "fastsiam", "convert", "demo", "--out", data)
+        found.append(Stage("images", 15, convert))
+    train = ["--data", data, "--out", str(out / folder), "--save-every", "2000", *device]
+    return [*found, Stage("cifar10", 0, ("-m", "fastsiam", "train", *train, *run.split()))]
 
 
 def _test_files() -> list[str]:
@@ -172,17 +169,6 @@ def _test_files() -> list[str]:
     """
     files = [x for x in sorted((ROOT / "tests").rglob("test_*.py")) if x.name != "test_peers.py"]
     return [str(x.relative_to(ROOT)) for x in files if re.search(r"\bmark\.gpu\b", x.read_text())]
-
-
-def results_folder(config: GpuConfig) -> Path:
-    """Return the campaign's folder: ``--out``, else gpu/ in $OUT if that is set, else runs/gpu."""
-    return Path(config.out or Path(os.environ.get("OUT") or "runs", "gpu")).absolute()
-
-
-def _run_folder(config: GpuConfig, device: str) -> Path:
-    """Return the run folder of CIFAR-10's recipe: on other images, or a CPU, it is another run."""
-    name = "cifar10" if config.cifar10 else "made"
-    return results_folder(config) / (f"{name}-cpu" if device == "cpu" else name)
 
 
 def run(config: GpuConfig) -> Path:
@@ -197,7 +183,7 @@ def run(config: GpuConfig) -> Path:
     age = time.time() - psutil.Process().create_time()  # some systems have these by two clocks
     deadline = time.monotonic() - min(max(0.0, age), 60.0) + 60 * config.minutes - _MARGIN
     check_devices(RunConfig(device=config.device))
-    out, console = results_folder(config), Console()
+    out, console = config.folder, Console()
     has_gpu = config.device != "cpu" and torch.cuda.is_available()
     card = torch.cuda.get_device_properties(0) if has_gpu else None
     if card is None:
@@ -206,38 +192,36 @@ def run(config: GpuConfig) -> Path:
     with explained(FastSiamError, f"cannot make the folder {out}"):
         for folder in ("logs", "records"):
             (out / folder).mkdir(parents=True, exist_ok=True)
-    gpu = card.name if card else ""
-    device = gpu or "cpu"
+    device = card.name if card else "cpu"
+    earlier = read_outcomes(out)  # stages that ran on another device are repeated
     outcomes = {
-        name: replace(one, device=one.device or gpu) for name, one in read_outcomes(out).items()
+        name: replace(one, device=device)
+        for name, one in earlier.items()
+        if one.device == device or (card and not one.device)
     }
     for name in config.again:
         if name not in (names := [one.name for one in table]):
             raise DataError(f"--again {name}: there is no such stage, only {', '.join(names)}")
-        if name in _of_device(device, outcomes):
-            del outcomes[name]
+        if name in outcomes:
+            outcomes[name] = replace(outcomes[name], status="stopped")
     with handled(STOPS, lambda number, _: sys.exit(128 + number)):  # after the stage has ended
-        for stage in in_turn(table, _of_device(device, outcomes)):
+        for stage in in_turn(table, outcomes):
             left = deadline - time.monotonic()
             if left < stage.seconds + _GRACE:
                 left = max(0.0, left)
                 console.say(f"{stage.name}: left for another call: {duration(left)} are left")
                 continue
             console.say(f"{stage.name}: begins, {duration(left)} left")
-            if stage.name in outcomes and outcomes[stage.name].device != device:
+            if stage.name not in outcomes:
                 (out / f"records/{stage.name}.json").unlink(missing_ok=True)  # if it fails here
             outcome = replace(perform(stage, out, seconds=left), device=device)
             outcomes[stage.name] = outcome
             took = duration(outcome.seconds)
             console.say(f"{stage.name}: {outcome.status} after {took}: {outcome.said}")
-            write_json(out / "state.json", {n: asdict(one) for n, one in outcomes.items()})
-            write_page(config, table, outcomes, gpu=gpu)
-    return write_page(config, table, outcomes, gpu=gpu)
-
-
-def _of_device(device: str, outcomes: Mapping[str, Outcome]) -> dict[str, Outcome]:
-    """Return the outcomes on a device; stages that ran on another one are to be repeated."""
-    return {name: one for name, one in outcomes.items() if one.device == device}
+            state = {name: asdict(one) for name, one in (earlier | outcomes).items()}
+            write_json(out / "state.json", state)
+            write_page(config, table, outcomes, device)
+    return write_page(config, table, outcomes, device)
 
 
 def in_turn(table: Sequence[Stage], outcomes: Mapping[str, Outcome]) -> list[Stage]:
@@ -309,34 +293,32 @@ def read_outcomes(out: Path) -> dict[str, Outcome]:
     file = out / "state.json"
     if not file.exists():
         return {}
-    try:
+    with values_used(file):
         return {name: Outcome(**one) for name, one in json.loads(file.read_text()).items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise DataError(f"{file} was not written by fastsiam bench gpu: delete it") from error
 
 
 def write_page(
-    config: GpuConfig, stages: Sequence[Stage], outcomes: Mapping[str, Outcome], *, gpu: str
+    config: GpuConfig, stages: Sequence[Stage], outcomes: Mapping[str, Outcome], device: str
 ) -> Path:
     """Write ``page.md`` into the campaign's folder: figures, and how the stages ended.
+
+    ``outcomes`` are those on ``device``, which is a GPU's name or cpu.
 
     Raises:
         FastSiamError: the page cannot be written.
     """
-    out, records, rows = results_folder(config), {}, []
-    own = _of_device(gpu or "cpu", outcomes)
+    out, records, rows, has_gpu = config.folder, {}, [], device != "cpu"
     for one in stages:
-        if one.name in own or one.name not in outcomes:  # another device's are not for this page
+        if ended := outcomes.get(one.name):
             with contextlib.suppress(DataError):  # missing, or cut
                 records[one.name] = read(out / f"records/{one.name}.json")
-        ended = own.get(one.name)
         how = [ended.status, ended.said] if ended else ["not yet", ""]
         rows.append([one.name, *how, f"python {' '.join(one.arguments)}"])
-    metrics = read_metrics(_run_folder(config, "cuda")) if config.cifar10 and gpu else ()
+    metrics = read_metrics(out / "cifar10") if config.cifar10 and has_gpu else ()
     parts = [
-        "# Measured on a GPU" if gpu else "# Tried on a CPU: everything is small",
+        "# Measured on a GPU" if has_gpu else "# Tried on a CPU: everything is small",
         "## Expected, and measured",
-        expected_table(Found(records, metrics), gpu=gpu),
+        expected_table(Found(records, metrics), gpu=device),
         "## Stages",
         "`logs` has the output of each.",
         markdown(["stage", "", "from its log", "command"], rows),

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 from fastsiam.bench.config import HeadlineConfig
 from fastsiam.bench.records import circumstances
 from fastsiam.config import DataConfig
+from fastsiam.config.files import RunSettings
 from fastsiam.config.recipes import RECIPES
 from fastsiam.console import Console, duration
 from fastsiam.errors import FastSiamError
-from fastsiam.files import explained, parsed_json, values_used, write_json
+from fastsiam.files import explained, parsed_json, write_json
 from fastsiam.report import drawing
 from fastsiam.run.log import read_metrics
 from fastsiam.signals import STOPS, ending_with, handled
@@ -49,12 +50,7 @@ _COLOURS = {"fastsiam": drawing.VERMILION, "simsiam": drawing.BLUE}
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The run of one method.
-
-    Args:
-        method: its name.
-        config: what all runs have.
-    """
+    """The run of one method."""
 
     method: str
     config: HeadlineConfig
@@ -107,20 +103,18 @@ class Training:
         Raises:
             FastSiamError: names the option that differs.
         """
-        path, config, recipe = self.folder / "config.json", self.config, _RECIPES[self.method]
-        if not path.exists():
+        if not (self.folder / "config.json").exists():
             return
-        default = RECIPES[recipe]()
-        with values_used(path):
-            old = parsed_json(path.read_text("utf-8"))["config"]
-            options: dict[str, tuple[Any, Any]] = {
-                "seed": (old["numerics"]["seed"], config.seed),
-                "epochs": (old["optim"]["epochs"], config.epochs or default.optim.epochs),
-                "width": (old["model"]["width"], config.width or default.model.width),
-            }
-            if self.is_done:  # otherwise train compares the images, which may have moved
-                then, now = (DataConfig(data=x).root for x in (old["data"]["data"], config.data))
-                options["data"] = os.path.abspath(str(then)), os.path.abspath(str(now))
+        old, config = RunSettings.read(self.folder).config, self.config
+        default = RECIPES[_RECIPES[self.method]]()
+        options: dict[str, tuple[Any, Any]] = {
+            "seed": (old.numerics.seed, config.seed),
+            "epochs": (old.optim.epochs, config.epochs or default.optim.epochs),
+            "width": (old.model.width, config.width or default.model.width),
+        }
+        if self.is_done:  # otherwise train compares the images, which may have moved
+            then, now = (DataConfig(data=x).root for x in (old.data.data, config.data))
+            options["data"] = os.path.abspath(str(then)), os.path.abspath(str(now))
         for name, (before, asked) in options.items():
             if before != asked:
                 raise FastSiamError(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fastsiam.bench.config import BenchConfig, Stored
-from fastsiam.config import ConvertConfig
+from fastsiam.config import ColumnNames, ConvertConfig
 from fastsiam.console import Console, FileProgress
 from fastsiam.pipelines.convert import convert
 from fastsiam.pipelines.store import Store, open_store
@@ -49,7 +49,6 @@ class Images:
     folder: Path
     """Class folders of encoded images."""
     count: int
-    """How many."""
     about: str
     """What they are, for people."""
 
@@ -83,9 +82,12 @@ class Images:
         return Images(target, self.count, f"{self.about}, re-encoded with quality {quality}")
 
 
-def users_own(config: BenchConfig) -> bool:
-    """Return whether the images are the user's, not generated."""
-    return bool(config.data or os.environ.get("FASTSIAM_DATA")) or Path(str(config.root)).exists()
+def users_store(config: BenchConfig) -> Store | None:
+    """Open the user's images; return None without any, so that some have to be generated."""
+    if config.data or os.environ.get("FASTSIAM_DATA") or Path(str(config.root)).exists():
+        columns = ColumnNames(config.image_column, config.label_column)
+        return open_store(config.root, "train", columns=columns)
+    return None
 
 
 def take_images(
@@ -103,10 +105,8 @@ def take_images(
         DataError: the user's cannot be read.
     """
     target = folder / f"images-{count}"
-    if users_own(config):
-        store = open_store(config.root, "train", columns=config.columns)
-        kinds = f"images of {config.root.name}"
-    else:
+    store, kinds = users_store(config), f"images of {config.root.name}"
+    if store is None:
         say("no data given: making images that resemble ImageNet's")
         made = folder / f"made-{count}"
         make_images(made, min(count, _MADE))

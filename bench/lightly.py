@@ -253,6 +253,8 @@ def composed(config: TrainConfig, *, steps_per_epoch: int) -> Composed:
         raise BackendError("lightly's heads have 2 layers or more: set projector-layers")
     if bn_images and (kind is not MoCoV2 or optim.batch % bn_images):
         raise BackendError("bn-images is for lightly's mocov2 alone, and has to divide batch")
+    known = {one.name for one in fields(config.run)} - {"init", "max_steps"}
+    _check_settings("lightly's loop", config.run, known)
     if optim.optimizer != "sgd" or optim.accumulate > 1:
         raise BackendError("lightly's loop has SGD's steps of whole batches: leave optimizer and "
                            "accumulate out")  # fmt: skip
@@ -297,13 +299,14 @@ class Step:
         self.device, self._optim, self._steps_per_epoch = device, config.optim, steps_per_epoch
         model = composed(config, steps_per_epoch=steps_per_epoch)
         self.model = model.to(device).to(memory_format=self.layout).train()
-        trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         has_constant_rate = getattr(config.model.method, "predictor_lr", "") == "constant"
-        apart = [n for n in trained if has_constant_rate and n.startswith("predictor.")]
-        constant = [trained.pop(name) for name in apart]
-        groups = [list(trained.values()), *([constant] if constant else [])]
+        decaying, constant = list[nn.Parameter](), list[nn.Parameter]()
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                is_constant = has_constant_rate and name.startswith("predictor.")
+                (constant if is_constant else decaying).append(parameter)
         self._optimizer = torch.optim.SGD(
-            [{"params": group} for group in groups],
+            [{"params": decaying}, {"params": constant}],
             lr=peak_lr(config.optim),
             momentum=config.optim.momentum,
             weight_decay=config.optim.weight_decay,
@@ -338,7 +341,7 @@ def transform_of(method: str, augment: AugmentConfig) -> Callable[[Any], list[Te
 
 def _view(method: str, view: ViewConfig, augment: AugmentConfig) -> Callable[[Any], Tensor]:
     """Return what makes one view; SwAV's has its crop apart, as in lightly's own."""
-    lacking = {"ratio_min", "ratio_max", "solarise_threshold"}
+    lacking = {"ratio_min", "ratio_max", "crop_of", "solarise_threshold"}
     lacking |= {"scale_max"} if method != "swav" else set()
     lacking |= {"solarise_p"} if method != "byol" else set()
     known = {one.name for one in fields(view)} - lacking
@@ -408,7 +411,14 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
     if not use_gpu:
         keep_freed_memory()
     images = open_training_images(config.data, batch=optim.batch)
-    batches = (_lightly_loader if loader == "lightly" else _fastsiam_loader)(config, images, device)
+    batches: Any
+    if loader == "lightly":
+        batches = _lightly_loader(config, images)
+    else:
+        batches = ViewLoader(
+            config.data, config.augment, batch=optim.batch, seed=seed, device=device,
+            transform=lambda batch: batch.views,
+        )  # fmt: skip
     torch.manual_seed(seed)
     step = Step(config, len(batches), device)
     wall, cpu = time.perf_counter(), cpu_seconds()
@@ -442,7 +452,7 @@ def _train_epochs(step: Step, batches: Any, epochs: int) -> list[float]:
     return losses
 
 
-def _lightly_loader(config: TrainConfig, images: Store, _: torch.device) -> Any:
+def _lightly_loader(config: TrainConfig, images: Store) -> DataLoader[list[Tensor]]:
     """Return lightly's transform on PIL images, in torch's DataLoader."""
     workers = max(0, count_workers(config.data.workers))
     return DataLoader(
@@ -453,18 +463,6 @@ def _lightly_loader(config: TrainConfig, images: Store, _: torch.device) -> Any:
         num_workers=workers,
         persistent_workers=workers > 0,
         generator=torch.Generator().manual_seed(config.numerics.seed),
-    )
-
-
-def _fastsiam_loader(config: TrainConfig, _: Store, device: torch.device) -> Any:
-    """Return the views that the run's pipeline makes."""
-    return ViewLoader(
-        config.data,
-        config.augment,
-        batch=config.optim.batch,
-        seed=config.numerics.seed,
-        device=device,
-        transform=lambda batch: batch.views,
     )
 
 

@@ -70,8 +70,7 @@ def upload(port: int, folder: Path, prefix: str) -> None:
     """Put the files of a folder below a prefix of the bucket."""
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            key = f"{prefix}/{path.relative_to(folder).as_posix()}"
-            _put(f"{_address(port)}/{key}", path.read_bytes())
+            _put(port, f"{prefix}/{path.relative_to(folder).as_posix()}", path.read_bytes())
 
 
 @contextlib.contextmanager
@@ -138,8 +137,8 @@ def _begin_bucket(port: int, process: subprocess.Popen[bytes]) -> None:
     end = time.monotonic() + _PATIENCE
     while True:
         try:
-            _put(_address(port), b"")
-            _put(f"{_address(port)}/probe", b"there")  # its volumes come later than its answers
+            _put(port, "", b"")
+            _put(port, "probe", b"there")  # its volumes come later than its answers
             return
         except OSError as error:  # urllib's are of them
             if process.poll() is not None or time.monotonic() > end:
@@ -147,12 +146,10 @@ def _begin_bucket(port: int, process: subprocess.Popen[bytes]) -> None:
             time.sleep(0.2)
 
 
-def _put(address: str, data: bytes) -> None:
+def _put(port: int, key: str, data: bytes) -> None:
+    """Put an object into the bucket, or make the bucket if the key is empty."""
+    address = f"http://127.0.0.1:{port}/{BUCKET}/{key}".rstrip("/")
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
         urllib.request.Request(address, data=data, method="PUT"), timeout=_PATIENCE
     ):
         pass
-
-
-def _address(port: int) -> str:
-    return f"http://127.0.0.1:{port}/{BUCKET}"

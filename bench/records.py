@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import shlex
 import statistics
 import sys
@@ -44,9 +43,7 @@ class Timing:
     images: int = 0
     """Images that go through in each repeat."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What else is known of it."""
-    settings: dict[str, Any] = field(default_factory=dict)
-    """How it was computed, where that is known only once it is built."""
+    """What else is known of it; "settings": how it was computed, if only its process knows."""
     gpu: int = 0
     """GPU memory that its processes hold, CUDA contexts included."""
 
@@ -56,29 +53,9 @@ class Timing:
         return self.images / self.median
 
     @property
-    def wall(self) -> list[float]:
-        """Seconds by the clock, of each repeat."""
-        return [sample.wall for sample in self.samples]
-
-    @property
     def median(self) -> float:
         """Median of the wall-clock seconds."""
-        return statistics.median(self.wall)
-
-    @property
-    def cpu(self) -> float:
-        """Median of the processor seconds."""
-        return statistics.median(sample.cpu for sample in self.samples)
-
-    @property
-    def spread(self) -> float:
-        """Half the distance between the fastest and the slowest repeat, over the median."""
-        return (max(self.wall) - min(self.wall)) / 2 / self.median
-
-    @property
-    def host(self) -> int:
-        """Most bytes of memory after a repeat."""
-        return max(sample.host for sample in self.samples)
+        return statistics.median(sample.wall for sample in self.samples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +139,7 @@ class Row:
     """What else is known of it, beside what the timing has."""
     in_the_clock: str
     config: Mapping[str, Any]
-    """Settings that the figure depends on, beside the timing's own."""
+    """Settings that the figure depends on, beside those of the timing."""
 
     def record(self, timings: Mapping[str, Timing]) -> Record:
         """Return the record, from the timings of rows by name; those of others may be missing."""
@@ -170,28 +147,31 @@ class Row:
         compared, base = self.baseline[0], timings.get(self.baseline[1])
         if base is None:
             compared, base = BASELINE, torchvision
+        walls = [sample.wall for sample in timing.samples]
+        cpu = statistics.median(sample.cpu for sample in timing.samples)
+        facts = {**timing.facts, **self.facts}
         limits = [timings[name].rate for name in self.ceiling[1] if name in timings]
         return Record(
             case=self.case,
             name=self.name,
             pipeline=self.pipeline,
             images_per_second=timing.rate,
-            spread=timing.spread,
-            n=len(timing.samples),
+            spread=(max(walls) - min(walls)) / 2 / timing.median,
+            n=len(walls),
             images=timing.images,
-            all_seconds=timing.wall,
+            all_seconds=walls,
             ratio_to_torchvision=timing.rate / torchvision.rate if torchvision else None,
             baseline=compared if base else "",
             ratio=timing.rate / base.rate if base else None,
             ceiling=self.ceiling[0] if limits else "",
             share_of_ceiling=timing.rate / max(limits) if limits else None,
-            cpu_seconds_per_image=timing.cpu / max(1, timing.images),
-            cores_busy=timing.cpu / timing.median,
-            host_bytes=timing.host,
+            cpu_seconds_per_image=cpu / max(1, timing.images),
+            cores_busy=cpu / timing.median,
+            host_bytes=max(sample.host for sample in timing.samples),
             gpu_bytes=timing.gpu,
-            facts={**timing.facts, **self.facts},
+            config={**self.config, **facts.pop("settings", {})},
+            facts=facts,
             in_the_clock=self.in_the_clock,
-            config={**self.config, **timing.settings},
             **circumstances(),
         )
 
@@ -205,20 +185,6 @@ def write(path: Path, records: Sequence[Record]) -> None:
     lines = ",\n".join(json.dumps(asdict(one)) for one in records)
     with explained(DataError, f"cannot write {path}"), written_whole(path) as temporary:
         temporary.write_text(f"[\n{lines}\n]\n")
-
-
-def check_writable(path: Path) -> None:
-    """Refuse a file that ``write`` cannot write, before minutes are spent on what goes into it.
-
-    Raises:
-        DataError: says why.
-    """
-    real = Path(os.path.realpath(path))
-    there = next(parent for parent in real.parents if parent.exists())
-    is_special = real.exists() and not real.is_file()  # a device; files are replaced
-    target = real if is_special else there
-    if real.is_dir() or not there.is_dir() or not os.access(target, os.W_OK):
-        raise DataError(f"cannot write {path}: it is a folder, or not yours to write")
 
 
 def read(path: Path) -> list[Record]:

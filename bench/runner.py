@@ -134,10 +134,9 @@ class Runner:
             self.rest()
 
     def add_facts(self) -> None:
-        """Add facts and settings to the timings, after the last repeat."""
+        """Add facts to the timings, after the last repeat."""
         for task, timing in self.timings.items():
             timing.facts = self.facts(task)
-            timing.settings = timing.facts.pop("settings", {})
 
     def close(self) -> None:
         """End its processes."""

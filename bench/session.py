@@ -18,7 +18,7 @@ from fastsiam.bench.cases import CASES
 from fastsiam.bench.config import CONTAINERS, ORIGINAL, BenchConfig, Stored
 from fastsiam.bench.finding import finding
 from fastsiam.bench.images import Images, take_images
-from fastsiam.bench.records import Record, check_writable, write
+from fastsiam.bench.records import Record, write
 from fastsiam.bench.tables import caption, differences, table
 from fastsiam.config import DataConfig, NumericsConfig, Pipeline, RunConfig, TrainConfig
 from fastsiam.console import Console
@@ -26,6 +26,7 @@ from fastsiam.distributed import check_devices
 from fastsiam.errors import BackendError
 from fastsiam.pipelines.backends import BACKENDS, BASELINE
 from fastsiam.pipelines.workers import count as count_workers
+from fastsiam.run.records import check_targets
 from fastsiam.signals import leave_at_once, stops_handled
 
 _REPEATS, _FEW_REPEATS = 5, 3
@@ -207,7 +208,7 @@ def run(case: str, config: BenchConfig) -> list[Record]:
             asked for failed; what was measured is printed and written first.
     """
     if config.json:
-        check_writable(Path(config.json))
+        check_targets(Path(config.json))
     repeats = config.repeats or (_FEW_REPEATS if case == "all" else _REPEATS)
     with session(replace(config, repeats=repeats)) as own:
         records = CASES[case].measure(own)

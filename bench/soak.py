@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import cycle, zip_longest
 from pathlib import Path
@@ -67,7 +67,7 @@ class Run:
     starts: int = 0
     left: list[str] = field(default_factory=list)
     """Processes and files that it left behind."""
-    _process: subprocess.Popen[bytes] = field(init=False)
+    _process: psutil.Popen = field(init=False)
 
     @property
     def command(self) -> list[str]:
@@ -89,7 +89,7 @@ class Run:
         """Start the command in a session of its own."""
         self.out.parent.mkdir(parents=True, exist_ok=True)
         with self.out.with_suffix(".log").open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = psutil.Popen(
                 self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                 env={**os.environ, "FASTSIAM_SOAK": str(self.out), "OMP_NUM_THREADS": "1"},
                 start_new_session=True,
@@ -99,8 +99,8 @@ class Run:
     def wait(self, seconds: float | None = None) -> int | None:
         """Wait for the end; return the exit code (128 + a signal), None if it did not come."""
         try:
-            code = self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
+            code: int = self._process.wait(seconds)
+        except psutil.TimeoutExpired:
             return None
         return 128 - code if code < 0 else code
 
@@ -116,9 +116,7 @@ class Run:
     def processes(self) -> list[psutil.Process]:
         """All its processes, which inherit a variable; orphans too."""
         found = psutil.process_iter(["environ"])
-        name = str(self.out)
-        own = [one for one in found if (one.info["environ"] or {}).get("FASTSIAM_SOAK") == name]
-        return [one for one in own if one.pid != os.getpid()]
+        return [x for x in found if (x.info["environ"] or {}).get("FASTSIAM_SOAK") == str(self.out)]
 
     def targets(self, whom: str) -> list[psutil.Process]:
         """Return the launcher, the ranks or the loaders' workers (launcher, rank, worker).
@@ -126,10 +124,9 @@ class Run:
         Raises:
             psutil.NoSuchProcess: one of them has just ended.
         """
-        launcher = psutil.Process(self._process.pid)
         if whom == "launcher":
-            return [launcher]
-        ranks = [one for one in launcher.children() if "LOCAL_RANK" in one.environ()]
+            return [self._process]
+        ranks = [one for one in self._process.children() if "LOCAL_RANK" in one.environ()]
         if whom == "rank":
             return ranks
         below = [one for rank in ranks for one in rank.children()]
@@ -225,6 +222,12 @@ FAULTS = (
 )
 
 
+def draw_faults(chance: random.Random) -> Iterator[Fault]:
+    """Yield faults for ever: each comes once before any comes again."""
+    while True:
+        yield from chance.sample(FAULTS, len(FAULTS))
+
+
 class Soak:
     """Pairs of runs, and what was found."""
 
@@ -233,7 +236,7 @@ class Soak:
         self.runs: list[dict[str, Any]] = []
         self.findings: list[str] = []
         self._console, self._steps = Console(), _FIRST_STEPS
-        self._chance, self._deck = random.Random(config.seed), list[Fault]()
+        self._faults = draw_faults(random.Random(config.seed))
 
     def run(self) -> None:
         """Do a pair of runs for each pipeline in turn, as long as there is time for one."""
@@ -284,11 +287,10 @@ class Soak:
             while run.wait(chance.uniform(1, 2 * self.config.every)) is None:
                 if time.monotonic() > self.deadline:
                     break
-                fault = self._next()
+                fault = next(self._faults)
                 try:
                     fault.inject(run, chance)
                 except (IndexError, psutil.NoSuchProcess, ProcessLookupError):
-                    self._deck.append(fault)
                     continue
                 last = fault
                 done.append(fault.name)
@@ -298,12 +300,6 @@ class Soak:
             code = self._finish(run, last)
             if code == 0 or last is None or code != last.code:
                 return done
-
-    def _next(self) -> Fault:
-        """Draw the next fault: each comes once before any comes again."""
-        if not self._deck:
-            self._deck = self._chance.sample(FAULTS, len(FAULTS))
-        return self._deck.pop(0)
 
     def _finish(self, run: Run, fault: Fault | None) -> int:
         """Wait for a run's end; note a code that no fault explains, and processes that stay."""

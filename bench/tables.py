@@ -18,7 +18,14 @@ def rows_of(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
     Empty columns are left out. If records have different baselines or ceilings, the cells name
     them.
     """
-    columns = [*_names(records), *_SPEEDS, *_comparisons(records), *_REST]
+    several = len({one.case for one in records}) > 1
+    columns: list[Column] = [
+        ("case", lambda one: one.case if several else ""),
+        ("", lambda one: one.name),
+        *_SPEEDS,
+        *_comparisons(records),
+        *_REST,
+    ]
     texts = [(head, [show(one) for one in records]) for head, show in columns]
     shown = [(head, cells) for head, cells in texts if any(cells)]
     heads = [head for head, _ in shown]
@@ -66,18 +73,13 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.2g}" if value < 10 else f"{value:.1f}"
 
 
-def _names(records: Sequence[Record]) -> list[Column]:
-    """Return the columns that identify a record."""
-    several = len({one.case for one in records}) > 1
-    case: list[Column] = [("case", lambda one: one.case)]
-    return [*(case if several else ()), ("", lambda one: one.name)]
-
-
 def _comparisons(records: Sequence[Record]) -> list[Column]:
     """Return the columns of ratios; if all records share a baseline, the heading names it."""
-    baseline, ceiling = (
-        _only({getattr(one, what) for one in records}) for what in ("baseline", "ceiling")
+    baselines, ceilings = (
+        {getattr(one, what) for one in records} - {""} for what in ("baseline", "ceiling")
     )
+    baseline = baselines.pop() if len(baselines) == 1 else ""
+    ceiling = ceilings.pop() if len(ceilings) == 1 else ""
 
     def compared(one: Record) -> str:
         if one.ratio is None:
@@ -93,12 +95,6 @@ def _comparisons(records: Sequence[Record]) -> list[Column]:
         (f"times {baseline}" if baseline else "compared", compared),
         (f"share of {ceiling}" if ceiling else "of the ceiling", share),
     ]
-
-
-def _only(names: set[str]) -> str:
-    """Return the only name that is not empty, or an empty text if there are several."""
-    found = names - {""}
-    return found.pop() if len(found) == 1 else ""
 
 
 def _spread(one: Record) -> str:
@@ -117,8 +113,8 @@ def _megabytes(count: int) -> str:
 
 
 _SPEEDS: list[Column] = [
-    ("ns per pixel", lambda one: f"{one.facts['ns']:.2f}" if "ns" in one.facts else ""),
-    ("cycles per pixel", lambda one: f"{one.facts['cycles']:.2f}" if "cycles" in one.facts else ""),
+    ("ns per pixel", _fact("ns", ".2f")),
+    ("cycles per pixel", _fact("cycles", ".2f")),
     ("images/s", lambda one: number(one.images_per_second) if one.images else ""),
     ("spread", _spread),
 ]

@@ -27,7 +27,6 @@ class Case:
     name: str
     """Of the command, of its records' case, and of the module here."""
     help: str
-    """Of the command."""
     title: str = ""
     """What it is called on the page and in charts; empty is by its name."""
     options: tuple[str, ...]

@@ -23,8 +23,10 @@ from fastsiam.bench.records import Record, Row
 from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig, DataConfig
+from fastsiam.files import why
 from fastsiam.kernels import library
 from fastsiam.pipelines import open_store
+from fastsiam.pipelines.store.decode import decode
 from fastsiam.views.draws import draw_views
 
 _DALI = {"cpu": "DALI", "cuda": "DALI on the GPU"}
@@ -77,8 +79,8 @@ def rows(session: Session, images: Images) -> list[Row]:
 def named_left_out(session: Session, records: list[Record]) -> list[Record]:
     """Return records, and tell which decoders were left out, and why."""
     for one in records:
-        for decoder, why in one.facts.pop("left_out", {}).items():
-            session.console.say(f"decode, {one.facts['stored']}: {decoder} is left out: {why}")
+        for decoder, reason in one.facts.pop("left_out", {}).items():
+            session.console.say(f"decode, {one.facts['stored']}: {decoder} is left out: {reason}")
     return records
 
 
@@ -102,10 +104,10 @@ def build_decoding(
     pool = ThreadPoolExecutor(workers)
     torch.set_num_threads(1)
 
-    def in_threads(decode: Callable[[int, int], object]) -> Callable[[], object]:
+    def in_threads(decode_one: Callable[[int, int], object]) -> Callable[[], object]:
         def decode_share(worker: int) -> None:
             for index in range(worker, len(data), workers):
-                decode(worker, index)
+                decode_one(worker, index)
 
         return lambda: list(pool.map(decode_share, range(workers)))
 
@@ -116,7 +118,7 @@ def build_decoding(
 
     by_function = partial(_by_function, size=size, data=data, workers=workers)
     makers: dict[str, Callable[[], Callable[[], object]]] = {
-        "PIL": lambda: in_threads(lambda _, index: store.decode(index)),
+        "PIL": lambda: in_threads(lambda _, index: decode(data[index])),
         "torchvision.io": lambda: in_threads(by_torchvision),
         TURBO: lambda: in_threads(by_function(crop_and_skip(), part=False)),
         TURBO_PART: lambda: in_threads(by_function(crop_and_skip(), part=True)),
@@ -131,7 +133,7 @@ def build_decoding(
             run = make()
             run()
         except (ImportError, OSError, RuntimeError) as error:  # missing, or refuses an image
-            left_out[name] = str(error).splitlines()[0]
+            left_out[name] = why(error)
         else:
             tasks[with_form(name, form)] = Task(run, len(data))
     if first := next(iter(tasks), None):

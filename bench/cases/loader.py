@@ -12,7 +12,7 @@ from fastsiam.bench.config import CONTAINERS, ORIGINAL, Stored, with_form
 from fastsiam.bench.images import Images
 from fastsiam.bench.measure import children
 from fastsiam.bench.records import Record, Row
-from fastsiam.bench.runner import Task, compare
+from fastsiam.bench.runner import Build, Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig, DataConfig, Pipeline
 from fastsiam.pipelines import build_loader
@@ -31,10 +31,12 @@ def measure(session: Session) -> list[Record]:
 
 
 def _row(session: Session, images: Images, pipeline: Pipeline, form: Stored, work: str) -> Row:
-    backend, runner = BACKENDS[pipeline], with_form(pipeline, form)
-    build: Callable[..., dict[str, Task]] = build_loading
-    if work == "crops" and not backend.crops:
-        runner, build = f"{runner}, without colours", build_plain_crops
+    backend, settings = BACKENDS[pipeline], session.loading(images, pipeline, form)
+    runner = with_form(pipeline, form)
+    build: Build = partial(build_loading, form=form, **settings)
+    if work == "crops" and not backend.crops:  # its crops are views without colours and blur
+        plain = session.config.augment.changed(jitter_p=0.0, gray_p=0.0, blur_p=0.0, solarise_p=0.0)
+        runner, build = "", partial(build_views, **settings | {"augment": plain})
     # Containers hold the original images' bytes. The ceiling is on the device that decodes, if any.
     decoders = decode.bare_decoding(
         ORIGINAL if form in CONTAINERS else form, on_gpu=session.gpu and backend.decodes_on_gpu
@@ -43,7 +45,7 @@ def _row(session: Session, images: Images, pipeline: Pipeline, form: Stored, wor
         case="loader",
         name=with_form(f"{pipeline} {work}", form),
         runner=runner,
-        build=partial(build, form=form, **session.loading(images, pipeline, form)),
+        build=build,
         torchvision=f"{BASELINE} views",
         ceiling=("bare decoding", decoders if backend.decoder else ()),
         pipeline=pipeline,
@@ -60,13 +62,6 @@ def build_loading(*, form: Stored, **settings: Any) -> dict[str, Task]:
     """Build a pipeline; its tasks are an epoch, to "crops" and to "views"."""
     pipeline, tasks = settings["data"].pipeline, _epochs(**settings)
     return {with_form(f"{pipeline} {work}", form): task for work, task in tasks.items()}
-
-
-def build_plain_crops(*, form: Stored, augment: AugmentConfig, **settings: Any) -> dict[str, Task]:
-    """Build a pipeline that makes no uint8 crops; its crops are views without colours and blur."""
-    plain = augment.changed(jitter_p=0.0, gray_p=0.0, blur_p=0.0, solarise_p=0.0)
-    name = with_form(f"{settings['data'].pipeline} crops", form)
-    return {name: build_views(augment=plain, **settings)}
 
 
 def build_views(**settings: Any) -> Task:

@@ -13,7 +13,7 @@ from importlib import metadata
 
 import torch
 
-from fastsiam.bench.cases.step import Fed, Stepper, build_step, stepping
+from fastsiam.bench.cases.step import Fed, Stepper, build_step
 from fastsiam.bench.config import AUTHORS, ONLY_ON_GPU, SYNC_BN, VARIANTS
 from fastsiam.bench.peers import require_lightly
 from fastsiam.bench.records import Record, Row
@@ -73,7 +73,7 @@ def build_lightly(*, config: TrainConfig) -> Task:
         BackendError: lightly is not installed, or lacks what the settings ask for.
     """
     require_lightly()
-    return stepping(config, lightly_step)
+    return build_step(config=config, begin=lightly_step)
 
 
 def lightly_step(own: Fed) -> Stepper:

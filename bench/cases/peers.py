@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler, get_worker_info
+from torch.utils.data import DataLoader, RandomSampler, default_collate, get_worker_info
 from torch.utils.dlpack import from_dlpack
 
 from fastsiam.bench.cases.loader import build_views
@@ -175,10 +175,6 @@ def _by_spdl(job: Job) -> Epoch:
         image = to_torch(load_image(path, filter_desc=as_rgb)).permute(2, 0, 1)
         return both_views(view, image)
 
-    def stack(items: list[Views]) -> Views:
-        first, second = zip(*items, strict=True)
-        return torch.stack(first), torch.stack(second)
-
     def epoch() -> Iterator[Views]:
         chosen = torch.randperm(len(files))[: job.images].tolist()
         pipeline = (
@@ -186,7 +182,7 @@ def _by_spdl(job: Job) -> Epoch:
             .add_source([files[index] for index in chosen])
             .pipe(views_of, concurrency=job.workers)
             .aggregate(job.batch, drop_last=True)
-            .pipe(stack)
+            .pipe(default_collate)
             .add_sink(2)
             .build(num_threads=job.workers)
         )

@@ -12,11 +12,11 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ import torch
 
 from fastsiam import trace
 from fastsiam.bench.cases.step import fed, step_of
-from fastsiam.bench.images import Images, users_own
-from fastsiam.bench.measure import wait_for_gpu
-from fastsiam.bench.records import Record, Row, Sample, Timing, check_writable
+from fastsiam.bench.images import Images, users_store
+from fastsiam.bench.measure import clocked
+from fastsiam.bench.records import Record, Row, Timing
 from fastsiam.bench.runner import Runner, Task
 from fastsiam.bench.session import Session
 from fastsiam.config import DataConfig, Pipeline, PipelineSetting, TrainConfig
@@ -37,6 +37,8 @@ from fastsiam.pipelines import open_store
 from fastsiam.pipelines.automatic import choose_pipeline
 from fastsiam.pipelines.backends import CEILING
 from fastsiam.report.markdown import markdown
+from fastsiam.run.records import check_targets
+from fastsiam.views.batch import Batch
 
 MARK = "fastsiam: the clocks meet"
 """An empty range, which both torch's trace and fastsiam's have: it aligns their clocks."""
@@ -61,7 +63,7 @@ def profile(session: Session, asked: PipelineSetting, steps: int, out: Path) -> 
         RunnerError: the pipeline cannot run here.
         DataError: ``out`` cannot be written.
     """
-    check_writable(out)
+    check_targets(out)
     batch = session.trained_batch
     data = DataConfig(pipeline=CEILING, workers=session.workers)
     if asked != CEILING:
@@ -74,7 +76,7 @@ def profile(session: Session, asked: PipelineSetting, steps: int, out: Path) -> 
         with closing(Runner("profile", build)) as runner:
             facts = runner.facts("profile")
         whole, spans = json.loads(Path(folder, "torch.json").read_text()), trace.read(Path(folder))
-    events, seconds = whole["traceEvents"], facts["seconds"]
+    events, seconds = whole["traceEvents"], facts["sample"].wall
     mark = next(event["ts"] for event in events if event.get("name") == MARK)
     ranges = [_event(span, mark - facts["mark"] / 1e3) for span in spans]
     began = (facts["began"] - facts["mark"]) / 1e3 + mark
@@ -97,7 +99,7 @@ def profile(session: Session, asked: PipelineSetting, steps: int, out: Path) -> 
         in_the_clock="traced steps in the middle of an epoch; tracing slows them down",
         config=session.settings(batch=batch, workers=session.workers),
     )
-    return text, row.record({pipeline: Timing([Sample(seconds, 0.0)], steps * batch)})
+    return text, row.record({pipeline: Timing([facts["sample"]], steps * batch)})
 
 
 def _chosen(session: Session, images: Images) -> Pipeline:
@@ -105,11 +107,9 @@ def _chosen(session: Session, images: Images) -> Pipeline:
 
     Generated images stand for the recipe's data set. No memory holds ImageNet.
     """
-    own = session.config
-    if users_own(own):
-        store, keeps = open_store(own.root, "train", columns=own.columns), True
-    else:
-        store, keeps = open_store(images.folder, "train"), own.recipe != "imagenet"
+    store, keeps = users_store(session.config), True
+    if store is None:
+        store, keeps = open_store(images.folder, "train"), session.config.recipe != "imagenet"
     choice = choose_pipeline(store, device=torch.device(session.device), keeps=keeps)
     session.console.say(f"pipeline {choice.name}: {choice.why}")
     return choice.name
@@ -178,28 +178,29 @@ def build_profile(*, config: TrainConfig, steps: int, folder: str) -> Task:
     os.environ["FASTSIAM_TRACE"] = folder
     importlib.reload(trace)  # which reads the variable
     own = fed(config)
-    take, epochs = step_of(own).take, count()
+    take = step_of(own).take
     facts: dict[str, Any] = {}
     on_gpu = own.place.device.type == "cuda"
     activities = [torch.profiler.ProfilerActivity.CPU]
     if on_gpu:
         activities.append(torch.profiler.ProfilerActivity.CUDA)
 
+    def take_steps(feed: Iterator[Batch]) -> None:
+        facts["began"] = time.time_ns()
+        for _ in range(steps):
+            with trace.span("wait for data"):
+                batch = next(feed)
+            take(batch)
+
     def run() -> None:
-        feed = own.loader.epoch(next(epochs))
+        feed = own.loader.epoch(0)
         for batch in islice(feed, WARM_UP):
             take(batch)
         with torch.profiler.profile(activities=activities) as profiler:
             facts["mark"] = time.time_ns()
             with torch.profiler.record_function(MARK):
                 pass
-            facts["began"], began = time.time_ns(), time.perf_counter()
-            for _ in range(steps):
-                with trace.span("wait for data"):
-                    batch = next(feed)
-                take(batch)
-            wait_for_gpu()
-            facts["seconds"] = time.perf_counter() - began
+            facts["sample"] = clocked(partial(take_steps, feed))
         profiler.export_chrome_trace(f"{folder}/torch.json")
         facts["operations"] = profiler.key_averages().table(
             sort_by="self_device_time_total" if on_gpu else "self_cpu_time_total",

@@ -8,11 +8,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from fastsiam.bench.images import users_own
+from fastsiam.bench.images import users_store
 from fastsiam.bench.measure import clocked
 from fastsiam.bench.records import Record, Row, Timing
 from fastsiam.bench.session import Session
-from fastsiam.pipelines import open_store
 from fastsiam.pipelines.shuffle import Window, full_shuffle
 from fastsiam.pipelines.store.base import in_order
 
@@ -52,11 +51,10 @@ def measure(session: Session) -> list[Record]:
 
 def _labels_and_blocks(session: Session) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:
     """Return labels and blocks of the images, and a description."""
-    if not users_own(session.config):
+    store = users_store(session.config)
+    if store is None:
         labels = np.arange(_IMAGES) * _CLASSES // _IMAGES
         return labels, in_order(_IMAGES), f"{_IMAGES:,} images of {_CLASSES:,} classes, sorted"
-    config = session.config
-    store = open_store(config.root, "train", columns=config.columns)
     return store.labels, store.blocks(), f"{len(store):,} images of {store.root.name}"
 
 

@@ -48,10 +48,11 @@ def measure(session: Session) -> list[Record]:
 
     def row(name: str, ranks: int = 1, **settings: Any) -> Row:
         config = session.train_config(batch, ranks=ranks, **{"compile": "on"} | settings)
+        begin = authors_step if name == AUTHORS else step_of
         return Row(
             case="step",
             name=name,
-            build=partial(build_step, config=config, authors=name == AUTHORS),
+            build=partial(build_step, config=config, begin=begin),
             ranks=ranks,
             baseline=(AUTHORS, AUTHORS),
             in_the_clock="forward, backward and optimizer steps on tensors that are ready",
@@ -77,7 +78,6 @@ class Stepper:
     """A training step, ready to be taken."""
 
     take: Callable[[Batch], object]
-    """Takes it."""
     method: nn.Module
     """What is trained."""
     settings: dict[str, Any]
@@ -118,46 +118,6 @@ def fed(config: TrainConfig) -> Fed:
         dtype=autocast_type(config.numerics.precision, place.device),
     )
     return Fed(config, place, loader)
-
-
-def build_step(*, config: TrainConfig, authors: bool = False) -> Task:
-    """Build a model, an optimizer and a few batches; its work is some steps."""
-    return stepping(config, authors_step if authors else step_of)
-
-
-def stepping(config: TrainConfig, begin: Callable[[Fed], Stepper]) -> Task:
-    """Return some steps on ready tensors as work.
-
-    Args:
-        config: what is trained.
-        begin: builds the model and the optimizer.
-    """
-    own = fed(replace(config, data=DataConfig(pipeline=CEILING)))
-    began = time.perf_counter()
-    stepper = begin(own)
-    started = time.perf_counter() - began
-    batches = list(islice(own.loader.epoch(0), 2))
-    stepper.take(batches[0])
-    steps = steps_in_time(partial(stepper.take, batches[1]), own.place)
-    on_gpu = own.place.device.type == "cuda"
-    if on_gpu:  # what cuDNN tried its kernels with is no step's
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-
-    def run() -> None:
-        for i in range(steps):
-            stepper.take(batches[i % len(batches)])
-
-    # What a replayed graph uses is reserved once and counts as allocated no more.
-    graphs = stepper.settings.get("step", {}).get("cuda_graphs", False)
-    most = torch.cuda.max_memory_reserved if graphs else torch.cuda.max_memory_allocated
-
-    def facts() -> dict[str, Any]:
-        peak = {"peak_gpu_bytes": most()} if on_gpu else {}
-        return own.facts | peak | {"seconds_to_build": started, "settings": stepper.settings}
-
-    before = partial(stepper.take, batches[0])  # its memory is there before the clock starts
-    return Task(run, steps * config.optim.batch, facts, before)
 
 
 def step_of(own: Fed) -> Stepper:
@@ -213,6 +173,41 @@ def authors_step(own: Fed) -> Stepper:
         optimizer.step()
 
     return Stepper(take, method, VARIANTS[AUTHORS])
+
+
+def build_step(*, config: TrainConfig, begin: Callable[[Fed], Stepper] = step_of) -> Task:
+    """Build a step and a few batches; its work is some steps on these ready tensors.
+
+    Args:
+        config: what is trained.
+        begin: builds the model and the optimizer.
+    """
+    own = fed(replace(config, data=DataConfig(pipeline=CEILING)))
+    began = time.perf_counter()
+    stepper = begin(own)
+    started = time.perf_counter() - began
+    batches = list(islice(own.loader.epoch(0), 2))
+    stepper.take(batches[0])
+    steps = steps_in_time(partial(stepper.take, batches[1]), own.place)
+    on_gpu = own.place.device.type == "cuda"
+    if on_gpu:  # what cuDNN tried its kernels with is no step's
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+    def run() -> None:
+        for i in range(steps):
+            stepper.take(batches[i % len(batches)])
+
+    # What a replayed graph uses is reserved once and counts as allocated no more.
+    graphs = stepper.settings.get("step", {}).get("cuda_graphs", False)
+    most = torch.cuda.max_memory_reserved if graphs else torch.cuda.max_memory_allocated
+
+    def facts() -> dict[str, Any]:
+        peak = {"peak_gpu_bytes": most()} if on_gpu else {}
+        return own.facts | peak | {"seconds_to_build": started, "settings": stepper.settings}
+
+    before = partial(stepper.take, batches[0])  # its memory is there before the clock starts
+    return Task(run, steps * config.optim.batch, facts, before)
 
 
 def steps_in_time(one: Callable[[], object], place: Place) -> int:

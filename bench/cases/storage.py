@@ -41,15 +41,14 @@ LOCAL = "local disk"
 def measure(session: Session) -> list[Record]:
     """Measure pipelines and other libraries, one after the other, from each place and cache."""
     check_two_alike_views(session)
-    images, batch = session.images(session.loaded_batch), session.loaded_batch
-    folder = session.folder / "storage"
-    files = sorted(path for path in images.folder.rglob("*") if path.is_file())
-    pack(files, folder / "shards" / "tars")
-    readers = _readers(session)
-    if "litdata" in readers:
-        convert_for_litdata(files, folder / "shards" / "litdata")
+    batch, folder = session.loaded_batch, session.folder / "storage"
     with ExitStack() as held:
         port = held.enter_context(object_storage.served(folder / "server"))
+        images, readers = session.images(batch), _readers(session)
+        files = sorted(path for path in images.folder.rglob("*") if path.is_file())
+        pack(files, folder / "shards" / "tars")
+        if "litdata" in readers:
+            convert_for_litdata(files, folder / "shards" / "litdata")
         object_storage.upload(port, folder / "shards", "shards")
         places: dict[str, tuple[int, bool]] = {LOCAL: (0, False)}  # port, whether the cache is cold
         for latency in session.config.latencies:
@@ -249,7 +248,8 @@ def _open_webdataset(job: Job) -> Iterable[Views]:
         cache_dir=job.cache or None,
     )
     images = shards.shuffle(_WINDOW).map(decode)
-    loader: DataLoader[Any] = DataLoader(images, batch_size=job.batch, num_workers=job.workers)
+    workers = min(job.workers, _SHARDS)  # one without a shard would be an error
+    loader: DataLoader[Any] = DataLoader(images, batch_size=job.batch, num_workers=workers)
     return loader
 
 

@@ -12,9 +12,9 @@ from fastsiam.bench.cases.loader import build_views
 from fastsiam.bench.cases.train import build_fed
 from fastsiam.bench.config import Over
 from fastsiam.bench.records import Record, Row
-from fastsiam.bench.runner import Build, compare
+from fastsiam.bench.runner import compare
 from fastsiam.bench.session import Session
-from fastsiam.config import DataConfig, Pipeline, TrainConfig
+from fastsiam.config import DataConfig, Pipeline
 from fastsiam.errors import DeviceError
 from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, Backend
 
@@ -34,11 +34,11 @@ def measure(session: Session) -> list[Record]:
     batch = session.trained_batch if ranks else session.loaded_batch
 
     def row(pipeline: Pipeline, value: int) -> Row:
-        build: Build = (
-            partial(build_fed, config=_config(session, value))
-            if ranks
-            else partial(build_views, **_settings(session, over, value, pipeline))
-        )
+        if ranks:
+            config = session.train_config(batch, ranks=value)
+            build = partial(build_fed, config=replace(config, data=DataConfig(pipeline=CEILING)))
+        else:
+            build = partial(build_views, **_settings(session, over, value, pipeline))
         return Row(
             case="sweep",
             name=f"{pipeline}, {over} {value}",
@@ -65,12 +65,6 @@ def _pipelines(session: Session, over: Over) -> list[Pipeline]:
     if not found:
         session.console.say(f"{over} does not matter to {', '.join(names)}")
     return found
-
-
-def _config(session: Session, ranks: int) -> TrainConfig:
-    """Return the settings of training on ready tensors by so many ranks."""
-    config = session.train_config(session.trained_batch, ranks=ranks)
-    return replace(config, data=DataConfig(pipeline=CEILING))
 
 
 def _settings(session: Session, over: Over, value: int, pipeline: Pipeline) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from itertools import count, islice
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from fastsiam.bench.cases.step import Fed, fed, step_of, steps_in_time
+from fastsiam.bench.cases.step import fed, step_of, steps_in_time
 from fastsiam.bench.config import ORIGINAL, with_form
 from fastsiam.bench.measure import wait_for_gpu
 from fastsiam.bench.records import Record, Row
@@ -64,53 +64,38 @@ def measure(session: Session) -> list[Record]:
 
 def build_fed(*, config: TrainConfig) -> Task:
     """Build a model and a loader; its work is some steps in the middle of an epoch."""
-    training = _Training(fed(config))
-    images = training.steps * config.optim.batch
-    return Task(training.run, images, training.facts, training.before)
+    own = fed(config)
+    stepper, epochs = step_of(own), map(own.loader.epoch, count())
+    for batch in islice(next(epochs), 2):
+        stepper.take(batch)
+    wanted = steps_in_time(partial(stepper.take, batch), own.place)
+    pipeline = backend_of(own.config.data)
+    ahead = _AHEAD if pipeline.real and not pipeline.resident else 0
+    on_gpu = own.place.device.type == "cuda"
+    warm, steps = window(wanted, own.loader.steps, ahead, whole=on_gpu)
+    feed: Iterator[Batch] = iter(())
+    clock, waits = Clock(device=own.place.device), list[float]()
 
-
-class _Training:
-    """Some steps of each epoch: those before the clock starts, those that it times."""
-
-    def __init__(self, own: Fed) -> None:
-        self._own, self._stepper, self._epochs = own, step_of(own), count()
-        for batch in islice(self._next_epoch(), 2):
-            self._stepper.take(batch)
-        wanted = steps_in_time(partial(self._stepper.take, batch), own.place)
-        pipeline = backend_of(own.config.data)
-        ahead = _AHEAD if pipeline.real and not pipeline.resident else 0
-        on_gpu = own.place.device.type == "cuda"
-        self._warm, self.steps = window(wanted, own.loader.steps, ahead, whole=on_gpu)
-        self._feed: Iterator[Batch] = iter(())
-        self._clock = Clock(device=own.place.device)
-        self._waits: list[float] = []
-
-    def before(self) -> None:
-        """Take the steps that come before the clock starts."""
-        self._feed = self._next_epoch()
-        for batch in islice(self._feed, self._warm):
-            self._stepper.take(batch)
+    def before() -> None:
+        nonlocal feed
+        feed = next(epochs)
+        for batch in islice(feed, warm):
+            stepper.take(batch)
         wait_for_gpu()
 
-    def run(self) -> None:
-        """Take the steps that are timed."""
-        self._clock.resume()
-        for batch in self._clock.over(islice(self._feed, self.steps)):
-            self._stepper.take(batch)
+    def run() -> None:
+        clock.resume()
+        for batch in clock.over(islice(feed, steps)):
+            stepper.take(batch)
         wait_for_gpu()
-        self._clock.pause()
-        self._waits.append(self._clock.read(self._own.config.optim.batch)["data_wait"])
+        clock.pause()
+        waits.append(clock.read(own.config.optim.batch)["data_wait"])
 
-    def facts(self) -> dict[str, Any]:
-        """Return what is to be told of them; the first time, which warms up, does not count."""
-        return self._own.facts | {
-            "data_wait": mean(self._waits[1:]),
-            "steps": self.steps,
-            "settings": self._stepper.settings,
-        }
+    def facts() -> dict[str, Any]:
+        wait = mean(waits[1:])  # the first time, which warms up, does not count
+        return own.facts | {"data_wait": wait, "steps": steps, "settings": stepper.settings}
 
-    def _next_epoch(self) -> Iterator[Batch]:
-        return self._own.loader.epoch(next(self._epochs))
+    return Task(run, steps * config.optim.batch, facts, before)
 
 
 def window(wanted: int, there: int, ahead: int, *, whole: bool) -> tuple[int, int]:

@@ -67,12 +67,13 @@ def profile(
 ) -> None:
     """Trace a few training steps: reading, decoding, crops, copies, photometric, model."""
     from fastsiam.bench.cases.profile import profile as trace
-    from fastsiam.bench.records import check_writable, write
+    from fastsiam.bench.records import write
     from fastsiam.bench.session import session
+    from fastsiam.run.records import check_targets
 
     records = Path(config.json) if config.json else None
     if records:
-        check_writable(records)
+        check_targets(records)
     with session(config) as own:
         text, record = trace(own, pipeline, steps, out)
     print(text)

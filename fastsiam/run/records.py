@@ -257,6 +257,8 @@ def check_targets(*targets: Path) -> None:
     """
     for target in targets:
         require_local(target)
+        if target.exists() and not target.is_file() and not target.is_dir():
+            continue  # a device or a pipe, which is written directly
         with explained(FastSiamError, f"cannot write {target}"):
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=target.parent, buffering=0) as probe:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -10,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from fastsiam import cli
 from fastsiam.bench.records import Record, Row, Sample, Timing
+from tests.processes import Forked
 
 
 def sample(wall: float, cpu: float = 0.0) -> Sample:
@@ -56,3 +59,12 @@ def bench(*arguments: str, code: int = 0) -> Result:
         done = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["bench", *arguments])
     assert done.exit_code == code, f"exit {done.exit_code}\n{done.output}\n{done.exc_info}"
     return done
+
+
+def wait_for_text(path: Path, process: Forked, text: str = "") -> str:
+    """Wait until a process has written a text into a file; return all that is there."""
+    deadline = time.monotonic() + 120
+    while not (found := path.read_text() if path.exists() else "") or text not in found:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.1)
+    return found

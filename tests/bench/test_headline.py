@@ -16,8 +16,11 @@ import pytest
 
 from fastsiam.bench.config import HeadlineConfig
 from fastsiam.bench.headline import PICTURE, RECORD, Training, run
+from fastsiam.config.recipes import RECIPES
+from fastsiam.environment import environment
 from fastsiam.errors import FastSiamError
 from fastsiam.run import checkpoint as checkpoints
+from tests.configs import with_settings
 from tests.conftest import write_images
 
 _RUN = """
@@ -67,11 +70,9 @@ def test_a_run_of_other_settings_is_refused(change: dict[str, Any], tmp_path: Pa
     config = HeadlineConfig(data="images", out=str(tmp_path), epochs=2, width=4, only=("simsiam",))
     folder = Training("simsiam", config).folder
     folder.mkdir()
-    settings = {
-        "numerics": {"seed": 0}, "optim": {"epochs": 2}, "model": {"width": 4},
-        "data": {"data": "images"},
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps({"config": settings, "environment": {}}))
+    trained = with_settings(RECIPES["cifar10"](), seed=0, epochs=2, width=4, data="images")
+    settings = {"recipe": "cifar10", "config": trained.to_dict(), "environment": environment()}
+    (folder / "config.json").write_text(json.dumps(settings))
     line = {"kind": "knn", "step": 2, "epoch": 2, "top1": 50.0}
     (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     training = Training("simsiam", config)

@@ -81,6 +81,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("byol", {"projector_layers": 1}, "2 layers or more"),
     ("simclr", {"bn_images": 4, "sync_bn": False}, "bn-images is for lightly's mocov2 alone"),
     ("byol", {"optimizer": "lars"}, "SGD's steps of whole batches"),
+    ("simsiam", {"max_steps": 10}, "lightly's loop has max-steps 0 alone"),
 ]
 
 
@@ -115,6 +116,9 @@ def test_views_have_the_runs_settings(method: str) -> None:
     for change in ({"flip_p": 1.0}, {"jitter_p": 1.0}, {"gray_p": 1.0}, {"blur_p": 1.0}):
         (first, second) = transform_of(method, augment.changed(**change))(image)
         assert not torch.allclose(first, expected) and not torch.allclose(second, expected)
+    same_crop = replace(augment, views=(augment.views[0], replace(augment.views[0], crop_of=0)))
+    with pytest.raises(BackendError, match=f"transform for {method} has crop-of -1 alone"):
+        transform_of(method, same_crop)
     if method != "byol":
         with pytest.raises(BackendError, match=f"transform for {method} has solarise-p 0.0 alone"):
             transform_of(method, augment.changed(solarise_p=0.2))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam.bench.records import Timing, check_writable, read, write
+from fastsiam.bench.records import Timing, read, write
 from fastsiam.bench.tables import caption, table
 from fastsiam.errors import DataError
 from tests.bench.made import made, record, sample
@@ -30,16 +30,11 @@ def test_records_say_what_they_depend_on(tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "new" / "records.json").read_text())) == 2
 
 
-def test_files_are_replaced_so_their_folder_must_be_writable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "records.json"
-    file.touch()
-    check_writable(file)
-    check_writable(Path("/dev/null"))
-    monkeypatch.setattr("os.access", lambda path, _: Path(path) != tmp_path)
-    with pytest.raises(DataError, match=r"cannot write .*records\.json"):
-        check_writable(file)
+def test_medians_and_spreads() -> None:
+    timing = Timing([sample(1.0, 5.0), sample(4.0, 6.0), sample(2.0, 9.0)], images=10)
+    one = record("loader", "a", timing, config={})
+    assert (timing.median, one.spread, one.images_per_second) == (2.0, 0.75, 5.0)
+    assert one.cores_busy == 3.0
 
 
 @pytest.mark.parametrize("text", ["", "[]", "[1]", '[{"case": "loader"}]'])

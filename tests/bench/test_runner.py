@@ -1,10 +1,12 @@
-"""Runners take turns, warmed up, each in processes of its own."""
+"""Runners take turns, warmed up, each in processes of its own; what is timed is what was done."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import psutil
 import pytest
 
 from fastsiam.bench.config import BenchConfig
-from fastsiam.bench.measure import host_memory
+from fastsiam.bench.measure import _cached_pages, cpu_seconds, drop_from_cache, host_memory
 from fastsiam.bench.records import Row
 from fastsiam.bench.runner import Runner, RunnerError, Task, compare
 from fastsiam.console import Console
@@ -97,13 +99,10 @@ def test_runners_take_turns(apart: bool, tmp_path: Path) -> None:
 
 def test_ranks_work_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastsiam.bench.runner._PATIENCE", 0.5)
-    runner = Runner("ranks", build_ranks, ranks=2)
-    try:
+    with closing(Runner("ranks", build_ranks, ranks=2)) as runner:
         assert runner.run("meet").wall >= 0.2  # as long as the slowest
         facts = runner.facts("meet")
         assert (facts["RANK"], facts["WORLD_SIZE"]) == ("0", "2") and int(facts["MASTER_PORT"])
-    finally:
-        runner.close()
     began = time.monotonic()
     with pytest.raises(RunnerError, match="rank 1 fails"):
         Runner("ranks", partial(build_ranks, failing=1), ranks=2)
@@ -115,19 +114,37 @@ def build_nothing() -> Task:
 
 
 def test_a_fresh_process_has_not_imported_torch() -> None:
-    runner = Runner("nothing", build_nothing, fresh=True)
-    try:
+    with closing(Runner("nothing", build_nothing, fresh=True)) as runner:
         assert runner.facts("nothing") == {"torch": False}
-    finally:
-        runner.close()
 
 
 @pytest.mark.alone
 def test_time_and_memory_are_those_of_the_runner() -> None:
-    runner = Runner("work", build_busy)
-    try:
+    with closing(Runner("work", build_busy)) as runner:
         found = runner.run("work")
         assert 0.05 <= found.cpu < 1.5 and 0.1 <= found.wall < 1.5  # preparing does not count
         assert 50e6 < found.host < 50e6 + host_memory() + 100e6
-    finally:
-        runner.close()
+
+
+def test_processor_time_of_living_children_counts() -> None:
+    before = cpu_seconds()
+    script = (
+        "import sys, time\nwhile time.process_time() < 0.5: pass\n"
+        "print(flush=True)\nsys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout and child.stdin
+        child.stdout.readline()
+        assert cpu_seconds() - before > 0.4
+        child.stdin.close()
+
+
+def test_dropping_files_from_the_cache_is_checked(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(2**20))
+    assert 0 <= drop_from_cache([path]) <= 1
+    path.read_bytes()
+    with path.open("rb") as file:
+        assert _cached_pages(file.fileno(), 2**20) == [1] * 256

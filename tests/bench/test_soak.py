@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -19,13 +20,14 @@ import pytest
 
 from fastsiam.bench import soak as module
 from fastsiam.bench.config import SoakConfig
-from fastsiam.bench.soak import FAULTS, Run, Soak, as_markdown, read_record, soak
+from fastsiam.bench.soak import FAULTS, Fault, Run, Soak, as_markdown, read_record, soak
 from fastsiam.config import TrainConfig
 from fastsiam.config.files import parse_assignments
 from fastsiam.errors import BackendError, DataError, FastSiamError
 from fastsiam.pipelines.backends import BACKENDS, Backend
 from fastsiam.run.checkpoint import last
 from fastsiam.train.command import train_here
+from tests.bench.made import wait_for_text
 from tests.commands import parse
 from tests.configs import with_settings
 from tests.conftest import ROOT
@@ -112,10 +114,28 @@ def test_a_run_is_a_command_of_the_program(tmp_path: Path) -> None:
     assert settings["epochs"] == "1" and settings["gpus"] == "4"
 
 
-def test_every_fault_comes_as_often_as_the_others(tmp_path: Path) -> None:
-    work = Soak(SoakConfig(seed=4), tmp_path, 0.0)
-    drawn = [work._next().name for _ in range(3 * len(FAULTS))]
-    assert all(drawn.count(fault.name) == 3 for fault in FAULTS)
+def test_every_fault_comes_as_often_as_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where one of them is impossible: many pipelines have no loader's worker."""
+    tried: list[Fault] = []
+
+    def inject(fault: Fault, *_: object) -> None:
+        tried.append(fault)
+        if fault.target == "worker":
+            raise IndexError
+
+    monkeypatch.setattr(Fault, "inject", inject)
+    run: Any = SimpleNamespace(
+        start=lambda: None,
+        kill=lambda: None,
+        wait=lambda _: None if len(tried) < 3 * len(FAULTS) else 0,
+    )
+    work = Soak(SoakConfig(seed=4), tmp_path, math.inf)
+    monkeypatch.setattr(work, "_finish", lambda *_: 0)
+    monkeypatch.setattr(work, "_note", lambda *_: None)
+    done = work._hurt(run, random.Random(0))
+    assert all(done.count(x.name) == (0 if x.target == "worker" else 3) for x in FAULTS)
 
 
 def test_a_finding_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,11 +172,7 @@ def test_a_signal_ends_the_runs_too(number: signal.Signals, tmp_path: Path) -> N
     """They have sessions of their own, so that no signal of a terminal reaches them."""
     pid = tmp_path / "pid"
     process = Forked(_soak_for_ever, tmp_path / "soak.json", pid)
-    deadline = time.monotonic() + 120
-    while not pid.exists() or not pid.read_text():
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.1)
-    run = psutil.Process(int(pid.read_text()))
+    run = psutil.Process(int(wait_for_text(pid, process)))
     try:
         process.send(number)
         assert process.wait(60).returncode == 128 + number

@@ -6,11 +6,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from fastsiam.errors import DataError
-from fastsiam.run.records import Record, read_records
+from fastsiam.run.records import Record, check_targets, read_records
 from tests.conftest import ROOT
 
 RUN = ROOT / "bench" / "results" / "cifar10-evaluation"
@@ -85,3 +86,8 @@ def test_what_is_no_record_is_one_line(change: dict[str, Any], tmp_path: Path) -
     (tmp_path / "eval" / "x.json").write_text(json.dumps(plain))
     with pytest.raises(DataError, match=r"x\.json is not a record of an evaluation"):
         read_records(tmp_path)
+
+
+def test_devices_need_no_writable_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.TemporaryFile", mock.Mock(side_effect=PermissionError))
+    check_targets(Path("/dev/null"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -72,11 +73,9 @@ def test_two_views_of_every_image_drawn_anew(peer: str, device: str, folder: str
     if reason := peers.PEERS[peer].missing:
         by_hand = peer in ("spdl", "slipstream")
         (pytest.skip if by_hand else skip)(f"needs {peer}: {reason}")
-    runner = Runner(peer, partial(build_inspection, device=device, folder=folder, peer=peer))
-    try:
+    build = partial(build_inspection, device=device, folder=folder, peer=peer)
+    with closing(Runner(peer, build)) as runner:
         facts = runner.facts(peer)
-    finally:
-        runner.close()
     assert runner.timings[peer].images == IMAGES and facts["version"]
     assert facts["batches"] == [IMAGES // BATCH] * 2
     assert facts["shapes"] == {(2, BATCH, 3, CROP, CROP)}

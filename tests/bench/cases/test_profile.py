@@ -35,6 +35,7 @@ def test_a_trace_has_named_ranges(pipeline: str, little: BenchConfig, tmp_path: 
     )
     (record,) = read(tmp_path / "record.json")
     assert (record.case, record.name, record.images, record.n) == ("profile", pipeline, 6, 1)
+    assert record.cores_busy > 0 and record.host_bytes > 0
     assert "| backward" in done.stdout and "aten::convolution_backward" in done.stdout
 
 
