@@ -13,6 +13,7 @@ Every pipeline applies the parameters from ``fastsiam.views.draws.draw_views`` t
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import DataError
 
-from .automatic import with_pipeline
+from .automatic import choose_pipeline, settled, with_pipeline
 from .backends import backend_of
 from .bad_images import BadImages
 from .mixture import Mixture, shuffle_of
@@ -43,6 +44,8 @@ if TYPE_CHECKING:  # torch is loaded with a loader: fastsiam convert does withou
     from fastsiam.views.batch import EvalLoader, Loader
 
     from .loaders import CropTransform
+
+log = logging.getLogger(__name__)
 
 __all__ = [
     "BadImages",
@@ -118,7 +121,10 @@ def build_loader(
     chosen = None if chosen is None else np.asarray(chosen)
     if data.loads_images:
         store = open_training_images(data, batch=batch, chosen=chosen, store=store)
-        data = with_pipeline(data, store, device=device, chosen=chosen)
+        if data.pipeline == "auto":
+            choice = choose_pipeline(store, device=device, chosen=chosen)
+            log.info(choice)
+            data = settled(data, choice.name)
     order = _order(
         data, store, shuffle, batch=batch, seed=seed, rank=rank, world=world, chosen=chosen, bad=bad
     )
@@ -257,7 +263,7 @@ def build_eval_loader(
             f"{store} has too few {split} images for {world} processes, {len(chosen)}: run with "
             "fewer GPUs, or evaluate on more images"
         )
-    data = with_pipeline(data, store, device=device, keeps=False)
+    data = with_pipeline(data, store, device)
     return CentralCrops(
         store,
         backend_of(data).central_crops(data, store, resize, augment.crop, device),

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -26,8 +25,6 @@ from .survey import decoded_bytes
 
 if TYPE_CHECKING:
     import torch
-
-log = logging.getLogger(__name__)
 
 CORES_PER_GPU = 6
 """Cores from which on ``native`` feeds a GPU.
@@ -91,20 +88,11 @@ def choose_pipeline(
     return Choice(ENGINE, "; ".join(reasons) or f"reads {store}")
 
 
-def with_pipeline(
-    data: DataConfig,
-    store: Store,
-    *,
-    device: torch.device,
-    chosen: NDArray[np.int64] | None = None,
-    keeps: bool = True,
-) -> DataConfig:
-    """Replace the pipeline "auto", and log which one is chosen; see ``choose_pipeline``."""
+def with_pipeline(data: DataConfig, store: Store, device: torch.device) -> DataConfig:
+    """Replace the pipeline "auto" by one that keeps no images; see ``choose_pipeline``."""
     if data.pipeline != "auto":
         return data
-    choice = choose_pipeline(store, device=device, chosen=chosen, keeps=keeps)
-    log.info(choice)
-    return settled(data, choice.name)
+    return settled(data, choose_pipeline(store, device=device, keeps=False).name)
 
 
 def settled(data: DataConfig, name: str) -> DataConfig:

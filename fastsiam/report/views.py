@@ -40,7 +40,7 @@ def show_views(
     store = open_training_images(sources[0], batch=1)
     images = min(images, len(store))
     cpu = torch.device("cpu")
-    sources = [with_pipeline(source, store, device=cpu, keeps=False) for source in sources]
+    sources = [with_pipeline(source, store, cpu) for source in sources]
     batches = [_first_batch(x, augment, images=images, epoch=epoch, seed=seed) for x in sources]
     views = [
         (f"{source.pipeline} {number}", denormalize(view, augment))
