@@ -68,8 +68,12 @@ def stamp() -> str:
 
 def is_current(folder: Path) -> bool:
     """Tell whether a folder's libraries were made of these sources, if there are sources."""
-    file = folder / STAMP
-    return file.exists() and (not SOURCE.exists() or file.read_text() == stamp())
+    if not SOURCE.exists():
+        return (folder / STAMP).exists()
+    try:
+        return (folder / STAMP).read_text() == stamp()
+    except OSError:
+        return False
 
 
 def compiler() -> list[str] | None:

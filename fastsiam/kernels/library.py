@@ -110,8 +110,15 @@ def at(array: NDArray[Any], kind: Any = None) -> int:
 
 
 def address(function: Any) -> int:
-    """Return the address of a library's function."""
-    return ctypes.cast(function, c_void_p).value or 0
+    """Return the address of a library's function.
+
+    Raises:
+        ValueError: the function is a null pointer.
+    """
+    place = ctypes.cast(function, c_void_p).value
+    if place is None:
+        raise ValueError(f"{function} is a null pointer")
+    return place
 
 
 @cache

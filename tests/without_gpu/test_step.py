@@ -97,6 +97,8 @@ def test_a_step_of_other_methods(name: str, gpu: Gpu) -> None:
     Similarities are products in float32, whatever the layers compute in.
     """
     config = EVERY[name].applied(CONFIG, precision="bf16")
+    take_steps(with_settings(config, precision="fp16", accumulate=2), gpu)
+    gpu.made.clear()
     take_steps(config, gpu, steps=3)
     own = config.model.method
     shape = {

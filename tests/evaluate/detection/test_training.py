@@ -86,8 +86,10 @@ def test_what_is_not_the_protocols_is_said() -> None:
         "sides 96 to 128 (not 480 to 800)", "trials 2 (not 5)", "backbone resnet18 (not resnet50)",
         "stem cifar (not imagenet)", "width 16 (not 64)",
     ]  # fmt: skip
-    said = differences(DetectConfig(), {"BN statistics": "of a rank"})
-    assert said == ["BN statistics of a rank (not of all ranks)"]
+    said = differences(DetectConfig(), {"BN statistics": "of a rank", "precision": "bfloat16"})
+    assert said == [
+        "BN statistics of a rank (not of all ranks)", "precision bfloat16 (not float32)"
+    ]  # fmt: skip
     assert "SimSiam, base 75.5 / 47.0 / 50.2" in papers_rows("voc07")
 
 
