@@ -103,7 +103,9 @@ class Nearest:
     def finish(self) -> Nearest:
         """Compare what is still waiting."""
         if self._waiting:
-            joined = [torch.cat(parts) for parts in zip(*self._waiting, strict=True)]
+            one = len(self._waiting) == 1  # to join it would copy it
+            waiting = zip(*self._waiting, strict=True)
+            joined = [parts[0] if one else torch.cat(parts) for parts in waiting]
             self._waiting.clear()
             for rows, tags in zip(*(x.split(self._block) for x in joined), strict=True):
                 self._merge(rows, tags)
