@@ -185,18 +185,28 @@ def written_for_user(path: Path) -> Iterator[Path]:
         yield temporary
 
 
-def require_local(path: Path) -> None:
-    """Check that an output is no address: as a path, ``s3://bucket`` is a folder ``s3:`` here.
+def require_local(path: Path, *, reads: bool = False) -> None:
+    """Check that a path is no address: as a path, ``s3://bucket`` is a folder ``s3:`` here.
+
+    Args:
+        path: an output, or, if ``reads``, an input.
+        reads: whether it is an input.
 
     Raises:
         FastSiamError: it is one.
     """
     first, *others = path.parts or ("",)
-    if first in ("s3:", "gs:", "az:", "http:", "https:"):
+    if first not in ("s3:", "gs:", "az:", "http:", "https:"):
+        return
+    if reads:
         raise FastSiamError(
-            f"cannot write to {first}//{'/'.join(others)}: results are written to the disks of "
-            "this machine; name a path there, and upload it afterwards"
+            f"cannot read {first}//{'/'.join(others)}: only data are read from other machines "
+            "(--data, --source); copy it to this machine"
         )
+    raise FastSiamError(
+        f"cannot write to {first}//{'/'.join(others)}: results are written to the disks of this "
+        "machine; name a path there, and upload it afterwards"
+    )
 
 
 def parsed_json(text: str | bytes) -> Any:

@@ -98,7 +98,11 @@ def open_whole(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[np.i
 
 
 def _opened(data: DataConfig, split: Split) -> Store:
-    cache = Cache(Path(data.cache), data.cache_gb) if data.cache else None
+    cache = None
+    if data.cache and isinstance(data.root, Path):
+        warn_once(f"--cache keeps nothing of {data.root}, which is on this machine")
+    elif data.cache:
+        cache = Cache(Path(data.cache), data.cache_gb)
     store = open_store(opened(data.root, cache), split, columns=data.columns)
     if cache is not None and store.is_remote and not data.window:
         size = sum(map(len, store.files)) / 1e9

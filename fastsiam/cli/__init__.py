@@ -9,6 +9,7 @@ import contextlib
 import io
 import logging
 import os
+import re
 import sys
 import time
 import traceback
@@ -25,6 +26,9 @@ from fastsiam.launched import begin, is_worker
 _LAST = 0.5
 """Seconds that a rank stays when another is gone: the launcher names the rank that it sees end
 first, and looks ten times a second."""
+
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+"""Line breaks and other control characters, which names of files may contain."""
 
 app = Commands(
     no_args_is_help=True,
@@ -108,7 +112,8 @@ def _say(error: object, prefix: str = "") -> None:
     """Print an error's message, and in brackets what was noted on its way up."""
     notes = [f"({note})" for note in getattr(error, "__notes__", ())]
     with contextlib.suppress(OSError):  # the exit code is to stand, whatever became of the log
-        print(" ".join([f"{prefix}{error}", *notes]), file=sys.stderr)
+        text = " ".join([f"{prefix}{error}", *notes])
+        print(_CONTROLS.sub(lambda found: repr(found[0])[1:-1], text), file=sys.stderr)
 
 
 def _leave_at_once(ending: BaseException) -> NoReturn:

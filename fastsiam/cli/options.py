@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import typer
 import typer.core
+from typer.models import ArgumentInfo
 
 from fastsiam.config.files import (
     Settings,
@@ -32,6 +33,7 @@ from fastsiam.config.run import RunConfig
 from fastsiam.config.setting import Config, Setting, as_text, settings_of, title
 from fastsiam.config.train import BRANCH_SETTINGS, TrainConfig, all_settings, train_settings
 from fastsiam.config.views import ViewConfig
+from fastsiam.files import require_local
 
 _FRESH = "auto", "never", ""
 """Values of ``--resume`` that name no run."""
@@ -146,9 +148,15 @@ def _with_options(
         if isinstance(x.annotation, type) and issubclass(x.annotation, Config)
     }
     own = {name: x for name, x in own.items() if name not in groups}
+    inputs = [name for name, x in own.items() if ArgumentInfo in map(type, get_args(x.annotation))]
 
     def command(**_values: Any) -> None:
         arguments = {name: _values.pop(name) for name in own}
+        for name in inputs:
+            value = arguments[name]
+            for path in value if isinstance(value, list) else [value]:
+                if isinstance(path, Path):
+                    require_local(path, reads=True)
         flags = {name: value for name, value in _values.items() if value not in (None, [])}
         merged = Settings()
         if of_a_run:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from fastsiam.launched import is_worker as is_worker
 
+from .collectives import check_same_images as check_same_images
 from .collectives import complete as complete
 from .collectives import from_all as from_all
 from .collectives import from_leader as from_leader

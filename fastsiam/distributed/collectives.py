@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import _functional_collectives as functional
+
+from fastsiam.errors import DataError
 
 _newer = getattr(functional, "all_gather_single_autograd", None)  # torch 2.13 renamed it
 _gather = _newer or functional.all_gather_tensor_autograd
@@ -108,3 +111,25 @@ def from_all(text: str) -> list[str]:
     texts = [""] * dist.get_world_size()
     dist.all_gather_object(texts, text)
     return texts
+
+
+def check_same_images(names: Iterable[str], root: object) -> None:
+    """Check that all ranks found the same images in the same order, which nothing else notices.
+
+    Args:
+        names: of the images that this rank found; read only if there are several ranks.
+        root: of the data, for the message.
+
+    Raises:
+        DataError: this rank found others than rank 0.
+    """
+    if not dist.is_initialized():
+        return
+    found = [*names]
+    digest = hashlib.sha256("\0".join(found).encode("utf-8", "surrogateescape")).hexdigest()
+    of_leader, number = from_leader(f"{digest} {len(found):,}").split()
+    if (digest, f"{len(found):,}") != (of_leader, number):
+        raise DataError(
+            f"this rank finds other images than rank 0, or in another order ({len(found):,} here, "
+            f"{number} there): give every machine the same data ({root})"
+        )

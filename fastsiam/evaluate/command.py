@@ -82,6 +82,7 @@ def evaluate_knn(
         for temperature in config.temperature or [own.knn_temperature]
     ]
     bank, queries = subject.loaders()
+    subject.check_same(bank, queries)
     protocol: dict[str, Any] = {
         "features": "pool5",
         "similarity": "cosine",

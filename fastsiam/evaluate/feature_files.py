@@ -57,7 +57,9 @@ def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Pat
     files = _targets(config) if place.is_leader else []
     subject = open_subject(path, config, place, layer=config.layer)
     subject.introduce()
-    rows = _rows(subject, *_images(subject, config.split))
+    loader, splits = _images(subject, config.split)
+    subject.check_same(loader)
+    rows = _rows(subject, loader, splits)
     if not place.is_leader:
         for _ in rows:
             pass

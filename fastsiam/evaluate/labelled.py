@@ -62,6 +62,7 @@ class LabelledImages:
                 self.part = f"{config.percent:g}percent"
             self.percent = 100 * len(self.positions) / len(store)
         self.train, self.val = subject.loaders(self.positions)
+        subject.check_same(self.train, self.val)
         self.config = config.settled(self.train.images)
         world, images, asked = subject.place.world, self.train.images, self.config.global_batch
         if asked % world:

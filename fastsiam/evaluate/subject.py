@@ -21,7 +21,7 @@ from fastsiam.config import AugmentConfig, ColumnNames, DataConfig, TrainConfig
 from fastsiam.config.evaluate import EvalConfig, NetworkConfig
 from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD, usual_resize
 from fastsiam.console import Console
-from fastsiam.distributed import Place, from_leader
+from fastsiam.distributed import Place, check_same_images, from_leader
 from fastsiam.errors import DataError, FastSiamError, NoLabelsError, NoSplitError
 from fastsiam.evaluate.features import fingerprint, frozen
 from fastsiam.evaluate.record_files import RecordFiles
@@ -139,6 +139,15 @@ class Subject(EvalImages):
                 features = frozen(self.network, batch.image, dtype=self.dtype)
                 yield features, batch.label, batch.index
                 done.add(len(batch.label) * self.place.world)
+
+    def check_same(self, *loaders: EvalLoader) -> None:
+        """Check that all ranks found the same images; every rank must call it.
+
+        Raises:
+            DataError: this rank found others than rank 0.
+        """
+        names = (name for loader in loaders for name in loader.names())
+        check_same_images(names, self.data.root)
 
     def introduce(self, *lines: str) -> None:
         """Print what is evaluated, with the conventions that figures depend on."""

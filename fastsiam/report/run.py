@@ -18,7 +18,7 @@ from fastsiam.files import values_used, written_for_user
 from fastsiam.report.drawing import shown
 from fastsiam.report.page import Figure, Section, Table, flat, render, text_of
 from fastsiam.run.log import read_metrics
-from fastsiam.run.records import Record, read_records
+from fastsiam.run.records import DataFacts, Record, TrainingDataFacts, read_records
 
 _CURVES: dict[str, tuple[str, str, tuple[float | None, float | None]]] = {
     "loss": ("Loss", "negative cosine similarity; -1 is the minimum", (None, None)),
@@ -257,8 +257,10 @@ def _knn_text(run: Run) -> str:
     trained = [x for x in run.records if x.kind == "knn" and not x.network.untrained]
     newest = max((x.network.epoch or 0.0 for x in trained), default=0.0)
     for record in (x for x in trained if (x.network.epoch or 0.0) == newest):
-        line = record.first_with("trained")
-        parts.append(f"evaluated: {top1(line)} {protocol({**line, 'bank': record.data.train})}")
+        line, data = record.first_with("trained"), record.data
+        of_other = f" on {data.other_data}" if data.other_data else ""
+        knn = protocol({**line, "bank": data.train})
+        parts.append(f"evaluated{of_other}: {top1(line)} {knn}")
     return "; ".join(parts) or "not measured"
 
 
@@ -306,11 +308,23 @@ def _evaluated(run: str, record: Record) -> Iterator[dict[str, str]]:
             **figures,
             **how,
             "images": (
-                f"{data.train:,} to train on, {data.val:,} to validate, of {data.root}; shorter "
-                f"side {images.resize}, crop {images.crop}"
+                f"{data.train:,} to train on{_part(data)}, {data.val:,} to validate, of "
+                f"{data.root}; shorter side {images.resize}, crop {images.crop}"
             ),
             "on": record.date,
         }
+
+
+def _part(data: DataFacts) -> str:
+    """Return in brackets which part of the training images is used; "" for all."""
+    parts = []
+    if isinstance(data, TrainingDataFacts) and data.subset:
+        parts.append(f"listed in {data.subset}")
+    elif isinstance(data, TrainingDataFacts) and data.percent != 100:
+        parts.append(f"{data.percent:g}%")
+    if data.holdout:
+        parts.append(f"without {data.holdout} held out")
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _alarms(runs: Sequence[Run]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import time
@@ -20,7 +19,13 @@ from fastsiam.bad_image_list import FILE, read_bad_images
 from fastsiam.config import TrainConfig
 from fastsiam.config.train import changes_text, differences
 from fastsiam.console import Console, counted
-from fastsiam.distributed import Place, StopSignals, from_all, minimum_across_ranks
+from fastsiam.distributed import (
+    Place,
+    StopSignals,
+    check_same_images,
+    from_all,
+    minimum_across_ranks,
+)
 from fastsiam.environment import environment
 from fastsiam.errors import DataError, DeviceError, FastSiamError
 from fastsiam.evaluate.features import collected, feature_batches
@@ -192,8 +197,8 @@ def _train(
     """Train in a folder that is locked for this run."""
     _refuse_other_settings(config)
     resolved = resolve(config, folder.path, place)
-    if place.world > 1:
-        _refuse_other_images(resolved)
+    listed = resolved.images.listed
+    check_same_images(() if listed is None else listed.names, resolved.config.data.root)
     for note in resolved.notes:
         console.say(note)
     _on_all_ranks(True, place)  # all have read the list of images before rank 0 rewrites it
@@ -418,23 +423,6 @@ def _refuse_other_settings(config: TrainConfig) -> None:
         raise DeviceError(
             f"settings differ between ranks (rank 0 -> this rank): {changes_text(changed)}; start "
             "the same command on each machine"
-        )
-
-
-def _refuse_other_images(resolved: ResolvedConfig) -> None:
-    """Check that all ranks found the same images in the same order, which nothing else notices.
-
-    Raises:
-        DataError: this rank found others than rank 0.
-    """
-    listed, images = resolved.images.listed, len(resolved.images)
-    names = () if listed is None else listed.names
-    digest = hashlib.sha256("\0".join(names).encode("utf-8", "surrogateescape")).hexdigest()
-    of_leader, number = distributed.from_leader(f"{digest} {images:,}").split()
-    if (digest, f"{images:,}") != (of_leader, number):
-        raise DataError(
-            f"this rank finds other images than rank 0, or in another order ({images:,} here, "
-            f"{number} there): give every machine the same data ({resolved.config.data.root})"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import logging
 import os
@@ -71,8 +72,8 @@ def run_by_dask(config: ConvertConfig, words: Sequence[str]) -> dict[int, str]:
         stack.enter_context(stoppable("the same command makes the parts that are missing"))
         cluster = None
         try:
-            if address:  # a client of an address without a port ends a minute later
-                distributed.comm.resolve_address(address)
+            if address:
+                asyncio.run(_reach(distributed, address))
             else:
                 cluster = stack.enter_context(
                     distributed.LocalCluster(
@@ -80,9 +81,10 @@ def run_by_dask(config: ConvertConfig, words: Sequence[str]) -> dict[int, str]:
                     )
                 )
             client = distributed.Client(cluster or address, set_as_default=False)
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, MemoryError) as error:
             what = f"no dask scheduler answers at {address}" if address else "dask cannot start"
-            raise FastSiamError(f"{what} ({error})") from error
+            why = "another kind of server does" if isinstance(error, MemoryError) else error
+            raise FastSiamError(f"{what} ({why})") from error
         stack.enter_context(client)
         numbers = {}
         for number in range(1, config.parts + 1):
@@ -97,6 +99,21 @@ def run_by_dask(config: ConvertConfig, words: Sequence[str]) -> dict[int, str]:
             state = f"cannot be made: {reason}" if reason else "is made"
             print(f"part {number} of {config.parts} {state}", file=sys.stderr, flush=True)
     return failed
+
+
+async def _reach(distributed: Any, address: str) -> None:
+    """Connect to a scheduler once: a client that cannot connect ends a minute later.
+
+    Raises:
+        OSError: no answer within dask's timeout.
+        ValueError: it is no address.
+        MemoryError: what answers is no scheduler: dask takes its text for the size of a message.
+    """
+    distributed.comm.resolve_address(address)
+    print(f"connecting to the dask scheduler at {address}", file=sys.stderr, flush=True)
+    options = distributed.Security().get_connection_args("client")
+    comm = await distributed.comm.connect(address, **options)
+    await comm.close()
 
 
 def _command(words: Sequence[str], number: int, count: int) -> tuple[str, ...]:

@@ -193,20 +193,17 @@ def _parts(number: int, file: File, read: Callable[[int, int], Bytes]) -> list[_
 
 
 def _scan(file: File, part: _Part, read: Callable[[int, int], Bytes]) -> _Found:
-    """Find the images of a part."""
-    names: list[str] = []
-    keys: list[str] = []
-    rows: list[tuple[int, ...]] = []
+    """Find the images of a part. Of members with one name the last counts, as for ``tar -x``."""
+    rows: dict[str, tuple[int, ...]] = {}
     texts: dict[str, str] = {}
     for member, start in _members(read, part.start, part.end, file.path):
         path = _safe_name(member.name)
-        folder, _, name = path.rpartition("/")
+        name = PurePosixPath(path).name
         if path.startswith(".") or "/." in path:
             continue  # hidden, as in a folder
-        key = f"{folder}/{name.split('.', 1)[0]}"  # what the files of a WebDataset sample share
         if name.endswith(".cls") and member.size < _LARGEST_CLASS_FILE:
             text = bytes(read(start, start + member.size)).decode("utf-8", "replace")
-            texts[key] = text.strip()
+            texts[_sample(path)] = text.strip()
         elif is_image_name(name):
             try:
                 head = probe(read(start, start + member.size))
@@ -215,10 +212,15 @@ def _scan(file: File, part: _Part, read: Callable[[int, int], Bytes]) -> _Found:
                     size = 0, 0, head.flags
             except ValueError:
                 size = 0, 0, int(Flags.BAD)
-            rows.append((start, member.size, -1, part.file, *size))
-            names.append(f"{part.group}/{name}" if part.group else path)
-            keys.append(key)
-    return np.array(rows, ROW), names, [texts.get(key, "") for key in keys]
+            rows[path] = start, member.size, -1, part.file, *size
+    names = [f"{part.group}/{PurePosixPath(path).name}" if part.group else path for path in rows]
+    return np.array([*rows.values()], ROW), names, [texts.get(_sample(path), "") for path in rows]
+
+
+def _sample(path: str) -> str:
+    """Return what the files of a WebDataset sample share: the path up to the name's first dot."""
+    folder, _, name = path.rpartition("/")
+    return f"{folder}/{name.split('.', 1)[0]}"
 
 
 def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source: str) -> Index:

@@ -364,7 +364,7 @@ def choose_split(split: Split, files: Sequence[Place], folder: Place) -> list[Pl
 
     for word in SPLIT_NAMES[split]:
         named = [path for path in files if word in words(path)]
-        below = [p for p in files if p.parent != folder and p.parent.name.lower() == word]
+        below = [p for p in files if p.parent != folder and p.parent.stem.lower() == word]
         if named or below:
             return named or below
     known = {word for names in SPLIT_NAMES.values() for word in names}
@@ -397,7 +397,8 @@ def _before_split(path: Place) -> list[str]:
 
 def list_visible(folder: Place, ending: str) -> list[Place]:
     """Return the files of a folder whose names end so and are not hidden, sorted."""
-    return sorted(path for path in folder.glob(f"*{ending}") if not path.name.startswith("."))
+    visible = (path for path in folder.glob(f"*{ending}") if not path.name.startswith("."))
+    return sorted(path for path in visible if path.is_file())
 
 
 @cache

@@ -167,7 +167,7 @@ class FolderStore(FileStore):
     def __init__(self, root: Path) -> None:
         broken: list[str] = []
         with tally(f"listing {root}, files and folders") as listed:
-            names = [*_walk(root, "", listed, broken)]
+            names = [*_walk(root, listed, broken)]
         if broken:
             warn_once(
                 f"{root} has links to images that are not there, which are left out: "
@@ -193,34 +193,40 @@ class FolderStore(FileStore):
         super().__init__(root, root, names, labels, tuple(counts))
 
 
-def _walk(root: Path, folder: str, listed: Tally, broken: list[str]) -> Iterator[bytes]:
-    """Yield the paths below ``root`` of the images in a folder, then of those below it, sorted.
+def _walk(root: Path, listed: Tally, broken: list[str]) -> Iterator[bytes]:
+    """Yield the paths below ``root`` of the images in each folder, before those of its folders.
 
-    Hidden ones are left out. Paths of images that are links to files that are not there are
-    appended to ``broken``.
+    Both are sorted. Hidden ones are left out. Paths of images that are links to files that are not
+    there are appended to ``broken``.
     """
-    images, folders = [], []
-    here = root / folder
-    with explained(DataError, f"cannot list {here}"), os.scandir(here) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if is_image_name(entry.name) and entry.is_file():
-                images.append(entry.name)
-            elif entry.is_dir() and not (entry.is_symlink() and _leads_up(here, entry.path)):
-                folders.append(entry.name)
-            elif is_image_name(entry.name) and not os.path.exists(entry.path):
-                broken.append(entry.path)
-    listed.add(len(images) + len(folders))
-    yield from (os.fsencode(f"{folder}{name}") for name in sorted(images))
-    for name in sorted(folders):
-        yield from _walk(root, f"{folder}{name}/", listed, broken)
+    # Each folder with those that were left for it through links: a link back to them is a loop.
+    waiting: list[tuple[str, tuple[str, ...]]] = [("", ())]
+    while waiting:
+        folder, left = waiting.pop()
+        here, images = root / folder, []
+        folders: dict[str, tuple[str, ...]] = {}
+        with explained(DataError, f"cannot list {here}"), os.scandir(here) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_symlink() and not os.path.exists(entry.path):
+                    if is_image_name(entry.name):
+                        broken.append(entry.path)
+                elif is_image_name(entry.name) and entry.is_file():
+                    images.append(entry.name)
+                elif entry.is_dir():
+                    own = (*left, os.path.realpath(here)) if entry.is_symlink() else left
+                    if not (entry.is_symlink() and _leads_back(entry.path, own)):
+                        folders[entry.name] = own
+        listed.add(len(images) + len(folders))
+        yield from (os.fsencode(f"{folder}{name}") for name in sorted(images))
+        waiting += [(f"{folder}{name}/", folders[name]) for name in sorted(folders, reverse=True)]
 
 
-def _leads_up(folder: Path, link: str) -> bool:
-    """Tell whether a link leads to the folder that it is in, or to one above."""
+def _leads_back(link: str, folders: Sequence[str]) -> bool:
+    """Tell whether a link leads to one of these folders, or to one above it."""
     target = os.path.realpath(link)
-    return os.path.commonpath([target, os.path.realpath(folder)]) == target
+    return any(os.path.commonpath([target, folder]) == target for folder in folders)
 
 
 class ListedStore(FileStore):

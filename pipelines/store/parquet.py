@@ -217,7 +217,7 @@ def open_parquet(
     found: list[Place] = sorted(
         path
         for path in root.rglob(f"*{PARQUET}")
-        if not any(part.startswith(".") for part in _below(path, root).parts)
+        if not any(part.startswith(".") for part in _below(path, root).parts) and path.is_file()
     )
     if not found:
         raise DataError(f"{root} holds no {PARQUET} files")

@@ -233,5 +233,6 @@ def _has_parquet(folder: Place) -> bool:
             for entry in entries:  # in any order
                 if is_image_name(entry.name):
                     return False
-                found |= entry.name.endswith(PARQUET) and not entry.name.startswith(".")
+                name = entry.name
+                found |= name.endswith(PARQUET) and not name.startswith(".") and entry.is_file()
     return found

@@ -113,6 +113,12 @@ def test_an_error_is_one_line(
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("command", ["verify", "convert verify", "report /no/run", "eval knn"])
+def test_an_input_of_another_machine_is_refused(command: str) -> None:
+    said = fastsiam(*command.split(), "s3://b/run", code=1).stderr
+    assert said.startswith("error: cannot read s3://b/run: only data are read from other machines")
+
+
 def test_how_errors_end_the_program(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,6 +127,7 @@ def test_how_errors_end_the_program(
     noted.add_note("saved last.pt at step 7")
     for error, code, line in (
         (noted, 1, "error: no such thing (saved last.pt at step 7)\n"),
+        (FastSiamError("no /a\nb\x1b[1m/é"), 1, "error: no /a\\nb\\x1b[1m/é\n"),
         (Interrupted("SIGTERM: stopped", exit_code=143), 143, "SIGTERM: stopped\n"),
     ):
 

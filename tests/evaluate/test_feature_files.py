@@ -20,8 +20,8 @@ from fastsiam.evaluate.features import collected
 from fastsiam.evaluate.subject import open_subject
 from fastsiam.pipelines import build_eval_loader
 from fastsiam.report.pictures import Captioned
-from tests.conftest import write_images
-from tests.processes import fastsiam
+from tests.conftest import write_data, write_images
+from tests.processes import Forked, command, fastsiam
 from tests.ranks import fastsiam_on_ranks
 from tests.train.runs import CPU as HERE
 
@@ -87,6 +87,28 @@ def test_ranks_write_the_file_of_one(run: Path, tmp_path: Path) -> None:
     assert several.read_bytes() == one.read_bytes() and np.load(one).shape == (33, 32)
     assert table_of(several) == table_of(one)
     assert "class0/008.jpg" not in {row["name"] for row in table_of(one)}
+
+
+@pytest.mark.parametrize(
+    ("words", "counts"), [(["features", "--out", "f.npy"], "23 here, 24"), (["eval", "knn"], "35")]
+)
+def test_ranks_with_other_images_are_refused(
+    words: list[str], counts: str, run: Path, tmp_path: Path
+) -> None:
+    """On two machines, with folders of one name."""
+    for rank in "01":
+        write_data(tmp_path / rank / "data")
+    (tmp_path / "1" / "data" / "train" / "class1" / "003.jpg").unlink()
+
+    def begin(*arguments: str, environment: dict[str, str]) -> Forked:
+        return command(*arguments, environment=environment, folder=tmp_path / environment["RANK"])
+
+    flags = ["--data", "data", "--device", "cpu", "--workers", "0", "--gpus", "2"]
+    done = fastsiam_on_ranks(2, *words, str(run), *flags, code=1, begin=begin)
+    assert (
+        f"this rank finds other images than rank 0, or in another order ({counts} "
+        in done[1].stderr
+    )
 
 
 def test_projections_of_images_without_labels_and_a_broken_image(run: Path, tmp_path: Path) -> None:

@@ -37,6 +37,14 @@ def test_every_class_gives_its_share() -> None:
             choose(LABELS, percent=wrong, seed=0)
 
 
+def test_a_cache_of_data_that_are_here_is_of_no_use(
+    images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_split(DataConfig(data=str(images), cache=str(tmp_path / "cache")), "train")
+    assert caplog.messages == [f"--cache keeps nothing of {images}, which is on this machine"]
+    assert not (tmp_path / "cache").exists()
+
+
 def test_a_sample_keeps_the_proportions() -> None:
     drawn = sample(LABELS, size=300, seed=0)
     assert len(np.unique(drawn)) == 300 and (np.diff(drawn) > 0).all()

@@ -70,7 +70,11 @@ def test_runs_of_a_sweep_are_compared(small: TrainConfig, tmp_path: Path) -> Non
     ]
     here = Place(0, 1, torch.device("cpu"))
     record = evaluate_knn(runs[1], KnnConfig(workers=0, baselines=True, k=(3,)), here)
-    linear = LinearConfig(workers=0, cached=True, optimizer="lars", batch=8, epochs=2)
+    other = shutil.copytree(str(small.data.root), tmp_path / "other")
+    shutil.rmtree(tmp_path / "other" / "val")
+    config_of_other = KnnConfig(workers=0, k=(3,), data=str(other), holdout="20%")
+    on_other = evaluate_knn(runs[1], config_of_other, here).first_with("trained")["top1"]
+    linear = LinearConfig(workers=0, cached=True, optimizer="lars", batch=8, epochs=2, percent=50)
     of_knn, of_linear = evaluation_tables({"b": [evaluate_linear(runs[1], linear, here), record]})
     assert (of_knn.title, of_linear.title) == ("kNN", "Linear")
     top1 = record.first_with("trained")["top1"]
@@ -82,6 +86,7 @@ def test_runs_of_a_sweep_are_compared(small: TrainConfig, tmp_path: Path) -> Non
     (row,) = (dict(zip(of_linear.heads, cells, strict=True)) for cells in of_linear.rows)
     expected = {"epoch": "0.67", "base rate": "0.1", "optimizer": "lars", "epochs": "2"}
     assert expected.items() <= row.items()
+    assert "12 to train on (50%), 12 to validate, of " in row["images"]
     for run, compiled in zip(runs, (False, True), strict=True):
         settings = json.loads((run / "config.json").read_text())
         (run / "config.json").write_text(json.dumps({**settings, "compiled": compiled}))
@@ -89,7 +94,9 @@ def test_runs_of_a_sweep_are_compared(small: TrainConfig, tmp_path: Path) -> Non
     assert heads[:3] == ["run", "--lr", "epochs"]
     assert (first[:2], second[:2]) == (["lr-0.1", "0.1"], ["lr-0.5", "0.5"])
     assert first[-1] == "not measured"
-    assert second[-1] == f"evaluated: {top1:.2f} at epoch 0.67 (k 3, T 0.2, bank 24)"
+    of_other, own = sorted(second[-1].split("; "))
+    assert own == f"evaluated: {top1:.2f} at epoch 0.67 (k 3, T 0.2, bank 24)"
+    assert of_other == f"evaluated on {other}: {on_other:.2f} at epoch 0.67 (k 3, T 0.2, bank 18)"
     assert first[-2].endswith(" (not compiled)") and "compiled" not in second[-2]
 
 

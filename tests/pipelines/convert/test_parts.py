@@ -7,7 +7,9 @@ import os
 import re
 import shutil
 import signal
+import socket
 import sys
+import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -158,7 +160,12 @@ def test_dask_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
         pytest.raises(FastSiamError, match=r"no dask scheduler answers at tcp://127.0.0.1:1"),
     ):
         parts.run_by_dask(config, [])
-    # A client of such an address would end a minute later, with a traceback.
+    # Clients of a web server and of such an address would end a minute later, with a traceback.
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        web = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        threading.Thread(target=lambda: server.accept()[0].send(b"HTTP/1.1 400 No\r\n")).start()
+        with pytest.raises(FastSiamError, match=rf"at {web} \(another kind of server does"):
+            parts.run_by_dask(ConvertConfig(parts=2, scheduler=web), [])
     monkeypatch.setattr(distributed, "Client", None)
     with pytest.raises(FastSiamError, match=r"no dask scheduler answers at 127.0.0.1 \(missing"):
         parts.run_by_dask(ConvertConfig(parts=2, scheduler="127.0.0.1"), [])

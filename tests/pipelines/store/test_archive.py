@@ -116,6 +116,13 @@ def test_of_images_and_tars_the_images_are_read(order: int, tmp_path: Path) -> N
     assert [store.name(i) for i in range(len(store))] == ["b/1.jpg"]
 
 
+def test_of_members_with_one_name_the_last_counts(tmp_path: Path) -> None:
+    """As ``tar -r`` adds a newer one, and ``tar -x`` unpacks them."""
+    members = [("a/0.jpg", jpeg(0)), ("a/1.jpg", jpeg(1)), ("./a/0.jpg", jpeg(2))]
+    store = ArchiveStore([tar(tmp_path / "t.tar", members)])
+    assert [store.read(i) for i in range(len(store))] == [jpeg(2), jpeg(1)]
+
+
 def test_a_tar_of_two_splits_is_refused(tmp_path: Path) -> None:
     names = ["train/a/0.jpg", "train/b/1.jpg", "val/a/2.jpg"]
     path = tar(tmp_path / "all.tar", [(f"data/{x}", jpeg(i)) for i, x in enumerate(names)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,13 +47,27 @@ def test_links_that_lead_back_and_pipes_are_left_out(
     (tmp_path / "b").symlink_to(image)
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "1.jpg").symlink_to(image)
+    (tmp_path / "c" / "to d").symlink_to(tmp_path / "d")
+    (tmp_path / "d" / "e").mkdir(parents=True)
+    (tmp_path / "d" / "e" / "to c").symlink_to(tmp_path / "c")
     os.mkfifo(tmp_path / "a" / "pipe.jpg")
     for name in ("2.jpg", "3.jpg"):
-        (tmp_path / "c" / name).symlink_to("gone.jpg")
+        (tmp_path / "a" / name).symlink_to(name.replace("2", "gone"))
+    for one, other in ("xy", "yx"):
+        (tmp_path / one).symlink_to(other)
     store = FolderStore(tmp_path)
-    assert [store.name(i) for i in range(len(store))] == ["a/0.jpg", "c/1.jpg"]
+    assert names_of(store) == ["a/0.jpg", "c/1.jpg", "d/e/to c/1.jpg"]
     (said,) = caplog.messages
     assert "links to images that are not there, which are left out: 2, such as" in said
+
+
+def test_a_folder_may_be_deeper_than_calls_nest(tmp_path: Path) -> None:
+    folder = tmp_path
+    for _ in range(sys.getrecursionlimit()):
+        folder /= "d"
+        folder.mkdir()
+    put(folder / "0.jpg", jpeg(0))
+    assert len(FolderStore(tmp_path)) == 1
 
 
 # Lists of files in CSV.

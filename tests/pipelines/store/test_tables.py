@@ -14,7 +14,7 @@ from fastsiam.pipelines.store import BetonStore, open_store
 from tests.conftest import ROOT
 from tests.conversions import run
 from tests.forms import as_on_the_hub, rows_of
-from tests.sources import jpeg
+from tests.sources import jpeg, put
 from tests.tables import Row, dataset
 
 CLASSES = ("class0", "class1", "class2")
@@ -49,6 +49,17 @@ def test_one_parquet_file(images: Path, tmp_path: Path) -> None:
     assert len(open_store(alone, "train")) == 6
     with pytest.raises(NoSplitError, match="no val split beside it"):
         open_store(alone, "val")
+
+
+def test_folders_that_are_called_like_files(tmp_path: Path) -> None:
+    """As Spark calls the folders of parts that it writes."""
+    rows = dataset([(jpeg(i), None, i % 2) for i in range(3)], "ab")
+    for name in ("train.parquet/0.parquet", "train.parquet/1.parquet", "val.parquet/0.parquet"):
+        rows.to_parquet(put(tmp_path / name))
+    assert len(open_store(tmp_path / "train.parquet", "train")) == 6
+    assert len(open_store(tmp_path, "train")) == 6 and len(open_store(tmp_path, "val")) == 3
+    put(tmp_path / "x" / "a.tar" / "0.jpg", jpeg(0))
+    assert open_store(tmp_path / "x", "train").name(0) == "a.tar/0.jpg"
 
 
 def test_images_that_are_alike_are_found(tmp_path: Path) -> None:
