@@ -23,8 +23,7 @@ from fastsiam.kernels import library
 from fastsiam.pipelines.backends import Backend
 from fastsiam.train.command import train_here
 from tests.configs import flags, with_settings
-from tests.conftest import ROOT
-from tests.processes import fastsiam
+from tests.processes import fastsiam, python
 
 
 def test_help_does_not_import_torch() -> None:
@@ -32,9 +31,8 @@ def test_help_does_not_import_torch() -> None:
     script = (
         "import sys; from cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
     )
-    command = [sys.executable, "-c", script, "train", "--help"]
-    done = subprocess.run(command, check=True, capture_output=True, cwd=ROOT, text=True)
-    assert "--lr" in done.stdout
+    done = python(script, "train", "--help")
+    assert done.returncode == 0 and "--lr" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -81,8 +79,8 @@ def test_interrupted_while_it_is_imported_it_says_nothing() -> None:
         "sys.meta_path.insert(0, Interrupt())\n"
         "runpy.run_module('fastsiam', run_name='__main__', alter_sys=True)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, cwd=ROOT)
-    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+    done = python(script)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @pytest.mark.parametrize(
