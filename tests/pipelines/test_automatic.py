@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.pipelines.store import FolderStore
 from fastsiam.pipelines.survey import decoded_bytes, sample_of
 from tests.pipelines.cases import readable
+from tests.sources import put
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 EACH = 3 * 24 * 24
@@ -64,10 +66,8 @@ def test_what_decodes_images_that_do_not_fit(images: Path, monkeypatch: pytest.M
     assert "dali pipeline cannot be loaded (No module" in choice(images, GPU)
     assert choice(images, GPU).startswith("pipeline native: ")
 
-    def missing() -> None:
-        raise BackendError("no C++ compiler found")
-
-    monkeypatch.setattr(library, "kernels", missing)
+    missing = BackendError("no C++ compiler found")
+    monkeypatch.setattr(library, "kernels", Mock(side_effect=missing))
     assert choice(images) == f"pipeline torchvision: {TOO_LARGE}; no C++ compiler found"
 
 
@@ -97,9 +97,7 @@ def test_sizes_by_headers_of_all_or_of_a_sample(
     monkeypatch.setattr(survey, "_SAMPLE_GROUPS", 2)
     store.groups = np.arange(24) // 4
     assert sample_of(store, np.arange(24)).tolist() == [0, 1, 20, 21]
-    bad = images / "bad"
-    bad.mkdir()
-    (bad / "bad.jpg").write_bytes(b"no image")
+    bad = put(images / "bad" / "bad.jpg", "no image").parent
     assert choice(bad, free=1e8) == (
         "pipeline native: sizes of the images are unknown: no header of them can be read"
     )
@@ -132,8 +130,7 @@ def test_memory_within_a_containers_limits(
     files: dict[str, str], free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+        put(tmp_path / name, text)
     machine = SimpleNamespace(available=4096_000, total=8192_000)
     monkeypatch.setattr("psutil.virtual_memory", lambda: machine)
     monkeypatch.setattr(environment, "_ROOT", tmp_path)

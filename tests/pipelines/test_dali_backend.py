@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from unittest.mock import DEFAULT, Mock
 
 import numpy as np
 import pytest
@@ -35,18 +35,10 @@ def test_an_error_mixes_nothing_up(
         *(("feed_input", number, KeyboardInterrupt("now")) for number in (2, 5, 11)),
         *((name, 2, cuda) for name in ("outputs", "schedule_run", "feed_input")),
     ):
-        function, calls = getattr(loader._cropper._dali, name), iter(range(1, 100))
-
-        def fail(
-            *arguments: Any, function: Any = function, calls: Any = calls, error: Any = error,
-            number: int = number, **named: Any,
-        ) -> Any:  # fmt: skip
-            if next(calls) == number:
-                raise error
-            return function(*arguments, **named)
-
+        fails = Mock(wraps=getattr(loader._cropper._dali, name))
+        fails.side_effect = [*[DEFAULT] * (number - 1), error]
         with monkeypatch.context() as patch:
-            patch.setattr(loader._cropper._dali, name, fail)
+            patch.setattr(loader._cropper._dali, name, fails)
             with pytest.raises(type(error), match=r"cudaErrorIllegalAddress|now"):
                 list(loader.epoch(0))
         assert same(list(loader.epoch(0)), expected)
