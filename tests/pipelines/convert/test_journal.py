@@ -27,13 +27,11 @@ from tests.tiers import rest_slow
 
 
 def start_slowly(source: Path, out: Path, *extra: str) -> Forked:
-    """Start a conversion of many blocks, each taking a while."""
     arguments = ("convert", "folder", "--source", str(source), "--out", str(out), *extra)
     return Forked(convert_slowly, arguments, session=True)
 
 
 def convert_slowly(arguments: tuple[str, ...]) -> None:
-    """Be the command whose blocks are small and take a while."""
     layout.BLOCK_BYTES = 20_000
     write = writer.Job.write_block
 
@@ -112,7 +110,6 @@ def resumed(source: Path, out: Path, **options: Any) -> str:
 
 
 def half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """Stop a conversion after some blocks; return source and target."""
     monkeypatch.setattr(layout, "BLOCK_BYTES", 10_000)
     source, out = tmp_path / "images", tmp_path / "out"
     write_images(source, classes=3, each=100, side=60)
