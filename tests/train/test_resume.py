@@ -115,15 +115,12 @@ def out_of_memory_at_the_start(config: TrainConfig) -> None:
     assert str(caught.value).endswith("; no step was taken")
 
 
-def damage(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 16
-    path.write_bytes(content)
-
-
 def damaged_checkpoint(config: TrainConfig) -> None:
     """The next start says so, continues from the one before, and keeps the damaged file."""
-    damage(checkpoints.last(trained(config, max_steps=7)))
+    last = checkpoints.last(trained(config, max_steps=7))
+    content = bytearray(last.read_bytes())
+    content[len(content) // 2] ^= 16
+    last.write_bytes(content)
 
 
 def unreadable_checkpoint(config: TrainConfig) -> None:

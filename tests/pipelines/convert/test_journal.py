@@ -21,7 +21,7 @@ from fastsiam.pipelines.convert.journal import Block
 from fastsiam.pipelines.store import BetonStore, FolderStore
 from tests.conftest import write_images
 from tests.conversions import Quiet, checked, run, same_images
-from tests.processes import Forked
+from tests.processes import Forked, until
 from tests.sources import jpeg
 from tests.tiers import rest_slow
 
@@ -43,14 +43,6 @@ def convert_slowly(arguments: tuple[str, ...]) -> None:
     writer.Job.write_block = slow  # type: ignore[assignment, method-assign]
     sys.argv = ["fastsiam", *arguments]
     cli.main()
-
-
-def wait_for_blocks(out: Path, count: int) -> None:
-    journal = out / "train.beton.journal"
-    deadline = time.monotonic() + 60
-    while not journal.exists() or journal.read_bytes().count(b"\n") <= count:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def wait_for_lock(out: Path) -> None:
@@ -75,7 +67,8 @@ def test_killed_and_started_again_it_goes_on(
     write_images(tmp_path / "images", classes=3, each=60, side=60)
     out = tmp_path / "out"
     process = start_slowly(tmp_path / "images", out, "--workers", "2")
-    wait_for_blocks(out, 5)
+    journal = out / "train.beton.journal"
+    until(process, lambda: journal.exists() and journal.read_bytes().count(b"\n") > 5)
     if number == signal.SIGKILL:
         process.send(number)
     else:
