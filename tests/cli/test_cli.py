@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 from typing import get_args
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -58,9 +59,7 @@ def test_a_path_that_is_not_utf_8_is_printed_as_it_is() -> None:
 def test_interrupted_before_the_first_step_it_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(*args: object, **how: object) -> None:
-        raise KeyboardInterrupt
-
+    interrupted = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr("fastsiam.train.command.preflight", interrupted)
     monkeypatch.setattr(sys, "argv", ["fastsiam", "train", "--out", str(tmp_path / "run")])
     with pytest.raises(SystemExit) as ending:
@@ -121,11 +120,7 @@ def test_how_errors_end_the_program(
         (noted, 1, "error: no such thing (saved last.pt at step 7)\n"),
         (Interrupted("SIGTERM: stopped", exit_code=143), 143, "SIGTERM: stopped\n"),
     ):
-
-        def fail(error: BaseException = error) -> None:
-            raise error
-
-        monkeypatch.setattr(cli, "app", fail)
+        monkeypatch.setattr(cli, "app", Mock(side_effect=error))
         with pytest.raises(SystemExit) as exit:
             cli.main()
         assert (exit.value.code, capsys.readouterr().err) == (code, line)
