@@ -71,28 +71,20 @@ def test_what_decodes_images_that_do_not_fit(images: Path, monkeypatch: pytest.M
     assert choice(images) == f"pipeline torchvision: {TOO_LARGE}; no C++ compiler found"
 
 
-class Counting(FolderStore):
-    """A folder that counts the images that are read."""
-
-    reads = 0
-
-    def read(self, index: int) -> bytes | memoryview:
-        self.reads += 1
-        return super().read(index)
-
-
 def test_sizes_by_headers_of_all_or_of_a_sample(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of few pieces, where these are read as a whole."""
-    store = Counting(images / "train")
-    assert decoded_bytes(store) == (24 * EACH, True) and store.reads == 24
+    store = FolderStore(images / "train")
+    read = Mock(wraps=store.read)
+    monkeypatch.setattr(store, "read", read)
+    assert decoded_bytes(store) == (24 * EACH, True) and read.call_count == 24
     assert decoded_bytes(store, np.arange(5)) == (5 * EACH, True)
     (images / "train" / "class0" / "000.jpg").write_bytes(b"no image")
     assert decoded_bytes(store) == (23 * EACH, True)
     monkeypatch.setattr(survey, "_SAMPLE", 6)
-    store.reads = 0
-    assert decoded_bytes(store) == (int(24 * EACH * 1.25), False) and store.reads == 6
+    read.reset_mock()
+    assert decoded_bytes(store) == (int(24 * EACH * 1.25), False) and read.call_count == 6
     monkeypatch.setattr(survey, "_SAMPLE", 4)
     monkeypatch.setattr(survey, "_SAMPLE_GROUPS", 2)
     store.groups = np.arange(24) // 4
