@@ -64,8 +64,7 @@ env --unset=FASTSIAM_KERNELS --unset=CXX "$PYTHON" -m tests.arm_views save "$vie
 [ $# -gt 0 ] || set -- tests/pipelines/test_engine.py tests/kernels
 # Left out: Pillow's packages for Arm fuse the multiplication and addition of a blend, so its pixels
 # differ from those on x86; ldd cannot read Arm's libraries; qemu does not limit memory; a folder in
-# $FASTSIAM_KERNELS is taken for sanitized kernels; the library datasets, which makes two of the
-# stores, cannot pickle its functions there.
-left_out="saved or hub or blends_by_many or without_a_static_libjpeg or lack_of_memory or sanitized_kernels_see"
+# $FASTSIAM_KERNELS is taken for sanitized kernels.
+left_out="blends_by_many or without_a_static_libjpeg or lack_of_memory or sanitized_kernels_see"
 exec "$arm/python" -m pytest -p no:cacheprovider -m "not slow and not alone" \
     -k "not ($left_out)" "$@"

@@ -138,6 +138,25 @@ def _begin(
     function(*arguments)
 
 
+def until(process: Forked | subprocess.Popen[bytes], seen: Callable[[], object]) -> None:
+    """Wait for something, as long as a process runs."""
+    while not seen():
+        assert process.poll() is None, process.wait()
+        time.sleep(0.02)
+
+
+def python(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a script by a Python that has imported nothing, in the checkout; 10 minutes at most."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+
+
+def faulty(**faults: str) -> dict[str, str]:
+    """Return an environment in which a rank fails (see ``tests/faults``)."""
+    path = os.pathsep.join([str(ROOT / "tests" / "faults"), os.environ.get("PYTHONPATH", "")])
+    return {"PYTHONPATH": path, **faults}
+
+
 def free_port() -> int:
     """Return a port of this machine on which nobody listens."""
     with socket.create_server(("", 0)) as probe:

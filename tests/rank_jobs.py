@@ -27,7 +27,6 @@ from fastsiam.config import (
     StepConfig,
     TrainConfig,
 )
-from fastsiam.config.evaluate import LinearConfig
 from fastsiam.distributed import (
     Place,
     Signalled,
@@ -41,7 +40,6 @@ from fastsiam.distributed import (
 )
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.knn import knn_accuracy
-from fastsiam.evaluate.supervised import SupervisedTraining
 from fastsiam.methods import Method, build_method
 from fastsiam.model import batch_norm
 from fastsiam.model.batch_norm import use_view_batch_norm
@@ -340,35 +338,6 @@ def knn_problem() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     bank = centres[bank_labels] + 2.5 * torch.randn(403, 24, generator=generator)
     queries = centres[labels] + 2.5 * torch.randn(101, 24, generator=generator)
     return bank, bank_labels, queries, labels
-
-
-def linear(rank: int, world: int) -> dict[str, Any]:
-    """Train two heads on shares of each batch, and validate uneven shares."""
-    config = LinearConfig(optimizer="lars", lrs=(0.1, 10), batch=20, epochs=3, seed=5)
-    training = small_training(config, Place(rank, world, torch.device("cpu")))
-    features, labels, held, held_labels = linear_problem()
-    batches = list(zip(features.split(20), labels.split(20), strict=True))
-    for step, (x, y) in enumerate(batches * 3):
-        training.step(step, (x.chunk(world)[rank], y.chunk(world)[rank]))
-    own = torch.arange(len(held)).tensor_split(world)[rank]
-    results = training.evaluate([(held[own], held_labels[own])])
-    return {
-        "weight": training.network.weight[1].detach(),  # type: ignore[index]
-        "top1": [result.top1 for result in results],
-        "images": results[0].images,
-    }
-
-
-def small_training(config: LinearConfig, place: Place) -> SupervisedTraining:
-    return SupervisedTraining(config, features=6, classes=4, steps_per_epoch=5, place=place)
-
-
-def linear_problem() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return 100 features and labels to train on, and 41 to validate: nearly separable."""
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(0, 4, (141,), generator=generator)
-    features = torch.eye(4, 6)[labels] * 3 + torch.randn(141, 6, generator=generator)
-    return features[:100], labels[:100], features[100:], labels[100:]
 
 
 def uneven(rank: int, world: int) -> Tensor:

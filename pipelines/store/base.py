@@ -364,7 +364,7 @@ def choose_split(split: Split, files: Sequence[Place], folder: Place) -> list[Pl
 
     for word in SPLIT_NAMES[split]:
         named = [path for path in files if word in words(path)]
-        below = [p for p in files if p.parent != folder and p.parent.stem.lower() == word]
+        below = [p for p in files if p.parent != folder and p.parent.name.lower().removesuffix(".parquet") == word]
         if named or below:
             return named or below
     known = {word for names in SPLIT_NAMES.values() for word in names}

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 from typing import get_args
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,8 +24,7 @@ from fastsiam.kernels import library
 from fastsiam.pipelines.backends import Backend
 from fastsiam.train.command import train_here
 from tests.configs import flags, with_settings
-from tests.conftest import ROOT
-from tests.processes import fastsiam
+from tests.processes import fastsiam, python
 
 
 def test_help_does_not_import_torch() -> None:
@@ -32,9 +32,8 @@ def test_help_does_not_import_torch() -> None:
     script = (
         "import sys; from cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
     )
-    command = [sys.executable, "-c", script, "train", "--help"]
-    done = subprocess.run(command, check=True, capture_output=True, cwd=ROOT, text=True)
-    assert "--lr" in done.stdout
+    done = python(script, "train", "--help")
+    assert done.returncode == 0 and "--lr" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -60,9 +59,7 @@ def test_a_path_that_is_not_utf_8_is_printed_as_it_is() -> None:
 def test_interrupted_before_the_first_step_it_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(*args: object, **how: object) -> None:
-        raise KeyboardInterrupt
-
+    interrupted = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr("fastsiam.train.command.preflight", interrupted)
     monkeypatch.setattr(sys, "argv", ["fastsiam", "train", "--out", str(tmp_path / "run")])
     with pytest.raises(SystemExit) as ending:
@@ -81,8 +78,8 @@ def test_interrupted_while_it_is_imported_it_says_nothing() -> None:
         "sys.meta_path.insert(0, Interrupt())\n"
         "runpy.run_module('fastsiam', run_name='__main__', alter_sys=True)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, cwd=ROOT)
-    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+    done = python(script)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @pytest.mark.parametrize(
@@ -130,11 +127,7 @@ def test_how_errors_end_the_program(
         (FastSiamError("no /a\nb\x1b[1m/é"), 1, "error: no /a\\nb\\x1b[1m/é\n"),
         (Interrupted("SIGTERM: stopped", exit_code=143), 143, "SIGTERM: stopped\n"),
     ):
-
-        def fail(error: BaseException = error) -> None:
-            raise error
-
-        monkeypatch.setattr(cli, "app", fail)
+        monkeypatch.setattr(cli, "app", Mock(side_effect=error))
         with pytest.raises(SystemExit) as exit:
             cli.main()
         assert (exit.value.code, capsys.readouterr().err) == (code, line)

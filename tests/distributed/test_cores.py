@@ -21,6 +21,7 @@ from fastsiam.distributed import StopSignals, bn_group, cores, place, start
 from fastsiam.kernels.cores import own_cores
 from fastsiam.launched import LAUNCHER
 from fastsiam.train.compile import compiling
+from tests.sources import put
 
 GPUS = [0, 0, 1, 1]
 """The NUMA nodes of a machine's four GPUs; it has 12 cores, the even ones on node 0."""
@@ -31,20 +32,15 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[set[int
     """A machine like that; yields the cores that this process may use there."""
     allowed = set(range(12))
     for node, listed in enumerate(["0,2,4-4,6,8,10", "1,3,5,7,9,11"]):
-        folder = tmp_path / f"devices/system/node/node{node}"
-        folder.mkdir(parents=True)
-        (folder / "cpulist").write_text(f"{listed}\n")
+        put(tmp_path / f"devices/system/node/node{node}/cpulist", f"{listed}\n")
     for gpu, node in enumerate(GPUS):
-        folder = tmp_path / f"bus/pci/devices/0001:{gpu + 10:02x}:00.0"
-        folder.mkdir(parents=True)
-        (folder / "numa_node").write_text(f"{node}\n")
-
-    def bind(_: int, chosen: set[int]) -> None:
-        allowed.intersection_update(chosen)
+        put(tmp_path / f"bus/pci/devices/0001:{gpu + 10:02x}:00.0/numa_node", f"{node}\n")
 
     monkeypatch.setattr(cores, "_SYSTEM", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(allowed))
-    monkeypatch.setattr(os, "sched_setaffinity", bind)
+    monkeypatch.setattr(
+        os, "sched_setaffinity", lambda _, chosen: allowed.intersection_update(chosen)
+    )
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(GPUS))
     monkeypatch.setattr(
         torch.cuda,

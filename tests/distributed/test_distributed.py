@@ -65,7 +65,6 @@ def test_without_sync_bn_what_layers_keep_is_sent_to_all_ranks(ranks: Ranks) -> 
 
 
 def test_sync_bn_equals_batch_norm_of_the_joint_views(ranks: Ranks) -> None:
-    """Two views on two ranks: the same as torch's BN of each whole view in turn."""
     check_joint_bn(ranks("sync_bn", 2))
 
 

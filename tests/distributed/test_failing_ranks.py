@@ -9,9 +9,9 @@ import os
 import re
 import signal
 from collections.abc import Mapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch.distributed as dist
@@ -22,10 +22,9 @@ from fastsiam.distributed import peer_is_gone, peer_is_late
 from fastsiam.distributed.launch import _exit_code
 from fastsiam.errors import RANK_LOST
 from tests.configs import flags, with_settings
-from tests.processes import fastsiam
+from tests.processes import fastsiam, faulty
 from tests.tiers import rest_slow
 
-FAULTS = str(Path(__file__).parents[1] / "faults")
 PATIENCE = 240
 """Seconds for starting on a busy machine and for ending; for both."""
 
@@ -53,23 +52,18 @@ CASES = pytest.mark.parametrize(ARGUMENTS, KINDS)
 
 
 @pytest.mark.parametrize(ARGUMENTS, rest_slow(KINDS, fast=2))
-def test_a_failing_rank_ends_the_run(
-    fault: str, code: int, said: str, small: TrainConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check_failing_run(small, fault, code, said, monkeypatch)
+def test_a_failing_rank_ends_the_run(fault: str, code: int, said: str, small: TrainConfig) -> None:
+    check_failing_run(small, fault, code, said)
 
 
-def check_failing_run(
-    config: TrainConfig, fault: str, code: int, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def check_failing_run(config: TrainConfig, fault: str, code: int, said: str) -> None:
     """Run two ranks, the last of which fails in mid-run; one of them says what happened, once."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([FAULTS, os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setenv("FAULT", fault)
-    monkeypatch.setenv("FAULT_RANK", "1")
     config = with_settings(config, gpus=2, knn_every=0)
     if fault in TIMEOUTS:
         config = with_settings(config, rank_timeout=TIMEOUTS[fault])
-    written = fastsiam("train", *flags(config), code=code, timeout=PATIENCE).stderr
+    fails = faulty(FAULT=fault, FAULT_RANK="1")
+    done = fastsiam("train", *flags(config), code=code, timeout=PATIENCE, environment=fails)
+    written = done.stderr
     assert len(re.findall(said, written)) == 1, written
     assert written.count("Traceback") == (fault == "error")
 
@@ -99,15 +93,7 @@ def test_a_rank_leaves_at_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """By ``os._exit``, with the exit code that the interpreter would have chosen."""
-    codes: list[int] = []
-
-    def app() -> None:
-        raise ending
-
-    def leave(code: int) -> None:
-        codes.append(code)
-        raise Left
-
+    app, leave = Mock(side_effect=ending), Mock(side_effect=Left)
     monkeypatch.setattr(cli, "app", app)
     monkeypatch.setattr(cli, "begin", lambda: None)
     monkeypatch.setattr(os, "_exit", leave)
@@ -115,13 +101,13 @@ def test_a_rank_leaves_at_once(
     monkeypatch.setenv("LOCAL_RANK", "3")
     with pytest.raises(Left):
         cli.main()
-    assert codes == [code]
+    leave.assert_called_once_with(code)
     written = capsys.readouterr().err
     assert (printed in written) if printed else not written
-    ending = SystemExit(0)  # a rank that is done leaves as other processes do
+    app.side_effect = SystemExit(0)  # a rank that is done leaves as other processes do
     with pytest.raises(SystemExit):
         cli.main()
-    assert codes == [code]
+    leave.assert_called_once()
 
 
 def test_errors_that_come_from_no_exchange_are_nobodys_else(

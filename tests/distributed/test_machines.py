@@ -14,8 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -30,11 +29,9 @@ from fastsiam.errors import RANK_LOST
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT
 from tests.machines import Machine, two_machines
-from tests.processes import Forked, command, fastsiam, fork_programs, free_port
+from tests.processes import Forked, command, fastsiam, faulty, fork_programs, free_port, until
 from tests.ranks import fastsiam_on_ranks
 from tests.train.runs import history
-
-FAULTS = str(Path(__file__).parents[1] / "faults")
 
 
 @pytest.fixture
@@ -43,12 +40,6 @@ def config(small: TrainConfig) -> TrainConfig:
     return with_settings(
         small, nodes=2, rendezvous=f"127.0.0.1:{free_port()}", save_every=2, knn_every=0
     )
-
-
-def faulty(**faults: str) -> dict[str, str]:
-    """Return an environment in which a rank fails (see ``tests/faults``)."""
-    path = os.pathsep.join([FAULTS, os.environ.get("PYTHONPATH", "")])
-    return {"PYTHONPATH": path, **faults}
 
 
 def undisturbed(config: TrainConfig, out: Path) -> list[tuple[object, ...]]:
@@ -117,7 +108,6 @@ def test_a_machine_that_never_comes_is_one_line(config: TrainConfig) -> None:
 def test_the_same_command_is_wanted_on_each(
     change: dict[str, Any], message: str, config: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
-    """And the same images."""
     shutil.copytree(images, tmp_path / "fewer")
     (tmp_path / "fewer" / "train" / "class1" / "003.jpg").unlink()
     other = with_settings(config, **change)
@@ -170,12 +160,12 @@ def test_a_machine_is_lost_and_another_joins(config: TrainConfig, tmp_path: Path
     arguments = ["train", *flags(config)]
     alone = faulty(FAULT="wait", FAULT_RANK="0", FAULT_WORLD="1", FAULT_AT="6")
     stays = Forked(_soon, *arguments, environment=alone)
-    wait_for(partial(_is_served, config), stays.poll)
+    until(stays, partial(_is_served, config))
     lost = faulty(FAULT="machine", FAULT_RANK="any", FAULT_AT="5")
     goes = Forked(_soon, *arguments, environment=lost)
     assert goes.wait(120).returncode < 0
     before = len(history(run))
-    wait_for(lambda: len(history(run)) >= 8, stays.poll)  # on one rank
+    until(stays, lambda: len(history(run)) >= 8)  # on one rank
     comes = Forked(_soon, *arguments)
     done = [one.wait(240) for one in (stays, comes)]
     assert [one.returncode for one in done] == [0, 0], done
@@ -231,7 +221,7 @@ def test_a_cable_is_pulled_out(
                 subprocess.Popen(line, cwd=ROOT, stdout=log, stderr=log, env=environment)
             )
     try:
-        wait_for(once.exists, launchers[0].poll)
+        until(launchers[0], once.exists)
         there.plug("down")
         out.touch()
         codes = [launchers[0].wait(300)]
@@ -246,14 +236,6 @@ def test_a_cable_is_pulled_out(
     assert "restart 1 of 1, from the last checkpoint" in said[0], said
     assert f"error: no connection to --rendezvous {here.address}:29500" in said[1], said
     assert len(history(tmp_path / "run")) == 12
-
-
-def wait_for(what: Callable[[], bool], code: Callable[[], Any]) -> None:
-    """Wait for something, as long as a process runs."""
-    until = time.monotonic() + 300
-    while not what():
-        assert code() is None and time.monotonic() < until
-        time.sleep(0.05)
 
 
 def test_addresses_of_this_machine() -> None:

@@ -5,7 +5,6 @@ Bit for bit on as many ranks, to float32's rounding on another number of them.
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import shutil
@@ -22,12 +21,11 @@ from fastsiam.config import TrainConfig
 from fastsiam.errors import RANK_LOST
 from fastsiam.run import checkpoint as checkpoints
 from tests.configs import flags, with_settings
-from tests.processes import Forked, command
+from tests.processes import Forked, command, faulty, until
 from tests.ranks import fastsiam_on_ranks
 from tests.tiers import rest_slow
 from tests.train.runs import history
 
-FAULTS = str(Path(__file__).parents[1] / "faults")
 _random = random.Random(0)
 POINTS = [
     # rank, where: a step of this start, or a piece of work; the saves are rank 0's
@@ -65,8 +63,7 @@ def test_a_rank_is_killed_and_the_run_goes_on(
 
 def once(folder: Path, **faults: str) -> dict[str, str]:
     """Return the environment in which the first start of a run fails, and no other."""
-    path = os.pathsep.join([FAULTS, os.environ.get("PYTHONPATH", "")])
-    return {"PYTHONPATH": path, "FAULT_ONCE": str(folder / "fault"), **faults}
+    return faulty(FAULT_ONCE=str(folder / "fault"), **faults)
 
 
 @pytest.mark.slow
@@ -85,9 +82,7 @@ def test_a_killed_launcher_leaves_nobody_behind(config: TrainConfig, tmp_path: P
     config = with_settings(config, epochs=3000, save_every=10**6, knn_every=0)
     run = tmp_path / "run"
     process = command("train", *flags(config), session=True)
-    while len(history(run)) < 3:
-        assert process.poll() is None
-        time.sleep(0.05)
+    until(process, lambda: len(history(run)) >= 3)
     leader = int((run / "lock").read_text().split()[1])
     process.send(signal.SIGKILL)
     while Path(f"/proc/{leader}").exists():

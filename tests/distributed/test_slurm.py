@@ -25,6 +25,7 @@ from tests.conftest import ROOT, skip
 from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
 from tests.slurm import Cluster, cluster
+from tests.sources import put
 from tests.train.runs import history
 
 SEVERAL = {"nodes": 4, "gpus": 8, "rendezvous": "node:29500", "batch": 512}
@@ -88,10 +89,9 @@ def test_its_command_resumes_a_run_with_the_settings_asked_for(
 ) -> None:
     """Those that are the recipe's, too, and the run's others as they are."""
     run = tmp_path / "run"
-    run.mkdir()
     began = with_settings(small, lr=0.1, max_steps=100, init="weights.pt", out=run)
     record = {"recipe": "imagenet", "config": began.to_dict()}
-    (run / "config.json").write_text(json.dumps(record))
+    put(run / "config.json", json.dumps(record))
     given = ["--resume", str(run), "--out", "$out", "--lr", "0.05", "--max-steps", "0"]
     config = parse(*given)[1]
     assert config.optim.lr == TrainConfig().optim.lr

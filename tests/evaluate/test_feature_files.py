@@ -7,6 +7,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,7 +20,6 @@ from fastsiam.evaluate.feature_files import write_features, write_neighbours
 from fastsiam.evaluate.features import collected
 from fastsiam.evaluate.subject import open_subject
 from fastsiam.pipelines import build_eval_loader
-from fastsiam.report.pictures import Captioned
 from tests.conftest import write_data, write_images
 from tests.processes import Forked, command, fastsiam
 from tests.ranks import fastsiam_on_ranks
@@ -142,13 +142,8 @@ def test_neighbours_of_training_images(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without validation images these ask; the nearest others, not they themselves, are by hand."""
-    rows: list[list[Captioned]] = []
-
-    def note(found: list[list[Captioned]]) -> Image.Image:
-        rows[:] = found
-        return Image.new("RGB", (1, 1))
-
-    monkeypatch.setattr("fastsiam.evaluate.feature_files.picture_grid", note)
+    grid = Mock(return_value=Image.new("RGB", (1, 1)))
+    monkeypatch.setattr("fastsiam.evaluate.feature_files.picture_grid", grid)
     folder = write_images(tmp_path / "own", classes=3, each=4)
     config = NeighboursConfig(data=str(folder), images=12, k=3, workers=0)
     write_neighbours(run, config, HERE, out=tmp_path / "n.png")
@@ -157,6 +152,7 @@ def test_neighbours_of_training_images(
     features, labels, _ = collected(subject.extract(loader, "image"))
     cosine = torch.nn.functional.normalize(features) @ torch.nn.functional.normalize(features).T
     cosine.fill_diagonal_(-2)
+    (rows,) = grid.call_args.args
     for query, row in enumerate(rows):
         best = cosine[query].topk(3)
         texts = [
@@ -167,6 +163,7 @@ def test_neighbours_of_training_images(
         assert [good for _, _, good in row[1:]] == (labels[best.indices] == labels[query]).tolist()
     config = replace(config, data=str(folder / "class0"), images=3, k=2)  # without labels
     write_neighbours(run, config, HERE, out=tmp_path / "n.png")
+    (rows,) = grid.call_args.args
     assert [len(row) for row in rows] == [3, 3, 3]
     assert {good for row in rows for _, _, good in row} == {None}
 

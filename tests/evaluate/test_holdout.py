@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastsiam.config import DataConfig, TrainConfig
+from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import (
     EvalConfig,
     FeaturesConfig,
@@ -25,12 +25,11 @@ from fastsiam.evaluate.command import evaluate_finetuned, evaluate_knn, evaluate
 from fastsiam.evaluate.feature_files import write_features
 from fastsiam.evaluate.subject import open_subject
 from fastsiam.interchange import load_pretrained
-from fastsiam.pipelines import open_split
 from fastsiam.run.records import read_records
 from fastsiam.train.command import train_here
-from fastsiam.train.image_list import names_of
 from tests.configs import with_settings
 from tests.conftest import write_images
+from tests.pipelines.test_subsets import parts
 from tests.train.runs import CPU as HERE
 
 KNN = KnnConfig(k=(5,), workers=0, device="cpu")
@@ -51,16 +50,10 @@ def weights(run: Path, tmp_path: Path) -> Path:
     return tmp_path / "some.pth"
 
 
-def names(root: Path) -> tuple[list[str], list[str]]:
-    """Return the names of the images that are left, and of those held out."""
-    data = DataConfig(data=str(root), holdout="25%")
-    return names_of(open_split(data, "train")), names_of(open_split(data, "val"))
-
-
 def test_evaluations_of_a_run_need_no_flag(
     run: Path, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    left, held = names(images / "train")
+    left, held = parts(images / "train", "25%")
     train, val = open_subject(run, EvalConfig(workers=0), HERE).loaders()
     assert (train.names(), val.names()) == (left, held)
     records = [evaluate_knn(run, KNN, HERE), evaluate_linear(run, LINEAR, HERE)]
@@ -92,12 +85,9 @@ def test_a_file_takes_the_flag(weights: Path, images: Path, tmp_path: Path) -> N
     with pytest.raises(DataError, match="has validation images of its own"):
         evaluate_knn(weights, replace(config, data=str(images), holdout="25%"), HERE)
     # Images without labels have features.
-    (tmp_path / "flat").mkdir()
-    for path in write_images(tmp_path / "made").rglob("*.jpg"):
-        path.rename(tmp_path / "flat" / f"{path.parent.name}{path.name}")
-    how: dict[str, Any] = {"data": str(tmp_path / "flat"), "holdout": "25%", "stem": "cifar"}
-    how |= {"workers": 0, "crop": 16, "resize": 16}
-    assert len(rows(weights, tmp_path / "f.npy", split="val", **how)) == 6
+    flat = str(images / "train" / "class0")
+    how: dict[str, Any] = {"data": flat, "holdout": "25%", "stem": "cifar", "crop": 16}
+    assert len(rows(weights, tmp_path / "f.npy", split="val", resize=16, **how)) == 2
 
 
 def test_a_run_that_trained_on_all_says_so(
@@ -151,7 +141,7 @@ def rows(run: Path, out: Path, **settings: Any) -> list[dict[str, str]]:
 
 def test_features_are_of_every_image(run: Path, images: Path, tmp_path: Path) -> None:
     """Of the run's data with the split of each; of other data, which no holdout applies to."""
-    left, held = names(images / "train")
+    left, held = parts(images / "train", "25%")
     table = rows(run, tmp_path / "f.npy")
     assert [row["name"] for row in table] == sorted(left + held)
     assert {row["name"] for row in table if row["split"] == "val"} == set(held)

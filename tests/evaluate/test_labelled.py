@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -220,15 +221,11 @@ def test_an_awkward_number_of_images_is_loaded_in_one_piece(
     count = 23
     names = [f"class{i // 8}/{i % 8:03d}.jpg" for i in range(count)]
     (tmp_path / "some.txt").write_text("\n".join(names))
-    sizes: list[int] = []
-
-    def noted(network: torch.nn.Module, image: Tensor, *, dtype: torch.dtype) -> Tensor:
-        sizes.append(len(image))
-        return frozen(network, image, dtype=dtype)
-
+    noted = Mock(wraps=frozen)
     monkeypatch.setattr("fastsiam.evaluate.labelled.frozen", noted)
     config = replace(QUICK, subset=str(tmp_path / "some.txt"), batch=4096, epochs=1)
     evaluate_linear(run, replace(config, feature_batch=4), HERE)
+    sizes = [len(call.args[1]) for call in noted.call_args_list]
     assert sum(sizes) == count and max(sizes) <= 4 and len(sizes) <= -(-count // 3)
 
 

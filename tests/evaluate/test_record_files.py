@@ -10,12 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam.config.evaluate import (
-    FeaturesConfig,
-    KnnConfig,
-    LinearConfig,
-    NeighboursConfig,
-)
+from fastsiam.config.evaluate import FeaturesConfig, KnnConfig, LinearConfig, NeighboursConfig
 from fastsiam.errors import FastSiamError
 from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
 from fastsiam.evaluate.feature_files import write_features, write_neighbours

@@ -63,16 +63,14 @@ def test_groups_share_statistics_among_themselves(ranks: Ranks) -> None:
 
 @two_gpus
 @CASES
-def test_a_failing_rank_ends_the_run(
-    fault: str, code: int, said: str, gpu: TrainConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_rank_ends_the_run(fault: str, code: int, said: str, gpu: TrainConfig) -> None:
     """While one waits for the device, only NCCL can notice that another hangs, and aborts.
 
     A compiled step does not wait, nor does the run before a line of its log is due.
     """
     if fault == "hang":
         gpu = with_settings(gpu, compile="on", log_every=100)
-    check_failing_run(gpu, fault, code, said, monkeypatch)
+    check_failing_run(gpu, fault, code, said)
 
 
 @two_gpus

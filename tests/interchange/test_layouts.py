@@ -83,7 +83,6 @@ FRAMEWORKS = LIGHTNING | {
 
 
 def small(layout: str, prefixes: tuple[str, ...], *heads: nn.Module, **more: Any) -> File:
-    """Return a file of a small ResNet and heads."""
     modules = build_backbone(SMALL), *heads
     parts = ("backbone", "projector", "predictor")
     return File(

@@ -78,5 +78,4 @@ class Decoder:
 
 
 def by_pil(data: bytes) -> Pixels:
-    """Return what PIL makes of a JPEG."""
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))

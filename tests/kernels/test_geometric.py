@@ -46,7 +46,6 @@ class Cut(NamedTuple):
 
 
 def by_pil(image: Pixels, cut: Cut, side: int) -> Pixels:
-    """Return the crop as the installed Pillow makes it."""
     (top, left, tall, wide), (high, broad), (y, x) = cut.box, cut.resized, cut.corner
     own = Image.fromarray(image[top : top + tall, left : left + wide])
     own = own.resize((broad, high), Image.Resampling.BILINEAR).crop((x, y, x + side, y + side))
@@ -112,7 +111,6 @@ def compare(image: Pixels, cut: Cut, side: int, *, part: bool = False) -> None:
 
 
 def whole(height: int, width: int, side: int, *, flip: bool = False) -> Cut:
-    """Return the cut of a view whose box is the whole image."""
     return Cut((0, 0, height, width), flip, (side, side), (0, 0))
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -159,16 +160,11 @@ def test_libraries_that_cannot_be_loaded(
 def test_a_folder_that_cannot_be_written_has_the_cache_in_its_place(
     nothing_loaded: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    folders: list[Path] = []
-
-    def compiled(folder: Path) -> list[Path]:
-        folders.append(folder)
-        return []
-
+    compiled = Mock(return_value=[])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(build, "is_current", lambda folder: False)
     monkeypatch.setattr(build, "build", compiled)
     monkeypatch.setattr("os.access", lambda *_: False)
     assert library.jpeg() is None
-    assert folders == [build.cache_folder()]
-    assert folders[0].is_relative_to(tmp_path)
+    compiled.assert_called_once_with(build.cache_folder())
+    assert build.cache_folder().is_relative_to(tmp_path)

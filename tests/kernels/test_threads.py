@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -40,11 +41,8 @@ def test_all_is_done_once(count: int, threads: int) -> None:
 
 
 def test_errors_come_out(threads: int) -> None:
-    def work() -> None:
-        raise KeyError("5")
-
     with pytest.raises(KeyError):
-        in_threads(work, 10)
+        in_threads(Mock(side_effect=KeyError("5")), 10)
 
 
 def test_nobody_is_left_at_work_after_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:

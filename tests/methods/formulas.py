@@ -72,13 +72,11 @@ def _normalised(weights: Weights, x: Array, norm: str) -> Array:
 
 
 def unit(x: Array) -> Array:
-    """Normalise rows to length one."""
     lengths: Array = np.sqrt((x * x).sum(1, keepdims=True))
     return x / lengths
 
 
 def softmax(x: Array) -> Array:
-    """Return the softmax over channels."""
     e: Array = np.exp(x - x.max(1, keepdims=True))
     total: Array = e.sum(1, keepdims=True)
     return e / total

@@ -69,7 +69,6 @@ def batch_of(views: int, step: int = 0, *, sides: Sequence[int] = ()) -> Batch:
 
 
 def views_of(batch: Batch) -> list[Array]:
-    """Return a batch's views as numbers."""
     return [view.double().numpy() for view in batch.views]
 
 

@@ -57,7 +57,6 @@ def key_groups(images: int, size: int) -> Groups:
 
 
 def log_softmax(logits: Array) -> Array:
-    """Return the logarithm of the softmax of each row."""
     lower: Array = logits - logits.max(1, keepdims=True)
     total: Array = np.exp(lower).sum(1, keepdims=True)
     return lower - np.log(total)

@@ -32,7 +32,6 @@ SMALL = {"projector_layers": 2, "dim": 6, "projector_dim": 7, "predictor_dim": 3
 
 
 def of(case: Case, **how: Any) -> Any:
-    """Build a case with small heads."""
     return build(case.config(**SMALL), **how)
 
 
@@ -101,7 +100,6 @@ class Kept:
                 self.given += 1
 
     def check(self, method: Any, at: int) -> None:
-        """Compare it with what the method has."""
         if self.queue is not None:
             np.testing.assert_allclose(method.queue.numpy(), self.queue, atol=1e-6)
             assert method.pushed == self.given
@@ -191,7 +189,6 @@ def check_gradients(method: Any, batch: Batch, loss: Callable[[Weights], float])
 
 
 def trained(method: Any) -> set[str]:
-    """Return the names of the weights that are trained."""
     fixed = getattr(method.config, "predictor", "") == "fixed"
     return {name for name in arrays(method) if not (fixed and name.startswith("predictor."))}
 

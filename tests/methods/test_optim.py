@@ -18,12 +18,10 @@ from fastsiam.methods.optim import (
     rates_at,
     set_rates,
 )
-from fastsiam.pipelines.order import Order
 from tests.configs import model_of
 
 
 def groups(**settings: Any) -> list[ParamGroup]:
-    """Return the parameter groups of a small SimSiam."""
     small = {"backbone": "resnet10", "width": 4, "dim": 8, "predictor_dim": 2}
     return build_method(model_of(**small, **settings)).param_groups()
 
@@ -73,29 +71,6 @@ def test_a_step_is_sgd_with_momentum_and_decay_by_hand() -> None:
         expected -= rate * velocity
         assert weight.item() == pytest.approx(expected, rel=1e-6)
     assert other.item() == pytest.approx(2 - 1 - 1.9 - 2.71, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("batch", "world", "accumulate", "steps", "peak"),
-    [
-        (64, 1, 1, 20_018, 0.075), (256, 1, 1, 5_004, 0.3), (512, 2, 4, 2_502, 0.6),
-        (1024, 8, 4, 1_251, 1.2), (4096, 8, 1, 312, 4.8), (4096, 32, 2, 312, 4.8),
-    ],
-)  # fmt: skip
-def test_the_rate_scales_with_the_global_batch_alone(
-    batch: int, world: int, accumulate: int, steps: int, peak: float
-) -> None:
-    """On ImageNet, 100 epochs with 10 of warm-up: lr x batch / 256, whatever a rank's share is."""
-    config = OptimConfig(
-        batch=batch, accumulate=accumulate, optimizer="lars", lr=0.3, warmup_epochs=10, epochs=100
-    )
-    order = Order(images=1_281_167, batch=batch, seed=0, world=world)
-    assert order.steps == steps and len(order.indices(0, 0)) * world == batch
-    assert peak_lr(config) == pytest.approx(peak)
-    first = {"encoder": peak / (10 * steps), "predictor": peak}
-    assert rates_at(config, GROUPS, 0, steps) == pytest.approx(first)
-    assert rates_at(config, GROUPS, 10 * steps, steps)["encoder"] == pytest.approx(peak)
-    assert rates_at(config, GROUPS, 55 * steps, steps)["encoder"] == pytest.approx(peak / 2)
 
 
 def lars(*weights: torch.Tensor, **settings: float | bool) -> tuple[Lars, list[torch.nn.Parameter]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.pipelines.store import FolderStore
 from fastsiam.pipelines.survey import decoded_bytes, sample_of
 from tests.pipelines.cases import readable
+from tests.sources import put
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 EACH = 3 * 24 * 24
@@ -64,42 +66,30 @@ def test_what_decodes_images_that_do_not_fit(images: Path, monkeypatch: pytest.M
     assert "dali pipeline cannot be loaded (No module" in choice(images, GPU)
     assert choice(images, GPU).startswith("pipeline native: ")
 
-    def missing() -> None:
-        raise BackendError("no C++ compiler found")
-
-    monkeypatch.setattr(library, "kernels", missing)
+    missing = BackendError("no C++ compiler found")
+    monkeypatch.setattr(library, "kernels", Mock(side_effect=missing))
     assert choice(images) == f"pipeline torchvision: {TOO_LARGE}; no C++ compiler found"
-
-
-class Counting(FolderStore):
-    """A folder that counts the images that are read."""
-
-    reads = 0
-
-    def read(self, index: int) -> bytes | memoryview:
-        self.reads += 1
-        return super().read(index)
 
 
 def test_sizes_by_headers_of_all_or_of_a_sample(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of few pieces, where these are read as a whole."""
-    store = Counting(images / "train")
-    assert decoded_bytes(store) == (24 * EACH, True) and store.reads == 24
+    store = FolderStore(images / "train")
+    read = Mock(wraps=store.read)
+    monkeypatch.setattr(store, "read", read)
+    assert decoded_bytes(store) == (24 * EACH, True) and read.call_count == 24
     assert decoded_bytes(store, np.arange(5)) == (5 * EACH, True)
     (images / "train" / "class0" / "000.jpg").write_bytes(b"no image")
     assert decoded_bytes(store) == (23 * EACH, True)
     monkeypatch.setattr(survey, "_SAMPLE", 6)
-    store.reads = 0
-    assert decoded_bytes(store) == (int(24 * EACH * 1.25), False) and store.reads == 6
+    read.reset_mock()
+    assert decoded_bytes(store) == (int(24 * EACH * 1.25), False) and read.call_count == 6
     monkeypatch.setattr(survey, "_SAMPLE", 4)
     monkeypatch.setattr(survey, "_SAMPLE_GROUPS", 2)
     store.groups = np.arange(24) // 4
     assert sample_of(store, np.arange(24)).tolist() == [0, 1, 20, 21]
-    bad = images / "bad"
-    bad.mkdir()
-    (bad / "bad.jpg").write_bytes(b"no image")
+    bad = put(images / "bad" / "bad.jpg", "no image").parent
     assert choice(bad, free=1e8) == (
         "pipeline native: sizes of the images are unknown: no header of them can be read"
     )
@@ -132,8 +122,7 @@ def test_memory_within_a_containers_limits(
     files: dict[str, str], free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+        put(tmp_path / name, text)
     machine = SimpleNamespace(available=4096_000, total=8192_000)
     monkeypatch.setattr("psutil.virtual_memory", lambda: machine)
     monkeypatch.setattr(environment, "_ROOT", tmp_path)

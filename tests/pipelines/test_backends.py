@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import get_args
@@ -15,8 +14,8 @@ from fastsiam.errors import BackendError, DataError
 from fastsiam.pipelines import memory_backend, open_store
 from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, Backend, readiness
 from fastsiam.pipelines.headers import Headers
-from tests.conftest import ROOT, write_images
 from tests.pipelines.cases import OPTIONAL, opened, readable
+from tests.processes import python
 
 
 @pytest.mark.dali
@@ -47,9 +46,7 @@ def test_the_table_loads_neither_torch_nor_a_package() -> None:
         "print([m for m in sys.modules if m.split('.')[0] in "
         "{'torch', 'torchvision', 'ffcv', 'nvidia', 'numba'} or m.endswith('_backend')])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60
-    )
+    done = python(script)
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
@@ -63,14 +60,6 @@ def test_only_who_needs_a_beton_refuses_other_stores(images: Path) -> None:
             with pytest.raises(DataError, match=f"--pipeline {backend.name} reads one .beton"):
                 backend.require_readable(folder)
     assert [name for name, backend in BACKENDS.items() if backend.needs_beton] == ["ffcv"]
-
-
-def test_too_few_images_and_a_pipeline_that_there_is_not(tmp_path: Path) -> None:
-    write_images(tmp_path, classes=1, each=1)
-    with pytest.raises(DataError, match="holds 1 image, fewer than one batch of 8"):
-        opened("native", tmp_path)
-    with pytest.raises(ValueError, match=r"must be one of auto, torchvision, native, .* not 'fcv'"):
-        DataConfig(pipeline="fcv")  # type: ignore[arg-type]
 
 
 def test_what_memory_refuses(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:

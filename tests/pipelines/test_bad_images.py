@@ -40,13 +40,11 @@ Change = Callable[[bytes], bytes]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder of 24 images in three classes."""
     return write_images(tmp_path / "images")
 
 
 @pytest.fixture
 def beton(folder: Path) -> Path:
-    """The same images, converted."""
     return readable("ffcv", folder)
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from unittest.mock import DEFAULT, Mock
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from PIL import Image
 
 from fastsiam.config import AugmentConfig
@@ -35,18 +34,10 @@ def test_an_error_mixes_nothing_up(
         *(("feed_input", number, KeyboardInterrupt("now")) for number in (2, 5, 11)),
         *((name, 2, cuda) for name in ("outputs", "schedule_run", "feed_input")),
     ):
-        function, calls = getattr(loader._cropper._dali, name), iter(range(1, 100))
-
-        def fail(
-            *arguments: Any, function: Any = function, calls: Any = calls, error: Any = error,
-            number: int = number, **named: Any,
-        ) -> Any:  # fmt: skip
-            if next(calls) == number:
-                raise error
-            return function(*arguments, **named)
-
+        fails = Mock(wraps=getattr(loader._cropper._dali, name))
+        fails.side_effect = [*[DEFAULT] * (number - 1), error]
         with monkeypatch.context() as patch:
-            patch.setattr(loader._cropper._dali, name, fail)
+            patch.setattr(loader._cropper._dali, name, fails)
             with pytest.raises(type(error), match=r"cudaErrorIllegalAddress|now"):
                 list(loader.epoch(0))
         assert same(list(loader.epoch(0)), expected)
@@ -121,23 +112,19 @@ def test_views_of_different_sides(real_images: Path, loaders: Loaders) -> None:
     store = open_store(real_images, "train")
     augment = UNEQUAL.changed(scale_min=0.3, scale_max=1.0)
     loader = loaders(GRAPH, real_images, batch=100, augment=augment, workers=2)
-    dali, fed = loader._cropper._dali, list[int]()
+    dali = loader._cropper._dali
     assert dali.serialize().count(b"decoders__Image") == 1
-    feed = dali.feed_input
-
-    def counted(name: str, data: list[NDArray[np.uint8]]) -> None:
-        fed.append(len(data) if name == "encoded" else 0)
-        feed(name, data)
-
+    feed = Mock(wraps=dali.feed_input)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dali, "feed_input", counted)
+        patch.setattr(dali, "feed_input", feed)
         for index, params, crops in loader.crops(0, skip=3):
             for own, (side, views) in zip(crops, augment.by_side.items(), strict=True):
                 theirs = pil_crops(store, index, params.views(views), side)
                 gap = np.abs(own.cpu().numpy().astype(np.int64) - theirs)
                 inside = gap[:, :, 4:-4, 4:-4]
                 assert inside.max() <= 1 and inside.mean() < 0.2 and gap.mean() < 1
-    assert sum(fed) == 200
+    fed = [call.args for call in feed.call_args_list]
+    assert sum(len(data) for name, data in fed if name == "encoded") == 200
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,23 +5,22 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
+from unittest.mock import Mock
 
 import pytest
 import torch
 from PIL import Image
 
 from fastsiam.config import AugmentConfig, Pipeline
-from tests.conftest import ROOT, write_images
+from tests.conftest import write_images
 from tests.pipelines.cases import GRAPH, NEEDS, THREADED, central, first, opened, readable, same
 from tests.pipelines.conftest import Loaders
 from tests.pipelines.dali_cases import trust
-from tests.processes import Forked
+from tests.processes import Forked, python
 from tests.sources import encoded
 
 LEFT_OPEN = """
@@ -50,7 +49,6 @@ _M_MMAP_THRESHOLD = -3
 
 
 def threads() -> set[int]:
-    """Return the numbers of this process's threads."""
     return set(map(int, os.listdir("/proc/self/task")))
 
 
@@ -103,12 +101,10 @@ def test_ctrl_c_while_workers_are_waited_for(
 ) -> None:
     """Torch's iterator is half reset then; in a notebook the same loader is used again."""
 
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
     loader: Any = loaders("torchvision", images / "train", workers=1)
     whole = list(loader.epoch(0))
-    monkeypatch.setattr(loader._loader._iterator, "_get_data", interrupt)
+    interrupted = Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr(loader._loader._iterator, "_get_data", interrupted)
     with pytest.raises(KeyboardInterrupt):
         next(loader.epoch(1))
     assert same(list(loader.epoch(0)), whole)
@@ -130,13 +126,7 @@ def test_loaders_that_nobody_closed_do_not_keep_the_program(images: Path) -> Non
     arguments = [
         text for kind, name in CASES for text in (kind, name, str(readable(name, images / "train")))
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", LEFT_OPEN, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = python(LEFT_OPEN, *arguments)
     assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
 
 
@@ -175,7 +165,6 @@ def print_sizes(name: str, root: Path) -> None:
 
 
 def resident() -> int:
-    """Return the bytes of memory that this process holds."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -1,4 +1,4 @@
-"""The engine against Pillow: any image, boxes, sides and threads; any store; errors and cancels."""
+"""The engine against Pillow: any image, boxes, sides and threads; errors and cancels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,24 +22,9 @@ from fastsiam.pipelines.cuts import Cuts
 from fastsiam.pipelines.engine import Engine
 from fastsiam.pipelines.store import Store
 from tests.conftest import write_images
-from tests.forms import FORMS, Write
-from tests.pipelines.cases import (
-    WITH_IMAGES,
-    assert_near,
-    batches,
-    change_image,
-    opened,
-    same,
-)
+from tests.pipelines.cases import WITH_IMAGES, assert_near, batches, change_image, opened, same
 from tests.pipelines.conftest import Loaders
-from tests.sources import (
-    cifar,
-    encoded,
-    imagenet,
-    jpeg,
-    picture,
-    rotated_jpeg,
-)
+from tests.sources import encoded, jpeg, picture, rotated_jpeg
 from tests.views.cases import pil_crop
 
 KINDS: tuple[tuple[str, str, dict[str, object]], ...] = (
@@ -79,7 +64,6 @@ class ListStore(Store):
 
 
 def by_pillow(store: Store, index: int, cuts: Cuts, side: int) -> NDArray[np.uint8]:
-    """Return the crops (V, side, side, 3) of an image."""
     places = zip(cuts.box[:, index], cuts.flip[:, index], strict=True)
     return np.stack([pil_crop(store.decode(index), *place, side) for place in places])
 
@@ -160,30 +144,6 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-STORES: dict[str, Write] = {
-    **{form: FORMS[form] for form in FORMS if form not in {"pax", "ustar", "parts", "pixels"}},
-    "CIFAR": lambda odd, root: cifar(root / "cifar-10-python.tar.gz"),
-    "ImageNet": lambda odd, root: imagenet(root, each=12),
-}
-
-
-@pytest.mark.parametrize(
-    ("kind", "rules"),
-    [*((kind, {}) for kind in STORES), ("folder", {"exif": "apply", "alpha": "white"})],
-)
-def test_every_store(
-    kind: str, rules: dict[str, str], odd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "data").mkdir()
-    path = STORES[kind](odd, tmp_path / "data")
-    how: dict[str, Any] = {"batch": 6, "seed": 5, "workers": 2, **rules}
-    found = batches("native", path, 0, 1, **how)
-    assert len(found) >= 8
-    assert_near(found, batches("torchvision", path, 0, 1, **how | {"workers": 0}))
-    assert same(batches("native", path, 0, 1, skip=2, **how), found[2:])
-
-
 def test_an_image_that_becomes_another_is_refused(tmp_path: Path) -> None:
     store = ListStore([jpeg(0), encoded(picture(1), "PNG")])
     made = Engine(store, workers=1)
@@ -253,9 +213,6 @@ def test_kernels_are_missed_when_a_loader_is_opened(
 ) -> None:
     """Not at the first batch, when a run has begun."""
 
-    def missing() -> int:
-        raise BackendError("no compiler")
-
-    monkeypatch.setattr(headers, "decoder", missing)
+    monkeypatch.setattr(headers, "decoder", Mock(side_effect=BackendError("no compiler")))
     with pytest.raises(BackendError, match="no compiler"):
         opened("native", odd)

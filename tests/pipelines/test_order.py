@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastsiam.bad_image_list import BadImage
+from fastsiam.config import DataConfig
 from fastsiam.pipelines.bad_images import BadImages
-from fastsiam.pipelines.mixture import Mixture
+from fastsiam.pipelines.mixture import Mixture, shuffle_of
 from fastsiam.pipelines.order import Order
 from fastsiam.pipelines.shuffle import Window, full_shuffle
-from fastsiam.pipelines.store.base import in_order
+from fastsiam.pipelines.store.base import BLOCK_IMAGES, in_order
 from fastsiam.views import rng
 
 
@@ -81,15 +82,6 @@ def test_bad_images_of_a_mixture_are_replaced_by_good_ones() -> None:
     assert {98} < set(shown.tolist()) <= set(range(99))
 
 
-def test_shuffle_is_uniform() -> None:
-    """Each image's mean position over many epochs is the middle; neighbours part."""
-    position = np.array(
-        [np.argsort(epoch_of(Order(images=50, batch=10, seed=0), e)) for e in range(400)]
-    )
-    assert np.abs(position.mean(0) - 24.5).max() < 4 * 14.4 / np.sqrt(400)
-    assert abs((np.diff(position, axis=1) == 1).mean() - 1 / 50) < 0.005
-
-
 def test_a_draw_that_is_noted_here_is_a_draw_for_ever() -> None:
     """Runs that are resumed, and published subsets, depend on it."""
     order = Order(images=20, batch=5, seed=7, rank=0, world=1)
@@ -114,3 +106,40 @@ def test_no_stream_draws_what_another_does() -> None:
         drawn += [rng.keys(7, epoch, images, view) for view in range(3)]
     every = np.concatenate(drawn)
     assert len(np.unique(every)) == len(every) == 50 * 23
+
+
+# The shuffle within a window.
+
+
+def test_a_block_is_read_within_a_shuffle_of_places() -> None:
+    """The images of a block are shown within its length and the window's, round the epoch."""
+    window, images = 1000, 20 * BLOCK_IMAGES
+    shown = Window(window, in_order(images)).epoch(0, 0)
+    place = np.argsort(shown)
+    for block in range(20):
+        own = np.sort(place[block * BLOCK_IMAGES : (block + 1) * BLOCK_IMAGES])
+        gaps = np.diff(own, append=own[0] + images)
+        assert images - gaps.max() <= window + BLOCK_IMAGES + window // 10  # as crowded as it gets
+
+
+def test_any_image_may_come_at_any_time() -> None:
+    """Over many epochs an image's place has the mean and spread of a full shuffle's."""
+    images, epochs = 2048, 300
+    window = Window(256, in_order(images))
+    place = np.array([np.argsort(window.epoch(0, e)) for e in range(epochs)])[:, ::97]
+    deviation = images / np.sqrt(12)
+    assert np.abs(place.mean(0) - images / 2).max() < 5 * deviation / np.sqrt(epochs)
+    assert np.abs(place.std(0) / deviation - 1).max() < 0.15
+
+
+def test_a_shuffle_that_is_noted_here_is_a_shuffle_for_ever() -> None:
+    window = Window(6, np.arange(20) // 4)
+    assert window.epoch(7, 0).tolist() == [
+        14, 3, 2, 13, 15, 5, 12, 4, 6, 10, 7, 11, 8, 9, 18, 16, 17, 0, 19, 1,
+    ]  # fmt: skip
+    assert full_shuffle(5, 7, 0).tolist() == [1, 0, 4, 3, 2]
+    shuffle = shuffle_of(DataConfig(shuffle="window:9"), None, images=500)
+    assert isinstance(shuffle, Window) and shuffle.images == 9 and len(shuffle.blocks) == 500
+    for text in ("window", "window:", "window:0", "window:-1", "some", "full:1"):
+        with pytest.raises(ValueError, match=r"shuffle must be full, or window:N"):
+            DataConfig(shuffle=text)

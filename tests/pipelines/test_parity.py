@@ -17,7 +17,7 @@ from PIL import Image
 from fastsiam.config import AugmentConfig, ConvertConfig
 from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.views.batch import Batch
-from tests.pipelines.cases import OPTIONAL, WITH_IMAGES, assert_near, batches, same
+from tests.pipelines.cases import THREADED, WITH_IMAGES, assert_near, batches, same
 from tests.pipelines.dali_cases import KINDS
 from tests.sources import gray_jpeg, picture
 from tests.views.cases import UNEQUAL
@@ -73,7 +73,6 @@ def source(kind: str, all_kinds: Path) -> Path:
 
 @lru_cache(maxsize=12)
 def expected_of(root: Path, augment: AugmentConfig) -> list[Batch]:
-    """Return torchvision's batches of an epoch."""
     return batches("torchvision", root, 1, augment=augment, **HOW)
 
 
@@ -86,7 +85,7 @@ def test_same_images_and_pixels(name: str, kind: str, all_kinds: Path) -> None:
         assert_near(found, expected_of(root, augment))
 
 
-@pytest.mark.parametrize("name", [*OPTIONAL, "memory"])
+@pytest.mark.parametrize("name", [*THREADED, "memory"])
 def test_exif_and_alpha_are_applied_alike(name: str, all_kinds: Path) -> None:
     rules: Any = {"exif": "apply", "alpha": "white"}
     source = all_kinds

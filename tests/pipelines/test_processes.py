@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,7 +18,7 @@ from fastsiam.pipelines.convert.command import stoppable
 from fastsiam.pipelines.processes import forked
 from fastsiam.signals import ECHO, STOPS
 from tests.conftest import ROOT
-from tests.processes import Forked
+from tests.processes import Forked, until
 
 
 def _twice(number: int) -> int:
@@ -27,10 +28,8 @@ def _twice(number: int) -> int:
 def test_a_signal_while_the_workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends the command, not with an error of the pool, and no worker stays."""
 
-    def start(_: object) -> None:
-        raise Interrupted("stopped", exit_code=130)
-
     others = multiprocessing.active_children()
+    start = Mock(side_effect=Interrupted("stopped", exit_code=130))
     monkeypatch.setattr("concurrent.futures.process._ExecutorManagerThread.start", start)
     with pytest.raises(Interrupted), forked(2, _twice) as run:
         list(run([1]))
@@ -51,15 +50,13 @@ def _fork_two(folder: str, forks: bool) -> None:
 
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     """Whatever ends it, and also where a server forks them, as for remote data."""
-    parents = {}
-    ways = ((signal.SIGKILL, True), (signal.SIGTERM, True), (signal.SIGKILL, False))
-    for number, forks in ways:
+    begun = []
+    for number, forks in ((signal.SIGKILL, True), (signal.SIGTERM, True), (signal.SIGKILL, False)):
         (folder := tmp_path / f"{number.name}-{forks}").mkdir()
-        parents[folder] = Forked(_fork_two, str(folder), forks), number
-    for folder, (process, number) in parents.items():
-        while len(list(folder.glob("*.worker"))) < 2:
-            assert process.poll() is None
-            time.sleep(0.01)
+        begun.append((Forked(_fork_two, str(folder), forks), number))
+    for process, _ in begun:
+        until(process, lambda: len(list(tmp_path.glob("*/*.worker"))) == 2 * len(begun))
+    for process, number in begun:
         process.send(number)
     limit = time.monotonic() + 60
     for worker in tmp_path.glob("*/*.worker"):
@@ -116,9 +113,7 @@ def _slow_to_leave(folder: Path) -> None:
 def test_a_second_ctrl_c_ends_a_conversion_at_once(tmp_path: Path) -> None:
     process = Forked(_slow_to_leave, tmp_path)
     for mark in ("begun", "leaving"):
-        while not (tmp_path / mark).exists():
-            assert process.poll() is None
-            time.sleep(0.01)
+        until(process, (tmp_path / mark).exists)
         time.sleep(2 * ECHO if mark == "leaving" else 0)
         process.send(signal.SIGINT)
     assert process.wait(30).returncode == 128 + signal.SIGINT

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fastsiam.config import DataConfig
-from fastsiam.errors import DataError, NoSplitError
+from fastsiam.errors import DataError
 from fastsiam.pipelines import choose, open_split, open_store, read_list
 from fastsiam.pipelines.subsets import hold_out, sample
 from fastsiam.train.image_list import names_of
@@ -133,11 +133,3 @@ def test_a_class_of_one_image_keeps_it(tmp_path: Path) -> None:
     left, held = parts(tmp_path / "few", "99%")
     assert len(held) == 2 and all(name.startswith("class0/") for name in held)
     assert "class1/000.jpg" in left
-
-
-def test_validation_images_are_refused_beside_it(images: Path) -> None:
-    with pytest.raises(DataError, match="has validation images of its own, and --holdout 10%"):
-        parts(images)
-    with pytest.raises(NoSplitError):
-        open_split(DataConfig(data=str(images / "train")), "val")
-    assert len(parts(images / "train")[1]) == 3

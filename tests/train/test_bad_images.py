@@ -14,16 +14,14 @@ from pyarrow import parquet as pq
 from fastsiam.bad_image_list import FILE, read_bad_images
 from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import FeaturesConfig, KnnConfig, LinearConfig
-from fastsiam.errors import RANK_LOST, DataError, ImageError
+from fastsiam.errors import RANK_LOST, ImageError
 from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
 from fastsiam.evaluate.feature_files import write_features
-from fastsiam.pipelines import open_store
-from fastsiam.pipelines.store import BetonStore
 from fastsiam.report.run import write_report
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
 from tests.configs import flags, with_settings
-from tests.pipelines.cases import WITH_IMAGES, readable
+from tests.pipelines.cases import WITH_IMAGES, change_image, readable
 from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
 from tests.train.runs import CPU, assert_same_runs, killed, trained, verified
@@ -38,15 +36,6 @@ def damage(images: Path) -> dict[Path, bytes]:
     one.write_bytes(good[one][:400])
     other.write_bytes(b"")
     return good
-
-
-def damage_in(beton: Path) -> None:
-    store = open_store(beton, "train")
-    assert isinstance(store, BetonStore)
-    with beton.open("r+b") as file:
-        for index in (3, 12):
-            file.seek(int(store.start[index]))
-            file.write(b"\xff" * int(store.size[index]))
 
 
 @pytest.fixture
@@ -86,7 +75,8 @@ def test_resumed_mid_epoch_it_is_the_same_run(
     """Bit for bit, also when somebody repaired the files meanwhile."""
     data, good = readable(name, images), dict[Path, bytes]()
     if name == "ffcv":
-        damage_in(data / "train.beton")
+        for index in (3, 12):
+            change_image(name, images, index, lambda content: b"\xff" * len(content))
     else:
         good = damage(images)
     config = with_settings(config, pipeline=name, data=data, save_every=1)
@@ -130,18 +120,6 @@ def test_a_branch_copies_the_list_and_a_new_run_does_not(
     for file, content in good.items():
         file.write_bytes(content)
     assert read_bad_images(trained(config, max_steps=4)) == []
-
-
-def test_too_many_are_one_line(config: TrainConfig, images: Path) -> None:
-    for number in range(8):
-        for kind in (0, 1):
-            (images / "train" / f"class{kind}" / f"{number:03d}.jpg").write_bytes(b"no image")
-    said = fastsiam("train", *flags(config), code=1).stderr
-    assert len(re.findall("error: ", said)) == 1 and "Traceback" not in said
-    assert len(re.findall(r"^bad image \d+ \(", said, re.MULTILINE)) == 8, said
-    assert re.search(r"error: 9 of 24 images cannot be decoded, .*check what is wrong", said)
-    with pytest.raises(DataError):
-        trained(config)
 
 
 def test_what_follows_a_run_leaves_them_out(

@@ -26,7 +26,6 @@ def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def warnings_of(run: Path, waits: list[float]) -> list[str]:
-    """Return the warnings at log points with these data waits."""
     log = MetricsLog(RunFolder(run), step=0, steps_per_epoch=10)
     own = Gauges(log, console=Console(quiet=True))
     for step, wait in enumerate(waits, start=1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastsiam.config import ConvertConfig
 from fastsiam.errors import CheckpointError
-from fastsiam.pipelines import open_store
-from fastsiam.pipelines.convert.command import convert_data
-from fastsiam.train.image_list import FILE, ImageList, fingerprint, names_of, with_replacements
-from tests.sources import folder_members, imagenet_train_tar, tar
+from fastsiam.train.image_list import FILE, ImageList, fingerprint, with_replacements
 
 NAMES = st.lists(st.sampled_from("abcd"), max_size=8)  # names that several images have, too
 
@@ -51,19 +46,3 @@ def test_a_list_is_read_as_it_was_written(tmp_path: Path) -> None:
         (tmp_path / FILE).write_bytes(content)
         with pytest.raises(CheckpointError, match="the list of the run's images is corrupt"):
             ImageList.load(tmp_path)
-
-
-def test_a_container_changes_no_name(images: Path, tmp_path: Path) -> None:
-    """Folder, moved folder, tar, tar of tars, converted file and parts of one."""
-    train = images / "train"
-    expected = names_of(open_store(images, "train"))
-    assert expected[0] == "class0/000.jpg" and len(expected) == 24
-    moved = shutil.copytree(train, tmp_path / "elsewhere")
-    packed = tar(tmp_path / "packed" / "photos.tar", folder_members(train))
-    of_tars = imagenet_train_tar(tmp_path / "tars" / "train.tar", folder_members(train))
-    converted, parts = tmp_path / "converted", tmp_path / "parts"
-    convert_data("folder", ConvertConfig(source=str(packed), out=str(converted)))
-    for part in ("1/2", "2/2"):
-        convert_data("folder", ConvertConfig(source=str(images), out=str(parts), part=part))
-    for path in (moved, packed, packed.parent, of_tars, converted, parts):
-        assert names_of(open_store(path, "train")) == expected, path

@@ -30,7 +30,6 @@ from tests.configs import flags, with_settings
 from tests.pipelines.cases import readable
 from tests.pipelines.store.test_columns import table
 from tests.processes import fastsiam
-from tests.ranks import fastsiam_on_ranks
 from tests.sources import folder_members, tar
 from tests.tables import dataset, on_the_hub, saved
 from tests.tiers import rest_slow
@@ -179,7 +178,6 @@ def test_data_that_changed_are_refused(begun: TrainConfig, images: Path, tmp_pat
 
 
 def batches(config: TrainConfig, **settings: Any) -> dict[int, Batch]:
-    """Train, and return the batches by step."""
     seen: dict[int, Batch] = {}
     trained(config, seen.__setitem__, **settings)
     return seen
@@ -289,13 +287,6 @@ def test_in_any_container_a_run_keeps_the_shuffle_that_it_began_with(
         assert "12 log lines agree" in verified(run, data=data)
     turned = trained(shuffled, data=other, out=tmp_path / "turned")
     assert history(turned) != history(whole)
-
-
-def test_two_ranks_show_it_together(small: TrainConfig) -> None:
-    """Their digests, summed modulo 2^64, are those of one process."""
-    config = with_settings(small, shuffle="window:7", gpus=2, knn_every=0, max_steps=3)
-    fastsiam_on_ranks(2, "train", *flags(config))
-    assert "3 log lines agree" in verified(Path(config.run.out))
 
 
 def test_a_run_on_a_mixture(

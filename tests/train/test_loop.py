@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -139,50 +140,29 @@ def test_an_evaluation_that_is_not_repeated_stays_in_the_log(small: TrainConfig)
     assert [line["epoch"] for line in read_metrics(run) if line["kind"] == "knn"] == [0, 2]
 
 
-def test_data_without_validation_labels_trains_without_the_monitor(
-    small: TrainConfig, images: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    for folder in list((images / "val").iterdir()):
-        for path in folder.iterdir():
-            path.rename(images / "val" / f"{folder.name}-{path.name}")
-        folder.rmdir()
-    run = trained(small, epochs=1)
-    assert {line["kind"] for line in read_metrics(run)} == {"initial", "train"}
-    assert "no kNN monitor: the training and validation images" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("log_every", [10, 1])
+@pytest.mark.parametrize(
+    ("settings", "at", "kept"),
+    [
+        ({"log_every": 10, "save_every": 4}, 5, 4),
+        ({"log_every": 1, "save_every": 4}, 5, 4),
+        ({"log_every": 100, "knn_every": 1}, 4, 3),  # noticed before an evaluation saves
+    ],
+)
 def test_a_loss_that_is_not_finite_stops_the_run(
-    log_every: int, small: TrainConfig, tmp_path: Path
+    settings: dict[str, int], at: int, kept: int, small: TrainConfig, tmp_path: Path
 ) -> None:
     """The step is named exactly whenever somebody looks, and the last good state is kept."""
-    config = with_settings(small, epochs=10, log_every=log_every, save_every=4, knn_every=0)
+    config = with_settings(small, **{"epochs": 10, "knn_every": 0, **settings})
 
     def poison(step: int, batch: Batch) -> Batch | None:
-        if step == 5:
+        if step == at:
             return replace(batch, views=(batch.view1 * math.nan, batch.view2))
         return None
 
-    with pytest.raises(
-        TrainingError,
-        match=r"not finite at step 6; the last good checkpoint is .*last\.pt \(step 4\)",
-    ):
+    good = rf"the last good checkpoint is .*last\.pt \(step {kept}\)"
+    with pytest.raises(TrainingError, match=f"not finite at step {at + 1}; {good}"):
         trained(config, poison)
-    assert checkpoints.load(tmp_path / "run").step == 4
-
-
-def test_a_loss_that_is_not_finite_is_noticed_before_an_evaluation_saves(
-    small: TrainConfig, tmp_path: Path
-) -> None:
-    config = with_settings(small, epochs=10, log_every=100, save_every=100, knn_every=1)
-
-    def poison(step: int, batch: Batch) -> Batch | None:
-        nothing = replace(batch, views=(batch.view1 * math.nan, batch.view2))
-        return nothing if step == 4 else None
-
-    with pytest.raises(TrainingError, match=r"not finite at step 5; .*last\.pt \(step 3\)"):
-        trained(config, poison)
-    assert checkpoints.load(tmp_path / "run").step == 3
+    assert checkpoints.load(tmp_path / "run").step == kept
 
 
 @pytest.mark.parametrize("stop_gradient", [True, False])
@@ -232,11 +212,8 @@ def test_the_guard_knows_that_a_part_of_a_batch_has_few_images(small: TrainConfi
 def test_a_loader_without_memory(small: TrainConfig) -> None:
     """In the run's own process, as that of its threads."""
 
-    def fail(step: int, batch: Batch) -> None:
-        raise MemoryError
-
     with pytest.raises(TrainingError, match=r"at step 1 with .*; nothing was saved yet$"):
-        trained(small, fail)
+        trained(small, Mock(side_effect=MemoryError))
 
 
 def test_a_clock_that_jumps_changes_no_figure(

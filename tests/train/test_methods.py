@@ -18,7 +18,8 @@ from fastsiam.environment import commit
 from fastsiam.evaluate.command import evaluate_finetuned, evaluate_knn, evaluate_linear
 from fastsiam.evaluate.feature_files import write_features
 from fastsiam.interchange import load_pretrained
-from tests.configs import with_settings
+from fastsiam.train.command import preflight
+from tests.configs import flags, model_of, with_settings
 from tests.processes import fastsiam
 from tests.tiers import rest_slow
 from tests.train.runs import CPU, trained
@@ -34,7 +35,6 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def of(method: str, small: TrainConfig, **settings: Any) -> TrainConfig:
-    """Return a run of a method, its heads small."""
     kind: Any = METHOD_CONFIGS[method]
     own = kind(projector_layers=2, dim=16, **SIZES[method])
     config = with_settings(small, max_steps=3, knn_every=0, **settings)
@@ -111,3 +111,27 @@ def test_a_run_starts_from_given_weights(
     other = "mocov2" if method != "mocov2" else "byol"
     trained(of(other, small, **zero), out=tmp_path / "other")
     assert "new: projector" in capsys.readouterr().err
+
+
+def test_a_foreign_backbone_is_trained_and_exported(small: TrainConfig, tmp_path: Path) -> None:
+    pytest.importorskip("timm")
+    config = replace(
+        small,
+        augment=small.augment.changed(crop=32),
+        model=model_of(backbone="timm/test_efficientnet", dim=16, predictor_dim=4),
+        optim=replace(small.optim, epochs=1),
+        monitor=replace(small.monitor, eval_resize=32),
+    )
+    fastsiam("train", *flags(config))
+    out = tmp_path / "w.pth"
+    export = ["export", config.run.out, "--format", "timm", "--out", str(out)]
+    assert fastsiam(*export).stdout.splitlines()[1:] == [f"wrote {out}", f"wrote {out}.md"]
+    fastsiam(*export, "--force")
+    assert load_pretrained(out, backbone="timm/test_efficientnet").layout == "timm"
+    model = replace(config.model, backbone="vit_b_16")
+    with pytest.raises(ValueError, match="vit_b_16 needs images of 224 pixels"):
+        preflight(replace(config, model=model), world=1)
+    less = replace(config.step, activation_memory=0.5)
+    with pytest.raises(ValueError, match="needs --compile on"):
+        preflight(replace(config, step=less), world=1)
+    preflight(replace(config, step=replace(less, compile="on")), world=1)

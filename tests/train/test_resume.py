@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 import signal
-import time
 from collections.abc import Callable
 from functools import cache, partial
 from itertools import count
@@ -26,8 +25,9 @@ from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings
 from tests.conftest import small_config, write_data
+from tests.conversions import failing
 from tests.pipelines.cases import PIPELINES, readable
-from tests.processes import Forked, command, fastsiam
+from tests.processes import Forked, command, fastsiam, until
 from tests.tiers import slow
 from tests.train.runs import (
     assert_same_runs,
@@ -115,27 +115,20 @@ def out_of_memory_at_the_start(config: TrainConfig) -> None:
     assert str(caught.value).endswith("; no step was taken")
 
 
-def damage(path: Path) -> None:
-    """Flip a bit in the middle of a file."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 16
-    path.write_bytes(content)
-
-
 def damaged_checkpoint(config: TrainConfig) -> None:
     """The next start says so, continues from the one before, and keeps the damaged file."""
-    damage(checkpoints.last(trained(config, max_steps=7)))
+    last = checkpoints.last(trained(config, max_steps=7))
+    content = bytearray(last.read_bytes())
+    content[len(content) // 2] ^= 16
+    last.write_bytes(content)
 
 
 def unreadable_checkpoint(config: TrainConfig) -> None:
     """As where a file server does not answer: an error, and nothing is lost."""
     trained(config, max_steps=4)
 
-    def lost(*_: object, **__: object) -> None:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "load", lost)
+        patch.setattr(torch, "load", failing(errno.ESTALE))
         with pytest.raises(CheckpointError, match=r"cannot read .*last\.pt: Stale file handle"):
             trained(config)
 
@@ -148,11 +141,8 @@ def killed_in_a_save(config: TrainConfig, at: int, has_links: bool) -> None:
 
 
 def save_and_die(config: TrainConfig, at: int, has_links: bool) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-
     if not has_links:
-        os.link = refuse  # type: ignore[assignment]
+        os.link = failing(errno.EPERM)
     write, replace_file, saves = torch.save, os.replace, iter(range(100))
 
     def save(state: object, path: Path) -> None:
@@ -249,9 +239,8 @@ def test_kill_9_of_the_whole_program(small: TrainConfig, tmp_path: Path) -> None
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     fastsiam("train", *flags(config), "--out", str(whole))
     process = command("train", *flags(config), "--out", str(killed))
-    while not (checkpoints.last(killed).exists() and checkpoints.load(killed).step >= 20):
-        assert process.poll() is None, "finished before it could be killed"
-        time.sleep(0.01)
+    last = checkpoints.last(killed)
+    until(process, lambda: last.exists() and checkpoints.load(last).step >= 20)
     process.send(signal.SIGKILL)
     assert process.wait().returncode == -signal.SIGKILL
     done = fastsiam("train", *flags(config), "--out", str(killed))

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,15 +25,9 @@ from fastsiam.signals import ECHO
 from fastsiam.train import command as job
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT
-from tests.processes import Forked, command, fork_programs
+from tests.processes import Forked, command, fork_programs, until
 from tests.tiers import slow
 from tests.train.runs import history, trained
-
-
-def until(process: Forked, seen: Callable[[], object]) -> None:
-    while not seen():
-        assert process.poll() is None, process.wait().stderr
-        time.sleep(0.02)
 
 
 def press(process: Forked) -> None:
@@ -112,8 +106,6 @@ def enlarge(images: Path) -> None:
 
 
 def test_twice_in_the_first_evaluation(small: TrainConfig, images: Path, tmp_path: Path) -> None:
-    """It leaves with 130 at once."""
-
     def threads(process: Forked) -> int:
         return len(os.listdir(f"/proc/{process.pid}/task"))
 

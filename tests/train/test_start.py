@@ -42,7 +42,6 @@ def branch(begun: TrainConfig, tmp_path: Path) -> TrainConfig:
 
 
 def recorded(run: Path) -> dict[str, Any]:
-    """Return the branch point in a run's config.json."""
     found: dict[str, Any] = json.loads((run / "config.json").read_text()).get("branch", {})
     return found
 

@@ -17,12 +17,7 @@ from fastsiam.distributed import Place
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.detection import DetectionSet, open_detection, voc_scores
 from fastsiam.evaluate.detection.images import Sample, TrainingImages, draw_position
-from fastsiam.evaluate.detection.protocol import (
-    PROTOCOL,
-    differences,
-    papers_rows,
-    schedule_of,
-)
+from fastsiam.evaluate.detection.protocol import PROTOCOL, differences, papers_rows, schedule_of
 from fastsiam.evaluate.detection.training import DetectorTraining
 from tests.evaluate.detection.tiny import SIDE, picture, squares, tiny
 from tests.train.runs import CPU as HERE

@@ -50,7 +50,6 @@ def squares(folder: Path, images: int = 6) -> DetectionSet:
 
 
 def tiny(classes: int = 2, *, masks: bool = False, kind: Any = "c4", **settings: Any) -> Any:
-    """Build a detector on a narrow ResNet."""
     torch.manual_seed(0)
     config = DetectConfig(detector=kind, task="coco" if masks else "voc07", rois=16)
     backbone = ResNet("resnet10", stem=settings.pop("stem", "imagenet"), width=8)

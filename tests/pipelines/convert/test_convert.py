@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,9 @@ from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import BadImagesError, beside, convert
 from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
-from tests.conftest import ROOT, write_images
+from tests.conftest import write_images
 from tests.conversions import Quiet, checked, run, same_images
-from tests.processes import fastsiam
+from tests.processes import fastsiam, python
 from tests.sources import VAL_WNIDS, WNIDS, encoded, imagenet, jpeg, picture, rotated_jpeg, tar
 from tests.tiers import rest_slow
 
@@ -177,13 +175,8 @@ def peaks_of_images(count: int, path: Path) -> tuple[int, ...]:
         "print(*(line.split()[1] for line in lines if line.startswith('VmHWM')))\n"
         "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, "--source", str(path), "--out", str(path.with_name("out"))],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = python(script, "--source", path, "--out", path.with_name("out"))
+    assert done.returncode == 0, done.stderr
     assert f"{count:,} images of 7 classes" in done.stdout
     return tuple(1024 * int(kilobytes) for kilobytes in done.stdout.split()[-2:])
 

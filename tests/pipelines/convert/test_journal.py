@@ -21,19 +21,17 @@ from fastsiam.pipelines.convert.journal import Block
 from fastsiam.pipelines.store import BetonStore, FolderStore
 from tests.conftest import write_images
 from tests.conversions import Quiet, checked, run, same_images
-from tests.processes import Forked
+from tests.processes import Forked, until
 from tests.sources import jpeg
 from tests.tiers import rest_slow
 
 
 def start_slowly(source: Path, out: Path, *extra: str) -> Forked:
-    """Start a conversion of many blocks, each taking a while."""
     arguments = ("convert", "folder", "--source", str(source), "--out", str(out), *extra)
     return Forked(convert_slowly, arguments, session=True)
 
 
 def convert_slowly(arguments: tuple[str, ...]) -> None:
-    """Be the command whose blocks are small and take a while."""
     layout.BLOCK_BYTES = 20_000
     write = writer.Job.write_block
 
@@ -45,14 +43,6 @@ def convert_slowly(arguments: tuple[str, ...]) -> None:
     writer.Job.write_block = slow  # type: ignore[assignment, method-assign]
     sys.argv = ["fastsiam", *arguments]
     cli.main()
-
-
-def wait_for_blocks(out: Path, count: int) -> None:
-    journal = out / "train.beton.journal"
-    deadline = time.monotonic() + 60
-    while not journal.exists() or journal.read_bytes().count(b"\n") <= count:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def wait_for_lock(out: Path) -> None:
@@ -77,7 +67,8 @@ def test_killed_and_started_again_it_goes_on(
     write_images(tmp_path / "images", classes=3, each=60, side=60)
     out = tmp_path / "out"
     process = start_slowly(tmp_path / "images", out, "--workers", "2")
-    wait_for_blocks(out, 5)
+    journal = out / "train.beton.journal"
+    until(process, lambda: journal.exists() and journal.read_bytes().count(b"\n") > 5)
     if number == signal.SIGKILL:
         process.send(number)
     else:
@@ -112,7 +103,6 @@ def resumed(source: Path, out: Path, **options: Any) -> str:
 
 
 def half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """Stop a conversion after some blocks; return source and target."""
     monkeypatch.setattr(layout, "BLOCK_BYTES", 10_000)
     source, out = tmp_path / "images", tmp_path / "out"
     write_images(source, classes=3, each=100, side=60)

@@ -10,9 +10,9 @@ import signal
 import socket
 import sys
 import threading
-import time
 from importlib.util import find_spec
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,7 +22,7 @@ from fastsiam.pipelines.convert import convert, parts
 from fastsiam.pipelines.store import open_store
 from tests.conftest import write_images
 from tests.conversions import Quiet
-from tests.processes import command, fastsiam
+from tests.processes import command, fastsiam, until
 from tests.tiers import rest_slow
 
 PARTS = 3
@@ -120,9 +120,7 @@ def test_a_signal_ends_all_and_the_same_command_resumes(
     asked = ["convert", "folder", "--source", str(tmp_path / "images"), "--max-side", "64"]
     asked += ["--out", str(tmp_path / "out"), "--parts", "2"]
     process = command(*asked, session=True)
-    while not list((tmp_path / "out").glob("*.partial")):
-        assert process.poll() is None, process.wait().stderr
-        time.sleep(0.02)
+    until(process, lambda: list((tmp_path / "out").glob("*.partial")))
     os.killpg(process.pid, number)
     done = process.wait(120)  # and all that share its output
     assert done.returncode == 128 + number, done.stderr
@@ -135,18 +133,14 @@ def test_workers_are_told_where_the_data_are(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They may have been started with another FASTSIAM_DATA, or none."""
-    asked: list[str] = []
-
-    def by_dask(_: ConvertConfig, words: list[str]) -> dict[int, str]:
-        asked.extend(words)
-        return {1: "not made"}
-
+    by_dask = Mock(return_value={1: "not made"})
     monkeypatch.setenv("FASTSIAM_DATA", str(images.parent))
     monkeypatch.setattr(parts, "run_by_dask", by_dask)
     images.rename(images.with_name("imagenet"))
     with pytest.raises(FastSiamError, match="part 1 of 2: not made; 1 of 2 parts are missing"):
         parts.convert_parts("imagenet", ConvertConfig(parts=2), ["convert", "imagenet"])
     beside = f"{images.with_name('imagenet-beton')}"  # where a whole conversion writes
+    _, asked = by_dask.call_args.args
     assert asked == ["convert", "imagenet", "--source", str(images.parent), "--out", beside]
 
 

@@ -74,7 +74,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 
 
 def cache_of(folder: Path, most: int) -> Cache:
-    """Return a cache of so many chunks."""
     return Cache(folder, gigabytes=most * CHUNK / 1e9)
 
 
@@ -100,7 +99,6 @@ def files(folder: Path) -> list[Path]:
 
 
 def bytes_of(folder: Path) -> int:
-    """Return the size of all chunks."""
     return sum(path.stat().st_size for path in files(folder) if not path.suffix)
 
 
@@ -223,7 +221,6 @@ def test_processes_fetch_a_chunk_once(tmp_path: Path) -> None:
 
 
 def killed_writing(folder: Path) -> None:
-    """Be killed while a chunk is written."""
     kept, server = cache_of(folder, 4), serve()
 
     def write_half(path: Path, data: memoryview) -> None:

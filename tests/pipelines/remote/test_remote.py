@@ -19,7 +19,7 @@ from tests.clouds import BUCKET, read_all, reconnect, upload, web_server
 from tests.conversions import run
 from tests.forms import FORMS
 from tests.pipelines.cases import NEEDS, batches, central, same
-from tests.sources import folder_members, parquet
+from tests.sources import folder_members, parquet, put
 
 
 def opened(address: str) -> Store:
@@ -106,9 +106,8 @@ def test_the_index_is_kept_and_made_anew_when_an_object_changes(
     first = opened(data)
     kept = list((tmp_path / "cache" / "fastsiam").glob("*.index"))
     assert len(kept) == 1 and opened(data).stamp() == first.stamp()
-    changed = tmp_path / "changed"
-    changed.mkdir()
-    (changed / "train-0001.tar").write_bytes((shards / "train-0002.tar").read_bytes())
+    other = (shards / "train-0002.tar").read_bytes()
+    changed = put(tmp_path / "changed" / "train-0001.tar", other).parent
     upload(cloud, changed, data.rpartition("/")[2])
     assert opened(data).stamp() != first.stamp()
 

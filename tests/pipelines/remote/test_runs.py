@@ -41,7 +41,6 @@ def bad_line(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 def met(log: Path) -> set[str]:
-    """Return what became of answers."""
     return set(log.read_text().split())
 
 

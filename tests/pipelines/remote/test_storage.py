@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,8 @@ from fastsiam.pipelines import open_store
 from fastsiam.pipelines.remote import storage
 from fastsiam.pipelines.remote.storage import Facts
 from tests.clouds import KEY, SECRET, broken_proxy, read_all, reconnect, upload, web_server
-from tests.processes import ROOT, Forked
+from tests.processes import Forked, python, until
 from tests.sources import folder_members, parquet, tar
-from tests.train.test_signals import until
 
 
 @pytest.mark.parametrize(
@@ -83,7 +80,6 @@ def test_versions_are_told_by_etag_or_by_time() -> None:
 
 
 def wait_for_ever(address: str) -> None:
-    """Read from a server that does not answer."""
     with contextlib.suppress(KeyboardInterrupt):
         open_store(place(address), "train").read(0)
 
@@ -107,13 +103,7 @@ def test_a_program_ends_with_requests_under_way(cloud: str, shards: Path, tmp_pa
         "file.ahead([(0, 5), (10**6, 10**6 + 5)])"
     )
     with web_server(shards) as web, broken_proxy(web, tmp_path / "log", delay=(0.5, 0.6)) as slow:
-        done = subprocess.run(
-            [sys.executable, "-c", program, slow.removeprefix("http://")],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            cwd=ROOT,
-        )
+        done = python(program, slow.removeprefix("http://"))
     assert done.returncode == 0 and not done.stderr, done.stderr
 
 
@@ -121,7 +111,6 @@ def test_a_program_ends_with_requests_under_way(cloud: str, shards: Path, tmp_pa
 
 
 def refusal(address: str) -> str:
-    """Return the one line that says why data cannot be opened and read."""
     with pytest.raises(DataError) as caught:
         read_all(open_store(place(address), "train"))
     assert "\n" not in str(caught.value) and SECRET not in str(caught.value)
@@ -130,7 +119,6 @@ def refusal(address: str) -> str:
 
 @pytest.fixture
 def web(cloud: str, images: Path, tmp_path: Path) -> Path:
-    """A web server's folder with a tar of images."""
     return tar(tmp_path / "web" / "photos.tar", folder_members(images / "train")).parent
 
 

@@ -110,7 +110,6 @@ def test_a_size_that_an_index_cannot_hold_is_unknown(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_of_images_and_tars_the_images_are_read(order: int, tmp_path: Path) -> None:
-    """In whatever order they lie."""
     members = [("a.tar", tar_bytes([("0.jpg", jpeg(0))])), ("b/1.jpg", jpeg(1)), ("c.tar", b"")]
     store = ArchiveStore([tar(tmp_path / "t.tar", members[::order])])
     assert [store.name(i) for i in range(len(store))] == ["b/1.jpg"]

@@ -18,7 +18,7 @@ from fastsiam.pipelines import open_split, open_store
 from fastsiam.pipelines.store.decode import ImageRules, decode
 from fastsiam.pipelines.store.probe import Flags, probe
 from tests.forms import as_converted
-from tests.sources import encoded, picture, rotated_jpeg
+from tests.sources import encoded, picture, put, rotated_jpeg
 
 ALL_16_BITS = np.arange(65536, dtype=np.uint16).reshape(256, 256)
 PLANAR, EXTRA, FORMAT = 284, 338, 339
@@ -197,11 +197,9 @@ def test_conversion_applies_the_rules_and_training_warns_of_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "images"
-    folder.mkdir()
-    (folder / "a.jpg").write_bytes(rotated_jpeg(0))
-    (folder / "b.png").write_bytes(encoded(Image.fromarray(RGBA), "PNG"))
-    (folder / "c.png").write_bytes(encoded(Image.fromarray(ALL_16_BITS), "PNG"))
-    caplog.clear()
+    put(folder / "a.jpg", rotated_jpeg(0))
+    put(folder / "b.png", encoded(Image.fromarray(RGBA), "PNG"))
+    put(folder / "c.png", encoded(Image.fromarray(ALL_16_BITS), "PNG"))
     for name, options in (("plain", {}), ("ruled", {"exif": "apply", "alpha": "white"})):
         store = open_store(as_converted(folder, tmp_path / name, raw=True, **options), "train")
         rules = ImageRules(**options)  # type: ignore[arg-type]

@@ -132,7 +132,6 @@ def test_folders_of_images_beside_a_lone_train_folder_are_named(
 def test_images_beside_parquet_are_the_data(
     order: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In whatever order the system lists them."""
     for name in ("0.jpg", "1.jpg", "features.parquet"):
         put(tmp_path / name)
     listed = SimpleNamespace(scandir=lambda folder: (x for x in [*os.scandir(folder)][::order]))

@@ -55,8 +55,6 @@ def sparse_tar(root: Path) -> Path:
 
 
 def link_in_tar(kind: bytes) -> Build:
-    """A tar of an image, and of a link to it."""
-
     def build(root: Path) -> Path:
         path = tar(root / "t.tar", [("a/0.jpg", jpeg(0))])
         with tarfile.open(path, "a") as file:
@@ -69,7 +67,6 @@ def link_in_tar(kind: bytes) -> Build:
 
 
 def index_outside(root: Path) -> Path:
-    """A kept index that leads out of its file."""
     path = tar(root / "t.tar", [("a/0.jpg", jpeg(0))])
     rows = np.zeros(2, ROW)
     rows["offset"], rows["size"] = 512, [1, 2**31]
@@ -91,8 +88,6 @@ def damaged(form: str, pattern: str, change: Callable[[bytes], bytes] | None) ->
 
 
 def labels(*columns: Sequence[object]) -> Build:
-    """Parquet files with these columns of labels."""
-
     def build(root: Path) -> Path:
         bare = dataset([(jpeg(i), None, 0) for i in range(2)], ()).remove_columns("label")
         for number, column in enumerate(columns):
@@ -249,7 +244,6 @@ CASES: dict[str, tuple[Build, str]] = {
 
 
 def refused(path: Path, words: str) -> str:
-    """Open a data set, expect a line with some words and return it."""
     with pytest.raises(DataError, match=words) as caught:
         open_store(path, "train")
     assert "\n" not in str(caught.value)

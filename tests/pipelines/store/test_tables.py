@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from fastsiam.errors import DataError, NoSplitError
 from fastsiam.pipelines.store import BetonStore, open_store
-from tests.conftest import ROOT
 from tests.conversions import run
 from tests.forms import as_on_the_hub, rows_of
+from tests.processes import python
 from tests.sources import jpeg, put
 from tests.tables import Row, dataset
 
@@ -110,8 +108,8 @@ def test_a_row_group_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
         "    assert sum(len(store.read(i)) for i in range(2400)) == 120_000_000\n"
         "print(max(most) - before)\n"
     )
-    grown = subprocess.check_output([sys.executable, "-c", code, tmp_path / "x.parquet"], cwd=ROOT)
-    assert int(grown) < 80_000  # of 120,000
+    done = python(code, tmp_path / "x.parquet")
+    assert done.returncode == 0 and int(done.stdout) < 80_000, done  # of 120,000
 
 
 # Parquet that is read in order, by a conversion.
