@@ -11,7 +11,6 @@ import textwrap
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,6 @@ from .train import REMOVED, TrainConfig, all_settings, train_settings
 _OF_ONE_RUN = "out", "resume", "extend"
 """Settings that say where a run is and how it continues; another run does not take them over."""
 _SUFFIXES = ".toml", ".yaml", ".yml", ".json"
-_IGNORED = frozenset(chain(*REMOVED.values()))
-"""Settings in files that ``fastsiam config`` of earlier versions wrote."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +123,7 @@ def read_settings(path: Path, *, resumes: bool = False) -> Settings:
             for name, value in content.items():
                 table = value if isinstance(value, Mapping) else {name: value}
                 require(not table.get("restarts"), "restarts was removed after version 0.2")
-                for key in [key for key in table if key not in _IGNORED]:
+                for key in [key for key in table if key not in REMOVED]:
                     require((own := _known_name(key)) not in flags, f"{own} is there twice")
                     flags[own] = table[key]
             check_name("recipe", recipe, ["", *RECIPES])
