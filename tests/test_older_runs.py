@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,6 +55,7 @@ def test_a_run_of_0_1_is_too_old(run: Path, small: TrainConfig) -> None:
     state = torch.load(checkpoints.last(run))
     torch.save(state | {"format": 1, "digest": None}, checkpoints.last(run))
     file.unlink()
+    settings: Any
     for settings in ({"out": run}, {"resume": run}, {"init": run}):
         with pytest.raises(CheckpointError, match=r"last.pt is .* too old: version 0\.2 and newer"):
             trained(small, **settings)

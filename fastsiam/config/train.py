@@ -285,26 +285,18 @@ class TrainConfig(Config):
         Raises:
             ValueError: a section or a field is unknown, or a value is not allowed.
         """
-        require(
-            isinstance(sections, Mapping)
-            and all(isinstance(x, Mapping) for x in sections.values()),
-            "settings must be a table of sections",
-        )
-        known = {
-            section: {name: value for name, value in values.items() if name not in REMOVED}
-            for section, values in sections.items()
-        }
+        known = {}
+        for section, values in checked(dict, sections, "").items():
+            values = checked(dict, values, section)
+            known[section] = {name: x for name, x in values.items() if name not in REMOVED}
         if model := known.get("model"):
             require("method" in model, "version 0.1 of fastsiam wrote it, which is too old")
-            require(
-                isinstance(model["method"], Mapping), "model.method must be a table of settings"
-            )
-            method = dict(model["method"])
-            require(
-                (name := method.pop("name", "")) in METHOD_CONFIGS,
-                f"unknown method {name!r}; start the program that registers it in place of "
-                "fastsiam (docs/develop/add-a-method.md)",
-            )
+            method = dict(checked(dict, model["method"], "model.method"))
+            if (name := str(method.pop("name", ""))) not in METHOD_CONFIGS:
+                raise ValueError(
+                    f"unknown method {name!r}; start the program that registers it in place of "
+                    "fastsiam (docs/develop/add-a-method.md)"
+                )
             model["method"] = checked(METHOD_CONFIGS[name], method, "model.method")
         config: TrainConfig = checked(cls, known, "")
         return config
@@ -367,8 +359,7 @@ def differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]
 
 def changes_text(changed: Mapping[str, tuple[Any, Any]], *, between: str = "; ") -> str:
     """Return the result of ``differences`` as text."""
-    texts = []
-    for name, values in changed.items():
-        old, new = (as_text(value) or "none" for value in values)
-        texts.append(f"{name.replace('_', '-')}: {old} -> {new}")
-    return between.join(texts)
+    return between.join(
+        f"{name.replace('_', '-')}: {as_text(old) or 'none'} -> {as_text(new) or 'none'}"
+        for name, (old, new) in changed.items()
+    )

@@ -101,7 +101,7 @@ def test_settings_of_0_2_are_read() -> None:
         ({"model": {"method": {"dim": 1}}}, "unknown method ''"),
         ({"model": {"method": 3}}, "model.method must be a table of settings"),
         ({"model": {"dim": 64}}, "version 0.1 of fastsiam wrote it, which is too old"),
-        ({"optim": 3}, "settings must be a table"),
+        ({"optim": 3}, "optim must be a table of settings, not 3"),
         ({"optim": {"lrr": 1}}, r"unknown setting 'optim\.lrr'; did you mean optim\.lr\?"),
         ({"augment": {"mean": [0.5]}}, r"augment\.mean must be 3 numbers, not \[0\.5\]"),
     ],
