@@ -42,8 +42,8 @@ class Settings:
     @property
     def method(self) -> str:
         """The method whose settings they hold; empty if they do not say."""
-        usual = _method_of(self.recipe) if self.recipe in CHANGES else ""
-        return str(self.flags.get("method", usual))
+        of_recipe = CHANGES.get(self.recipe, {"method": ""})
+        return str(self.flags.get("method", of_recipe.get("method", SimSiamConfig.name)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,10 +200,6 @@ def run_folder(path: Path) -> Path | None:
     return folder.parent if folder.name == "checkpoints" else None
 
 
-def _method_of(recipe: str) -> str:
-    return str(CHANGES[recipe].get("method", SimSiamConfig.name))
-
-
 def merge(*sources: Settings, recipe: str = "") -> Settings:
     """Merge settings: each source overrides the ones before, and all override the recipe.
 
@@ -226,11 +222,12 @@ def merge(*sources: Settings, recipe: str = "") -> Settings:
         recipe, method = recipe or source.recipe, method or source.method
     recipe = recipe or next(iter(RECIPES))
     check_name("recipe", recipe, RECIPES)
-    method = method or _method_of(recipe)
+    of_recipe = Settings(recipe=recipe, flags=CHANGES[recipe])
+    method = method or of_recipe.method
     check_name("method", method, METHOD_CONFIGS)
     defaults = Settings(flags=TrainConfig().to_flags())
     flags = METHOD_CONFIGS[method]().to_flags()
-    for source in (defaults, Settings(recipe=recipe, flags=CHANGES[recipe]), *sources):
+    for source in (defaults, of_recipe, *sources):
         of_another = source.method and source.method != method
         left_out = settings_of(METHOD_CONFIGS[source.method]) if of_another else {}
         flags |= {name: x for name, x in source.flags.items() if name not in left_out}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from itertools import chain
 from typing import Any, Literal, Self, get_type_hints
 
 from .data import DataConfig
@@ -315,9 +314,8 @@ def all_settings(method: str = SimSiamConfig.name) -> list[Setting]:
             found += settings_of(ViewConfig).values()
         if kind is ModelConfig:
             found += own.values()
-            for one in chain(*(settings_of(other).values() for other in METHOD_CONFIGS.values())):
-                if one.name not in own and one not in found:
-                    found.append(one)
+            for other in map(settings_of, METHOD_CONFIGS.values()):
+                found += [x for x in other.values() if x.name not in own and x not in found]
     return found
 
 
