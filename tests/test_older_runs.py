@@ -1,7 +1,7 @@
-"""Runs of version 0.1: they continue, are evaluated, exported and shown.
+"""Runs of version 0.2: they continue, are evaluated, exported and shown; those of 0.1 are refused.
 
-``tests/data/run-0.1`` was made by the last commit of 0.1 on the images that ``write_images`` makes:
-6 of 12 steps; ``metrics-whole.jsonl`` is what that commit wrote when it continued to the end.
+``tests/data/run-0.2`` was made by version 0.2.0 on the images that ``write_images`` makes: 6 of 12
+steps; ``metrics-whole.jsonl`` is what that version wrote when it continued to the end.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from fastsiam.config import SimSiamConfig, TrainConfig
 from fastsiam.errors import CheckpointError
@@ -34,10 +36,29 @@ def test_its_settings_are_read(small: TrainConfig, run: Path) -> None:
     assert isinstance(method, SimSiamConfig) and method.predictor_lr == "constant"
     assert (method.dim, method.predictor_dim, method.projector_layers) == (16, 4, 2)
     assert len(recorded.augment.views) == 2 and recorded.augment.crop == 16
-    assert recorded.data.dali_hw_decoder_load == 0.65  # the default of then
+    assert recorded.run.rank_timeout == 600  # the default of then
     own = {"data": str(small.data.root), "out": small.run.out, "max_steps": 0}
-    own |= {"dali_hw_decoder_load": small.data.dali_hw_decoder_load}
+    own |= {"rank_timeout": small.run.rank_timeout}
     assert with_settings(recorded, **own) == small
+
+
+def test_a_run_of_0_1_is_too_old(run: Path, small: TrainConfig) -> None:
+    """Its views and heads were settings of ``augment`` and ``model``, and it had no method."""
+    file = run / "config.json"
+    record = json.loads(file.read_text())
+    record["config"]["model"] = {"backbone": "resnet10", "dim": 16}
+    file.write_text(json.dumps(record))
+    for command in (["train", "--resume", str(run)], ["config", "--config", str(run)]):
+        said = fastsiam(*command, code=2).stderr
+        assert f"{file}: version 0.1 of fastsiam wrote it, which is too old" in said
+    assert "which is too old" in fastsiam("report", str(run), code=1).stderr
+    state = torch.load(checkpoints.last(run))
+    torch.save(state | {"format": 1, "digest": None}, checkpoints.last(run))
+    file.unlink()
+    settings: Any
+    for settings in ({"out": run}, {"resume": run}, {"init": run}):
+        with pytest.raises(CheckpointError, match=r"last.pt is .* too old: version 0\.2 and newer"):
+            trained(small, **settings)
 
 
 def test_it_goes_on_as_it_would_have(small: TrainConfig, run: Path) -> None:

@@ -11,23 +11,16 @@ import contextlib
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from itertools import chain
 from math import inf
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 import typer.core
 from typer.models import ArgumentInfo
 
-from fastsiam.config.files import (
-    Settings,
-    merge,
-    parse_assignments,
-    read_settings,
-    run_folder,
-)
+from fastsiam.config.files import Settings, merge, parse_assignments, read_settings, run_folder
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.run import RunConfig
 from fastsiam.config.setting import Config, Setting, as_text, settings_of, title
@@ -51,9 +44,6 @@ _HELP_ALL = "fastsiam.help_all"
 class Command(typer.core.TyperCommand):
     """A command whose help is plain text, with the options in sections."""
 
-    def _takes(self, name: str) -> bool:
-        return any(parameter.name == name for parameter in self.params)
-
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Read the options; point out ``--set`` for a setting that has no option."""
         try:
@@ -61,7 +51,7 @@ class Command(typer.core.TyperCommand):
         except Exception as error:  # versions of Typer differ in the class for unknown options
             option = getattr(error, "option_name", "")
             name = option.removeprefix("--").removeprefix("no-").replace("-", "_")
-            if self._takes("assignments") and name in train_settings():
+            if name in train_settings() and any(x.name == "assignments" for x in self.params):
                 error.message = f"No such option: {option}; pass --set {name}=VALUE"  # type: ignore[attr-defined]
             raise
 
@@ -73,23 +63,24 @@ class Command(typer.core.TyperCommand):
         method's, or once for each method if it has none of that name.
         """
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        parameters: dict[str, Any] = {one.name: one for one in self.get_params(ctx)}
+        headings = {x: getattr(y, "rich_help_panel", None) for x, y in parameters.items()}
         of_a_run: set[str] = set()
-        if self._takes("assignments"):
-            in_sections = {x.name for x in self.params if getattr(x, "rich_help_panel", None)}
-            of_a_run = in_sections & train_settings().keys()
+        if "assignments" in parameters:
             with usage_errors():
                 defaults = merge_sources({k: v for k, v in ctx.params.items() if v}).flags
-            is_short = self._takes("help_all") and _HELP_ALL not in ctx.meta
+            is_short = "help_all" in parameters and _HELP_ALL not in ctx.meta
+            of_a_run = {x for x in train_settings() if headings.get(x)}
             for one in all_settings(defaults["method"]):
                 if one.name in of_a_run and (one.name in _COMMON or not is_short):
-                    record = _usage(one), _help(one, defaults.get(one.name, one.default))
-                    sections.setdefault(one.section, []).append(record)
-        for parameter in self.get_params(ctx):
-            row = parameter.get_help_record(ctx)
-            if row and parameter.name not in of_a_run:
+                    option = parameters[one.name]
+                    option.help = _help(one, defaults.get(one.name, one.default))
+                    option.metavar = _metavar(one)
+                    sections.setdefault(one.section, []).append(option.get_help_record(ctx))
+        for name, parameter in parameters.items():
+            if name not in of_a_run and (record := parameter.get_help_record(ctx)):
                 kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
-                section = getattr(parameter, "rich_help_panel", None) or kind
-                sections.setdefault(section, []).append(row)
+                sections.setdefault(headings[name] or kind, []).append(record)
         for name, records in sections.items():
             if records:
                 formatter.write_paragraph()
@@ -139,33 +130,37 @@ def _with_options(
     build: Callable[[Mapping[str, Any]], Any],
 ) -> Callable[..., None]:
     """Return a function with Typer's options for the settings that another function takes."""
-    parameters = inspect.signature(run, eval_str=True).parameters
-    of_a_run = "recipe" in parameters
-    own = {x: y for x, y in parameters.items() if not (of_a_run and x in ("recipe", "config"))}
-    groups: dict[str, type[Config]] = {
-        name: x.annotation
-        for name, x in own.items()
-        if isinstance(x.annotation, type) and issubclass(x.annotation, Config)
-    }
-    own = {name: x for name, x in own.items() if name not in groups}
-    inputs = [name for name, x in own.items() if ArgumentInfo in map(type, get_args(x.annotation))]
+    own = dict(inspect.signature(run, eval_str=True).parameters)
+    of_a_run = own.pop("recipe", None) is not None
+    declared: list[inspect.Parameter] = []
+    settings: list[Setting] = []
+    if of_a_run:
+        del own["config"]
+        declared += _SOURCES if options is None else _SOURCES[:-1]
+        settings += train_settings().values()
+    groups: dict[str, type[Config]] = {}
+    for name, parameter in own.items():
+        kind = parameter.annotation
+        if isinstance(kind, type) and issubclass(kind, Config):
+            groups[name] = kind
+            settings += settings_of(kind).values()
+        else:
+            declared.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+    inputs = [one.name for one in declared if ArgumentInfo in map(type, get_args(one.annotation))]
+    for one in settings:
+        if one.option and (options is None or one.name in options):
+            declared.append(_option(one, of_a_run=of_a_run))
 
-    def command(**_values: Any) -> None:
-        arguments = {name: _values.pop(name) for name in own}
+    def command(**values: Any) -> None:
+        arguments = {name: values.pop(name) for name in own if name not in groups}
         for name in inputs:
             value = arguments[name]
             for path in value if isinstance(value, list) else [value]:
                 if isinstance(path, Path):
                     require_local(path, reads=True)
-        flags = {name: value for name, value in _values.items() if value not in (None, [])}
-        merged = Settings()
-        if of_a_run:
-            with usage_errors():
-                flags = parse_assignments(flags.pop("assignments", ())) | flags
-                if isinstance(flags.get("data"), list):
-                    flags["data"], *others = flags["data"]
-                    flags["mixed_with"] = others or flags.get("mixed_with", [])
-                merged = merge_sources(flags)
+        with usage_errors():
+            flags = _flags(values)
+            merged = merge_sources(flags) if of_a_run else Settings()
         with usage_errors(merged.source):
             if of_a_run:
                 arguments |= {"recipe": merged.recipe, "config": build(merged.flags)}
@@ -176,17 +171,19 @@ def _with_options(
                     one.check_given(flags)
         run(**arguments)
 
-    settings = [settings_of(group) for group in groups.values()]
-    declared = [x.replace(kind=inspect.Parameter.KEYWORD_ONLY) for x in own.values()]
-    if of_a_run:
-        settings.insert(0, train_settings())
-        declared = [*(_SOURCES if options is None else _SOURCES[:-1]), *declared]
-    for one in chain(*(group.values() for group in settings)):
-        if one.option and (options is None or one.name in options):
-            declared.append(_option(one, repeats=of_a_run))
     command.__name__, command.__doc__ = run.__name__, run.__doc__
     command.__signature__ = inspect.Signature(declared)  # type: ignore[attr-defined]
     return command
+
+
+def _flags(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that options give, ``--set`` and repeated ``--data`` included."""
+    flags = {name: value for name, value in options.items() if value not in (None, [])}
+    flags = parse_assignments(flags.pop("assignments", ())) | flags
+    if isinstance(flags.get("data"), list):
+        flags["data"], *others = flags["data"]
+        flags["mixed_with"] = others or flags.get("mixed_with", [])
+    return flags
 
 
 def _show_all(context: typer.Context, is_given: bool | None) -> None:
@@ -196,64 +193,60 @@ def _show_all(context: typer.Context, is_given: bool | None) -> None:
         raise typer.Exit
 
 
-def _parameter(name: str, kind: Any, *flags: str, **option: Any) -> inspect.Parameter:
-    """Return an option that is None unless it is given."""
-    keyword, default = inspect.Parameter.KEYWORD_ONLY, typer.Option(None, *flags, **option)
-    return inspect.Parameter(name, keyword, default=default, annotation=kind | None)
+def _sources(
+    *,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            is_eager=True,
+            help=f"Named starting point: {', '.join(RECIPES)}.  [default: {next(iter(RECIPES))}]",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            is_eager=True,
+            help="Settings: a TOML or YAML file as fastsiam config prints it, or a run. They "
+            "override the recipe's; options override them.",
+        ),
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Any setting that fastsiam config lists, such as lr_end=0.001; may be repeated.",
+        ),
+    ] = None,
+    help_all: Annotated[
+        bool | None,
+        typer.Option(
+            "--help-all", is_eager=True, callback=_show_all, help="Show all options and exit."
+        ),
+    ] = None,
+) -> None: ...
 
 
-_SOURCES = (
-    _parameter(
-        "recipe",
-        str,
-        is_eager=True,
-        help=f"Named starting point: {', '.join(RECIPES)}.  [default: {next(iter(RECIPES))}]",
-    ),
-    _parameter(
-        "config",
-        Path,
-        is_eager=True,
-        help="Settings: a TOML or YAML file as fastsiam config prints it, or a run. They override "
-        "the recipe's; options override them.",
-    ),
-    _parameter(
-        "assignments",
-        list[str],
-        "--set",
-        metavar="NAME=VALUE",
-        help="Any setting that fastsiam config lists, such as lr_end=0.001; may be repeated.",
-    ),
-    _parameter(
-        "help_all",
-        bool,
-        "--help-all",
-        is_eager=True,
-        callback=_show_all,
-        help="Show all options and exit.",
-    ),
-)
+_SOURCES = (*inspect.signature(_sources, eval_str=True).parameters.values(),)
 """The options that say where settings are from, and the one that shows all options."""
 
 
-def _option(one: Setting, *, repeats: bool) -> inspect.Parameter:
-    """Return the option of a setting: text, which the setting's ``Config`` converts and checks."""
-    is_switch = one.kind in (bool, bool | None)
-    return _parameter(
-        one.name,
-        bool if is_switch else list[str] if one.name == "data" and repeats else str,
-        is_eager=repeats and one.name == "method",
+def _option(one: Setting, *, of_a_run: bool) -> inspect.Parameter:
+    """Return the option of a setting: text, which the setting's ``Config`` converts and checks.
+
+    Its value is None unless it is given.
+    """
+    metavar = _metavar(one)
+    kind = bool if metavar is None else list[str] if of_a_run and one.name == "data" else str
+    option = typer.Option(
+        None,
+        is_eager=of_a_run and one.name == "method",
         help=_help(one, one.default),
-        metavar=None if is_switch else _metavar(one.kind),
+        metavar=metavar,
         rich_help_panel=one.section,
     )
-
-
-def _usage(one: Setting) -> str:
-    """Return an option and what it takes; of a setting of the views, one value or several."""
-    if one.kind is bool:
-        return f"--{one.flag} / --no-{one.flag}"
-    several = "[,...]" if one is settings_of(ViewConfig).get(one.name) else ""
-    return f"--{one.flag} {_metavar(one.kind)}{several}"
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(one.name, keyword, default=option, annotation=kind | None)
 
 
 def _help(one: Setting, default: Any) -> str:
@@ -267,15 +260,22 @@ def _help(one: Setting, default: Any) -> str:
     return f"{one.help}  [{'; '.join(notes)}]" if notes else one.help
 
 
-def _metavar(kind: Any) -> str:
-    """Return what the help shows as the value of an option."""
+def _metavar(one: Setting) -> str | None:
+    """Return what an option takes, of a setting of the views also once for each; None: a switch."""
+    if one.kind in (bool, bool | None):
+        return None
+    several = "[,...]" if one is settings_of(ViewConfig).get(one.name) else ""
+    return _value_name(one.kind) + several
+
+
+def _value_name(kind: Any) -> str:
     items = get_args(kind)
     if get_origin(kind) is Literal:
         return f"[{'|'.join(filter(None, items))}]"
     if get_origin(kind) is tuple:
-        return f"{_metavar(items[0])},..."
+        return f"{_value_name(items[0])},..."
     if items:
-        return "|".join(_metavar(one) for one in items if one is not NoneType)
+        return "|".join(_value_name(one) for one in items if one is not NoneType)
     return {int: "INTEGER", float: "FLOAT"}.get(kind, "TEXT")
 
 
@@ -290,15 +290,14 @@ def merge_sources(flags: Mapping[str, Any]) -> Settings:
     Raises:
         ValueError: one of them names nothing that holds settings.
     """
-    sources, recipe = [Settings(flags=flags)], str(flags.get("recipe", ""))
-    if "config" in flags:
-        sources.insert(0, read_settings(Path(flags["config"])))
-    resume = next((x for own in sources[::-1] if (x := str(own.flags.get("resume", "")))), "")
+    file = read_settings(Path(flags["config"])) if "config" in flags else Settings()
+    options, recipe = Settings(flags=flags), str(flags.get("recipe", ""))
+    resume = str(flags.get("resume") or file.flags.get("resume", ""))
     if resume in _FRESH:
-        return merge(*sources, recipe=recipe)
+        return merge(file, options, recipe=recipe)
     run = _resumed_run(resume, str(flags.get("out", "")))
-    merged = merge(run, *sources, recipe=recipe)  # a file that names no folder leaves the run's
-    flags = {**merged.flags, "out": merged.flags["out"] or run.flags["out"]}
+    merged = merge(run, file, options, recipe=recipe)
+    flags = {**merged.flags, "out": merged.flags["out"] or run.flags["out"]}  # a file may have ""
     return replace(merged, flags=flags, recipe=run.recipe or merged.recipe)
 
 
@@ -314,24 +313,20 @@ def _resumed_run(path: str, out: str) -> Settings:
 
     A branch that has started has its own settings of the optimizer.
     """
-    run, folder = _settings_of_run(Path(path)), run_folder(Path(path))
+    folder = run_folder(Path(path))
+    if folder is not None and (folder / "config.json").is_file():
+        run = read_settings(folder, resumes=True)
+    else:
+        from fastsiam.run import checkpoint
+
+        run = Settings(source=path, flags=checkpoint.load(Path(path)).config.to_flags())
     flags = {**run.flags, "resume": path, "out": "" if folder is None else str(folder)}
     if out and (folder is None or Path(out).resolve() != folder.resolve()):
         flags["extend"] = 0  # the run's epochs are those that it was extended to
     if out and (Path(out) / "config.json").is_file():
-        branch = _settings_of_run(Path(out)).flags
+        branch = read_settings(Path(out), resumes=True).flags
         flags |= {name: branch[name] for name in _OF_A_BRANCH if name in branch}
     return replace(run, flags=flags)
-
-
-def _settings_of_run(path: Path) -> Settings:
-    """Read the config.json of a run, or the settings in a checkpoint if that file is missing."""
-    for folder in (run_folder(path), path.parent):
-        if folder is not None and (folder / "config.json").is_file():
-            return read_settings(folder, resumes=True)
-    from fastsiam.run import checkpoint
-
-    return Settings(source=str(path), flags=checkpoint.load(path).config.to_flags())
 
 
 @contextlib.contextmanager

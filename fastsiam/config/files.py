@@ -11,7 +11,7 @@ import textwrap
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,6 @@ from .train import REMOVED, TrainConfig, all_settings, train_settings
 _OF_ONE_RUN = "out", "resume", "extend"
 """Settings that say where a run is and how it continues; another run does not take them over."""
 _SUFFIXES = ".toml", ".yaml", ".yml", ".json"
-_IGNORED = frozenset(chain(*REMOVED.values()))
-"""Settings in files that ``fastsiam config`` of earlier versions wrote."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +42,8 @@ class Settings:
     @property
     def method(self) -> str:
         """The method whose settings they hold; empty if they do not say."""
-        usual = _method_of(self.recipe) if self.recipe in CHANGES else ""
-        return str(self.flags.get("method", usual))
+        of_recipe = CHANGES.get(self.recipe, {"method": ""})
+        return str(self.flags.get("method", of_recipe.get("method", SimSiamConfig.name)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +85,10 @@ class RunSettings:
 
 def _machine(environment: dict[str, Any]) -> dict[str, Any]:
     """Return a run's ``environment`` if it has what reports and tables name."""
-    checked(tuple[str, ...], environment["gpus"], "gpus")
-    for name in ("cpu", "cores", "fastsiam"):
-        require(isinstance(environment[name], str | int), f"{name} must be a text or a number")
-    require(isinstance(environment["packages"]["torch"], str), "packages.torch must be text")
+    kinds = {"gpus": tuple[str, ...], "cpu": str, "cores": int, "fastsiam": str}
+    for name, kind in kinds.items():
+        checked(kind, environment[name], name)
+    checked(str, environment["packages"]["torch"], "packages.torch")
     return environment
 
 
@@ -115,20 +113,19 @@ def read_settings(path: Path, *, resumes: bool = False) -> Settings:
     try:
         content = _parsed(text.decode(), file.suffix)
         require(isinstance(content, Mapping), "it must be a table of settings")
+        recipe, flags = content.pop("recipe", ""), {}
         if "config" in content:
-            recipe, config = content.get("recipe"), TrainConfig.from_dict(content["config"])
-            flags = config.to_flags()
-            if not resumes:
-                flags = {name: x for name, x in flags.items() if name not in _OF_ONE_RUN}
+            flags = TrainConfig.from_dict(content["config"]).to_flags()
             recipe = recipe if recipe in [*RECIPES] else ""
+            for name in () if resumes else _OF_ONE_RUN:
+                del flags[name]
         else:
-            recipe, flags = content.pop("recipe", ""), {}
-            for name, value in content.items():
-                table = value if isinstance(value, Mapping) else {name: value}
+            for section, value in content.items():
+                table = value if isinstance(value, Mapping) else {section: value}
                 require(not table.get("restarts"), "restarts was removed after version 0.2")
-                for key in [key for key in table if key not in _IGNORED]:
-                    require((own := _known_name(key)) not in flags, f"{own} is there twice")
-                    flags[own] = table[key]
+                for key in [key for key in table if key not in REMOVED]:
+                    require((name := _known_name(key)) not in flags, f"{name} is there twice")
+                    flags[name] = table[key]
             check_name("recipe", recipe, ["", *RECIPES])
             check_name("method", flags.get("method", ""), ["", *METHOD_CONFIGS])
     except (ValueError, RecursionError) as error:
@@ -179,15 +176,13 @@ def to_toml(config: TrainConfig, *, recipe: str) -> str:
     settings = all_settings(config.model.method.name)
     for section, values in config.flags_by_section().items():
         lines += ["", "", f"[{section}]"]
-        heading = ""
-        for one in (one for one in settings if one.name in values):
-            if heading != one.section:
-                heading = one.section
-                lines += ["", *_comment(f"{heading}.")]
-            value = values[one.name]
-            # JSON's text is TOML's, except for one character.
-            text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-            lines += ["", *_comment(one.help), f"{one.name} = {text}"]
+        own = [one for one in settings if one.name in values]
+        for heading, group in groupby(own, key=lambda one: one.section):
+            lines += ["", *_comment(f"{heading}.")]
+            for one in group:
+                # JSON's text is TOML's, except for one character.
+                text = json.dumps(values[one.name], ensure_ascii=False).replace("\x7f", "\\u007f")
+                lines += ["", *_comment(one.help), f"{one.name} = {text}"]
     return "\n".join(lines) + "\n"
 
 
@@ -201,15 +196,8 @@ def run_folder(path: Path) -> Path | None:
     """Return the folder of a run, given it or a checkpoint in it; None if in no run's folder."""
     if path.is_dir():
         return path
-    lies_in = path.resolve().parent
-    if lies_in.name != "checkpoints":
-        return None
-    named = path.parent.parent  # "." if the path is relative to checkpoints/, or a link
-    return named if named.resolve() == lies_in.parent else lies_in.parent
-
-
-def _method_of(recipe: str) -> str:
-    return str(CHANGES[recipe].get("method", SimSiamConfig.name))
+    folder = path.resolve().parent
+    return folder.parent if folder.name == "checkpoints" else None
 
 
 def merge(*sources: Settings, recipe: str = "") -> Settings:
@@ -234,11 +222,12 @@ def merge(*sources: Settings, recipe: str = "") -> Settings:
         recipe, method = recipe or source.recipe, method or source.method
     recipe = recipe or next(iter(RECIPES))
     check_name("recipe", recipe, RECIPES)
-    method = method or _method_of(recipe)
+    of_recipe = Settings(recipe=recipe, flags=CHANGES[recipe])
+    method = method or of_recipe.method
     check_name("method", method, METHOD_CONFIGS)
     defaults = Settings(flags=TrainConfig().to_flags())
     flags = METHOD_CONFIGS[method]().to_flags()
-    for source in (defaults, Settings(recipe=recipe, flags=CHANGES[recipe]), *sources):
+    for source in (defaults, of_recipe, *sources):
         of_another = source.method and source.method != method
         left_out = settings_of(METHOD_CONFIGS[source.method]) if of_another else {}
         flags |= {name: x for name, x in source.flags.items() if name not in left_out}

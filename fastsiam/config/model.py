@@ -91,5 +91,4 @@ class ModelConfig(BackboneConfig):
 
     def to_flags(self) -> dict[str, Any]:
         """Return every setting's value by name, also those of the method."""
-        own = {name: getattr(self, name) for name in settings_of(BackboneConfig)}
-        return own | {"method": self.method.name} | self.method.to_flags()
+        return Config.to_flags(self) | {"method": self.method.name} | self.method.to_flags()

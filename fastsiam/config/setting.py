@@ -18,18 +18,15 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _T = TypeVar("_T")
-_NAMES = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    NoneType: "nothing",
+_TYPES: dict[Any, tuple[str, Any]] = {
+    bool: ("true or false", lambda text: {"true": True, "false": False}[text.lower()]),
+    int: ("a whole number", int),
+    float: ("a number", float),
+    str: ("text", str),
+    dict: ("a table of settings", {}.__getitem__),
+    NoneType: ("nothing", {}.__getitem__),
 }
-_PARSERS: dict[Any, Callable[[Any], Any]] = {
-    bool: lambda text: {"true": True, "false": False}[text.lower()],
-    int: int,
-    float: float,
-}
+"""What messages call a type, and what parses its text; ``KeyError`` if that text is not of it."""
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "above": operator.gt,
     "at_least": operator.ge,
@@ -53,8 +50,8 @@ class Setting:
     """Heading: the docstring of the class that first has it."""
     option: bool
     """Whether the command line has an option for it."""
-    nested: bool
-    """Whether it holds other ``Config`` objects, which check their own values."""
+    nested: type | None
+    """The type of its option, if it holds other ``Config`` objects, which check their values."""
 
     @property
     def flag(self) -> str:
@@ -66,18 +63,14 @@ class Setting:
         """Its range as text, such as "at least 0 and below 1"."""
         return " and ".join(f"{x.replace('_', ' ')} {end}" for x, end in self.bounds.items())
 
-    def allows(self, number: float) -> bool:
-        """Tell whether a number is in the range."""
-        return all(_COMPARISONS[name](number, end) for name, end in self.bounds.items())
-
     def checked(self, value: Any) -> Any:
         """Return a value as the setting's type; raise ``ValueError`` if it is not allowed."""
         value = checked(self.kind, value, self.flag)
-        numbers = value if isinstance(value, tuple) else () if value is None else (value,)
-        if not all(map(self.allows, numbers)):
-            raise ValueError(f"{self.flag} must be {self.range}, not {value}")
-        if not all(isfinite(x) for x in numbers if isinstance(x, float)):
-            raise ValueError(f"{self.flag} must be finite, not {value}")
+        for number in value if isinstance(value, tuple) else () if value is None else (value,):
+            within = all(_COMPARISONS[name](number, end) for name, end in self.bounds.items())
+            require(within, f"{self.flag} must be {self.range}, not {value}")
+            finite = not isinstance(number, float) or isfinite(number)
+            require(finite, f"{self.flag} must be finite, not {value}")
         return value
 
 
@@ -158,16 +151,8 @@ def _settings_of(cls: Any) -> dict[str, Setting]:
         bases = [base for base in groups if own.name in base.__dataclass_fields__]
         each = [base.__dataclass_fields__[own.name].metadata for base in bases]
         if metadata := next(filter(None, each), None):  # a changed default has none of its own
-            settings[own.name] = Setting(
-                name=own.name,
-                kind=metadata["nested"] or hints[own.name],
-                default=own.default,
-                help=metadata["help"],
-                bounds=metadata["bounds"],
-                section=title(bases[-1]),
-                option=metadata["option"],
-                nested=metadata["nested"] is not None,
-            )
+            kind, section = metadata["nested"] or hints[own.name], title(bases[-1])
+            settings[own.name] = Setting(own.name, kind, own.default, section=section, **metadata)
     return settings
 
 
@@ -216,7 +201,7 @@ def checked(kind: Any, value: Any, name: str) -> Any:
         return value
     elif (kind is float and type(value) is int) or isinstance(value, str):
         with contextlib.suppress(ValueError, KeyError, OverflowError):
-            return _PARSERS[kind](value)
+            return _TYPES[kind][1](value)
     raise ValueError(f"{name or 'settings'} must be {_description(kind)}, not {value!r}")
 
 
@@ -237,7 +222,7 @@ def _description(kind: Any) -> str:
         return f"one of {', '.join(filter(None, items))}"
     if origin is tuple:
         return "values separated by commas" if items[-1] is ... else f"{len(items)} numbers"
-    return "a table of settings" if is_dataclass(kind) else _NAMES[kind]
+    return "a table of settings" if is_dataclass(kind) else _TYPES[kind][0]
 
 
 def as_text(value: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from itertools import chain
 from typing import Any, Literal, Self, get_type_hints
 
 from .data import DataConfig
@@ -16,13 +15,9 @@ from .views import AugmentConfig, ViewConfig, usual_resize
 
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 Compile = Literal["auto", "on", "off"]
-REMOVED = {
-    "optim": ("restarts",),
-    "run": ("node_rank", "node_timeout", "extend_schedule", "grace"),
-    "step": ("batch_views", "keep_memory", "bucket_mb"),
-}
-"""Settings of earlier versions that are ignored: they change results by rounding at most, except
-for the schedule of ``restarts``, with which ``fastsiam.run.checkpoint`` refuses to resume."""
+REMOVED = ("restarts", "extend_schedule", "batch_views", "keep_memory", "bucket_mb")
+"""Settings of version 0.2 that are ignored: they change results by rounding at most, except for the
+schedule of ``restarts``, with which ``fastsiam.run.checkpoint`` refuses to resume."""
 FIXED_SECTIONS = ("augment", "model", "optim", "numerics")
 """Sections that define what is trained. The others say how it is run and may change on resume."""
 FIXED_SETTINGS = {"data": ("weights", "holdout", "shuffle", "exif", "alpha", "image_column")}
@@ -35,7 +30,6 @@ BRANCH_SETTINGS = (
 )  # fmt: skip
 """Fixed settings that a branch of a run may change: weights, momenta and the number of finished
 steps keep their meaning. With another batch or optimizer they do not."""
-_HEADS_OF_0_1 = "projector_layers", "dim", "projector_dim", "predictor_dim", "stop_gradient"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,12 +279,25 @@ class TrainConfig(Config):
 
     @classmethod
     def from_dict(cls, sections: Mapping[str, Any]) -> TrainConfig:
-        """Rebuild from ``to_dict``'s result, also that of version 0.1 or 0.2.
+        """Rebuild from ``to_dict``'s result, also that of version 0.2.
 
         Raises:
             ValueError: a section or a field is unknown, or a value is not allowed.
         """
-        config: TrainConfig = checked(cls, _upgraded(sections), "")
+        known = {}
+        for section, values in checked(dict, sections, "").items():
+            values = checked(dict, values, section)
+            known[section] = {name: x for name, x in values.items() if name not in REMOVED}
+        if model := known.get("model"):
+            require("method" in model, "version 0.1 of fastsiam wrote it, which is too old")
+            method = dict(checked(dict, model["method"], "model.method"))
+            if (name := str(method.pop("name", ""))) not in METHOD_CONFIGS:
+                raise ValueError(
+                    f"unknown method {name!r}; start the program that registers it in place of "
+                    "fastsiam (docs/develop/add-a-method.md)"
+                )
+            model["method"] = checked(METHOD_CONFIGS[name], method, "model.method")
+        config: TrainConfig = checked(cls, known, "")
         return config
 
 
@@ -307,9 +314,8 @@ def all_settings(method: str = SimSiamConfig.name) -> list[Setting]:
             found += settings_of(ViewConfig).values()
         if kind is ModelConfig:
             found += own.values()
-            for one in chain(*(settings_of(other).values() for other in METHOD_CONFIGS.values())):
-                if one.name not in own and one not in found:
-                    found.append(one)
+            for other in map(settings_of, METHOD_CONFIGS.values()):
+                found += [x for x in other.values() if x.name not in own and x not in found]
     return found
 
 
@@ -351,42 +357,7 @@ def differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]
 
 def changes_text(changed: Mapping[str, tuple[Any, Any]], *, between: str = "; ") -> str:
     """Return the result of ``differences`` as text."""
-    texts = []
-    for name, values in changed.items():
-        old, new = (as_text(value) or "none" for value in values)
-        texts.append(f"{name.replace('_', '-')}: {old} -> {new}")
-    return between.join(texts)
-
-
-def _upgraded(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's settings in the present layout, with the method's settings as its class.
-
-    Version 0.1 had only SimSiam and two views made alike: the heads' settings were in ``model``,
-    the predictor's schedule in ``optim``, and a view's in ``augment``.
-    """
-    require(
-        isinstance(sections, Mapping) and all(isinstance(x, Mapping) for x in sections.values()),
-        "settings must be a table of sections",
+    return between.join(
+        f"{name.replace('_', '-')}: {as_text(old) or 'none'} -> {as_text(new) or 'none'}"
+        for name, (old, new) in changed.items()
     )
-    new = {name: dict(section) for name, section in sections.items()}
-    for name, removed in REMOVED.items():
-        _take(new.get(name, {}), removed)
-    model, augment = new.setdefault("model", {}), new.setdefault("augment", {})
-    if "method" not in model:
-        heads = _take(model, _HEADS_OF_0_1) | _take(new.get("optim", {}), ("predictor_lr",))
-        model["method"] = {"name": "simsiam"} | heads
-    if "views" not in augment:
-        new["augment"] = _take(augment, ("mean", "std")) | {"views": [augment, augment]}
-    require(isinstance(model["method"], Mapping), "model.method must be a table of settings")
-    method = dict(model["method"])
-    if (name := str(method.pop("name", ""))) not in METHOD_CONFIGS:
-        raise ValueError(
-            f"unknown method {name!r}; start the program that registers it in place of fastsiam "
-            "(docs/develop/add-a-method.md)"
-        )
-    model["method"] = checked(METHOD_CONFIGS[name], method, "model.method")
-    return new
-
-
-def _take(values: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: values.pop(name) for name in names if name in values}

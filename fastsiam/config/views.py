@@ -133,7 +133,7 @@ class AugmentConfig(Config):
 
     def to_flags(self) -> dict[str, Any]:
         """Return every setting's value by name; where views differ, as text ``a,b``."""
-        flags = {"views": len(self.views), "mean": self.mean, "std": self.std}
+        flags = Config.to_flags(self) | {"views": len(self.views)}
         for name in settings_of(ViewConfig):
             values = [getattr(view, name) for view in self.views]
             flags[name] = values[0] if len(set(values)) == 1 else ",".join(map(str, values))

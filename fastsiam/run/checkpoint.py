@@ -24,8 +24,7 @@ from fastsiam.errors import CheckpointError, DamagedError
 from fastsiam.files import explained, parsed_json, quoted, reason, written_whole
 
 FORMAT = 2
-"""Version of the file format. 1 is that of fastsiam 0.1, with another layout of the settings, and
-can still be read."""
+"""Version of the file format; that of fastsiam 0.1 was 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,8 +283,11 @@ def parse(path: Path, state: Any) -> Checkpoint:
     Raises:
         CheckpointError: it is not a fastsiam checkpoint, or one of another version.
     """
-    if not isinstance(state, dict) or state.get("format") not in (1, FORMAT):
-        raise CheckpointError(f"{path} is not a checkpoint of this version of fastsiam")
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path} is not a checkpoint of this version of fastsiam, or too old: version 0.2 and "
+            "newer ones are read"
+        )
     try:
         config = TrainConfig.from_dict(state["config"])
         known = {name: state[name] for name in Checkpoint.__slots__ if name in state}

@@ -364,7 +364,8 @@ def choose_split(split: Split, files: Sequence[Place], folder: Place) -> list[Pl
 
     for word in SPLIT_NAMES[split]:
         named = [path for path in files if word in words(path)]
-        below = [p for p in files if p.parent != folder and p.parent.name.lower().removesuffix(".parquet") == word]
+        folders = word, f"{word}.parquet"  # as Spark calls its output
+        below = [p for p in files if p.parent != folder and p.parent.name.lower() in folders]
         if named or below:
             return named or below
     known = {word for names in SPLIT_NAMES.values() for word in names}

@@ -225,7 +225,7 @@ def test_the_settings_of_a_run_that_continues(
     for path in (run, run / "config.json"):  # a new run with the same settings is elsewhere
         recipe, config = parse("--config", str(path), "--lr", "0.125")
         assert (recipe, config) == ("demo", with_settings(begun, max_steps=6, lr=0.125, out=""))
-    old = parse("--config", str(ROOT / "tests" / "data" / "run-0.1"))[1]
+    old = parse("--config", str(ROOT / "tests" / "data" / "run-0.2"))[1]
     assert (old.augment.crop, old.model.width, old.run.out) == (16, 4, "")
 
     branch = tmp_path / "branch"  # keeps its own rate and length, whatever the run has

@@ -78,7 +78,7 @@ def test_the_same_settings_in_every_format(name: str, text: str, tmp_path: Path)
         ("a.toml", "lr = = 1", "line 1"),
         ("a.yaml", "a: [1", "line 1"),
         ("a.yaml", "- 1", "it must be a table of settings"),
-        ("a.json", '{"config": 3}', "settings must be a table of sections"),
+        ("a.json", '{"config": 3}', "settings must be a table of settings, not 3"),
         ("a.json", '{"config": {"optim": {"lr": "fast"}}}', r"optim\.lr must be a number"),
         ("a.txt", "", r"settings are in files \.toml, \.yaml, \.yml, \.json, or in a run's folder"),
         ("a.toml", "lr = 1\n[optim]\nlr = 2", "lr is there twice"),

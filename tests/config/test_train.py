@@ -1,4 +1,4 @@
-"""Settings as flags and as plain values, also those of versions 0.1 and 0.2."""
+"""Settings as flags and as plain values, also those of version 0.2."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from fastsiam.config import (
     OptimConfig,
     SimSiamConfig,
     TrainConfig,
+    ViewConfig,
 )
 from fastsiam.config.train import differences, train_settings
 
@@ -73,21 +74,22 @@ def test_the_image_column_is_fixed_while_the_data_stay(tmp_path: Path) -> None:
     assert moved.data.columns == ("", "") and differences(here, moved) == {}
 
 
-def test_settings_of_0_1_and_0_2_are_read() -> None:
+def test_settings_of_0_2_are_read() -> None:
+    method = {"name": "simsiam", "dim": 64, "stop_gradient": False}
     old: dict[str, Any] = {
-        "augment": {"crop": 32, "blur_p": 0.0, "mean": [0.5, 0.5, 0.5]},
-        "model": {"backbone": "resnet18", "stem": "cifar", "dim": 64, "stop_gradient": False},
-        "optim": {"lr": 0.03, "predictor_lr": "cosine"},
-        "run": {"node_rank": 1, "node_timeout": 30.0, "gpus": 4},
+        "augment": {"views": [{"crop": 32}, {"blur_p": 0.0}], "mean": [0.5, 0.5, 0.5]},
+        "model": {"backbone": "resnet18", "stem": "cifar", "method": method},
+        "optim": {"lr": 0.03, "restarts": ""},
+        "run": {"extend_schedule": "whole", "gpus": 4},
         "step": {"batch_views": False, "keep_memory": True, "bucket_mb": 25, "compile": "on"},
     }
     config = TrainConfig.from_dict(old)
-    assert config.augment == AugmentConfig.alike(crop=32, blur_p=0.0, mean=(0.5, 0.5, 0.5))
+    views = ViewConfig(crop=32), ViewConfig(blur_p=0.0)
+    assert config.augment == AugmentConfig(views=views, mean=(0.5, 0.5, 0.5))
     assert config.model.backbone == "resnet18" and config.optim == OptimConfig(lr=0.03)
-    expected = SimSiamConfig(dim=64, stop_gradient=False, predictor_lr="cosine")
-    assert config.model.method == expected
+    assert config.model.method == SimSiamConfig(dim=64, stop_gradient=False)
     assert (config.run.gpus, config.step.compile) == (4, "on")
-    assert old["model"]["dim"] == 64, "the argument is unchanged"
+    assert method["name"] == "simsiam" and "restarts" in old["optim"], "the argument is unchanged"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,9 @@ def test_settings_of_0_1_and_0_2_are_read() -> None:
         ({"augment": {"views": [{"sides": 1}, {}]}}, r"unknown setting 'augment\.views\.sides'"),
         ({"model": {"method": {"name": "simsiam", "queue": 1}}}, "model.method.queue"),
         ({"model": {"method": {"dim": 1}}}, "unknown method ''"),
-        ({"optim": 3}, "settings must be a table"),
+        ({"model": {"method": 3}}, "model.method must be a table of settings"),
+        ({"model": {"dim": 64}}, "version 0.1 of fastsiam wrote it, which is too old"),
+        ({"optim": 3}, "optim must be a table of settings, not 3"),
         ({"optim": {"lrr": 1}}, r"unknown setting 'optim\.lrr'; did you mean optim\.lr\?"),
         ({"augment": {"mean": [0.5]}}, r"augment\.mean must be 3 numbers, not \[0\.5\]"),
     ],

@@ -94,7 +94,7 @@ def test_commands_are_commands(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "runs").mkdir()  # --resume and --config read a run before anything else
-    (tmp_path / "runs" / "r50").symlink_to(ROOT / "tests" / "data" / "run-0.1")
+    (tmp_path / "runs" / "r50").symlink_to(ROOT / "tests" / "data" / "run-0.2")
     (tmp_path / "my.toml").write_text('recipe = "cifar10"')
     monkeypatch.chdir(tmp_path)
     checked = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)

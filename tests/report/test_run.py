@@ -105,7 +105,7 @@ def test_a_run_may_have_any_name(tmp_path: Path) -> None:
     names = ["a$^$b", "_own", os.fsdecode(b"\xe9")]
     runs = [tmp_path / name for name in names]
     for run in runs:
-        shutil.copytree(ROOT / "tests" / "data" / "run-0.1", run)
+        shutil.copytree(ROOT / "tests" / "data" / "run-0.2", run)
     page = write_report(runs, tmp_path / "page.html").read_text("utf-8")
     assert all(name in page for name in ("a$^$b", "_own", r"\udce9"))
     with rc_context({"svg.fonttype": "none"}):
@@ -131,7 +131,7 @@ def test_a_run_that_was_edited_is_one_line(
     name: str, old: str, new: str, message: str, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    shutil.copytree(ROOT / "tests" / "data" / "run-0.1", run)
+    shutil.copytree(ROOT / "tests" / "data" / "run-0.2", run)
     text = (run / name).read_text()
     assert old in text
     (run / name).write_text(text.replace(old, new, 1))
@@ -143,7 +143,7 @@ def test_points_on_the_edge_are_drawn_whole(tmp_path: Path) -> None:
     """Waiting for data all of the time is the upper edge of its chart, none of it the lower one."""
     fields = ("epoch", "loss", "z_std", "rank", "images_per_second", "data_wait")
     lines = [{"kind": "train", **dict.fromkeys(fields, x)} for x in (0.0, 1.0)]
-    settings = RunSettings.read(ROOT / "tests" / "data" / "run-0.1")
+    settings = RunSettings.read(ROOT / "tests" / "data" / "run-0.2")
     *_, chart = curves([Run("run", tmp_path, lines, settings, [])])
     assert chart.caption == "Share of time waiting for data"
     pattern = r'<path d="[^"]*" (clip-path="[^"]*" )?style="[^"]*stroke: #1f77b4'

@@ -24,8 +24,8 @@ from tests import rank_jobs
 from tests.configs import with_settings
 
 CPU = Place(0, 1, torch.device("cpu"))
-OLD = Path(__file__).parents[1] / "data" / "run-0.1"
-"""A run of version 0.1, after 6 of 12 steps."""
+OLD = Path(__file__).parents[1] / "data" / "run-0.2"
+"""A run of version 0.2, after 6 of 12 steps."""
 
 Before = Callable[[int, Batch], Batch | None]
 """What is done before a step with its batch; it may return another batch."""
