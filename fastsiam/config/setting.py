@@ -74,10 +74,11 @@ class Setting:
         """Return a value as the setting's type; raise ``ValueError`` if it is not allowed."""
         value = checked(self.kind, value, self.flag)
         numbers = value if isinstance(value, tuple) else () if value is None else (value,)
-        if not all(map(self.allows, numbers)):
-            raise ValueError(f"{self.flag} must be {self.range}, not {value}")
-        if not all(isfinite(x) for x in numbers if isinstance(x, float)):
-            raise ValueError(f"{self.flag} must be finite, not {value}")
+        for number in numbers:
+            if not self.allows(number):
+                raise ValueError(f"{self.flag} must be {self.range}, not {number}")
+            if isinstance(number, float) and not isfinite(number):
+                raise ValueError(f"{self.flag} must be finite, not {number}")
         return value
 
 
