@@ -120,7 +120,7 @@ def _fit(
     where = "the GPU" if device.type == "cuda" else "the CPU"
     count = len(store) if chosen is None else len(chosen)
     take = "1 image takes" if count == 1 else f"{count:,} images take"
-    too_much = f"more than the {size(budget)} that {where} has for them"
+    too_much = f"more than the {size(budget)} that {where} has for them beside the model"
     taken, exact = decoded_bytes(store, chosen)
     about = "" if exact else "about "
     if not taken:

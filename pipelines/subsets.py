@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +43,10 @@ def open_split(data: DataConfig, split: Split) -> Store:
     Raises:
         NoSplitError: there is no such split, and nothing is held out.
         DataError: as ``open_whole``.
+        ValueError: there is no split of that name.
     """
+    if split not in get_args(Split):
+        raise ValueError(f"split must be train or val, not {split!r}")
     if not data.holdout:
         return _opened(data, split)
     store, kept, held = open_whole(data)

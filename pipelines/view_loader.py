@@ -136,8 +136,11 @@ class ViewLoader:
         """Continue after the batch of a state, on any number of ranks.
 
         Raises:
-            ValueError: the state is of a loader with another seed, batch size or number of images.
+            ValueError: the state is of a loader with another seed, batch size or number of images,
+                or of something else.
         """
+        if not self._identity().keys() <= state.keys():
+            raise ValueError(f"not a ViewLoader's state: it holds {', '.join(map(str, state))}")
         for name, own in self._identity().items():
             if state[name] != own:
                 raise ValueError(

@@ -139,7 +139,7 @@ _ROWS = (
     ),
     Case(
         name="machine",
-        help="What the machine does at most: copies and matrix products.",
+        help="The machine's highest rates of copies and matrix products.",
         title="The machine",
         options=_COMMON,
     ),

@@ -117,7 +117,7 @@ def _headline(config: HeadlineConfig) -> None:
 
 @app.command("gpu")
 def _gpu(config: GpuConfig) -> None:
-    """Do all that a GPU is wanted for, the most telling first, in the minutes given.
+    """Run the GPU tests and measurements, the most important first, in the minutes given.
 
     Tests, kernels, steps, loaders, training, a profile, CIFAR-10: each in a process of its own
     whose result is kept when it ends.

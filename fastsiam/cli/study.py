@@ -32,7 +32,7 @@ _OF_DETECTION = {
 
 app = Commands(
     no_args_is_help=True,
-    help="The paper's experiments by name: run what is missing, and see our figures beside the "
+    help="The paper's experiments by name: run what is missing, and see the figures beside the "
     "paper's, with a verdict on each of its claims.",
 )
 

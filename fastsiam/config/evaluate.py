@@ -237,12 +237,14 @@ class LinearConfig(LabelConfig):
         """Return the meaning of "auto" for this number of images as text; "" if it is not used."""
         if self.optimizer != "auto":
             return ""
-        steps = images * self.epochs // _PAPERS_BATCH
-        return (
-            f"{self.settled(images).optimizer.upper()}: {images:,} images x {self.epochs} epochs "
-            f"are {steps:,} steps of {_PAPERS_BATCH}; LARS, the paper's, takes {_LARS_STEPS:,} or "
-            "--lrs (see --optimizer)"
-        )
+        why = "--lrs is given"
+        if not self.lrs:
+            steps = images * self.epochs // _PAPERS_BATCH
+            why = (
+                f"{images:,} images x {self.epochs} epochs are {steps:,} steps of {_PAPERS_BATCH}, "
+                f"and LARS takes {_LARS_STEPS:,}"
+            )
+        return f"{self.settled(images).optimizer.upper()}: {why} (see --optimizer)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

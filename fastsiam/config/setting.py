@@ -68,9 +68,9 @@ class Setting:
         value = checked(self.kind, value, self.flag)
         for number in value if isinstance(value, tuple) else () if value is None else (value,):
             within = all(_COMPARISONS[name](number, end) for name, end in self.bounds.items())
-            require(within, f"{self.flag} must be {self.range}, not {value}")
+            require(within, f"{self.flag} must be {self.range}, not {number}")
             finite = not isinstance(number, float) or isfinite(number)
-            require(finite, f"{self.flag} must be finite, not {value}")
+            require(finite, f"{self.flag} must be finite, not {number}")
         return value
 
 

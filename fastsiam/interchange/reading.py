@@ -29,7 +29,7 @@ _MOST_EPOCHS = 1e9
 """A larger number is no number of epochs."""
 
 
-def load_pretrained(path: Path, *, backbone: str = "", stem: str = "") -> Pretrained:
+def load_pretrained(path: Path | str, *, backbone: str = "", stem: str = "") -> Pretrained:
     """Read a trained network; nothing in the file is executed.
 
     A bias before a BN, which fastsiam's heads lack, is folded into the BN's running mean: outputs
@@ -50,7 +50,7 @@ def load_pretrained(path: Path, *, backbone: str = "", stem: str = "") -> Pretra
     """
     named: dict[str, Any] = {"backbone": backbone, "stem": stem}
     asked = BackboneConfig(**{key: name for key, name in named.items() if name})
-    found = checkpoints.locate(path)
+    found = checkpoints.locate(Path(path))
     content = weight_files.read(found)
     if isinstance(content, dict) and "steps_per_epoch" in content:
         read = _of_run(checkpoints.parse(found, content), found)

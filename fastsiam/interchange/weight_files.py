@@ -18,6 +18,7 @@ from torch.serialization import safe_globals
 
 from fastsiam.errors import CheckpointError
 from fastsiam.files import parsed_json, reason, why, written_whole
+from fastsiam.run.checkpoint import other_one
 
 _HARMLESS_PACKAGES = re.compile(
     r"(addict|argparse|collections|datetime|detectron2|easydict|fvcore|lightly|lightly_train"
@@ -97,6 +98,7 @@ def read(path: Path) -> Any:
         raise CheckpointError(
             f"cannot read {path}: it is damaged, or not a file of weights (of torch.save, or "
             ".safetensors; those of TensorFlow and JAX must be converted to PyTorch first)"
+            f"{other_one(path)}"
         ) from error
 
 

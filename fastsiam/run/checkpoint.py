@@ -175,6 +175,13 @@ def locate(path: Path) -> Path:
     return file
 
 
+def other_one(path: Path) -> str:
+    """Name the previous checkpoint beside a run's last one, for messages; "" without it."""
+    before = path.with_name("previous.pt")
+    is_last = path.name == "last.pt" and before.is_file()
+    return f"; the previous checkpoint is {before}" if is_last else ""
+
+
 def load(path: Path, *, resumes: bool = False) -> Checkpoint:
     """Read a checkpoint with torch's restricted unpickler; all tensors are on the CPU.
 
@@ -187,21 +194,15 @@ def load(path: Path, *, resumes: bool = False) -> Checkpoint:
             resumed.
     """
     path = locate(path)
-    before = path.with_name("previous.pt")
-    is_last = path.name == "last.pt" and before.is_file()
-    other = f"; the previous checkpoint is {before}" if is_last else ""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the unpickler may raise anything on a corrupt file
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise CheckpointError(f"cannot read {path}: {reason(error)}") from error
         raise DamagedError(
-            f"cannot read {path}: it is corrupt or not a PyTorch file of plain tensors{other}"
+            f"cannot read {path}: it is corrupt or not a PyTorch file of plain tensors"
+            f"{other_one(path)}"
         ) from error
-    if _differs(state):
-        raise DamagedError(
-            f"cannot read {path}: it is corrupt, its content does not match its checksum{other}"
-        )
     found = parse(path, state)
     if resumes:
         _check_schedule(state["config"], path.parent.parent)
@@ -281,8 +282,13 @@ def parse(path: Path, state: Any) -> Checkpoint:
         state: its content.
 
     Raises:
-        CheckpointError: it is not a fastsiam checkpoint, or one of another version.
+        CheckpointError: it is corrupt, not a fastsiam checkpoint, or one of another version.
     """
+    if _differs(state):
+        raise DamagedError(
+            f"cannot read {path}: it is corrupt, its content does not match its checksum"
+            f"{other_one(path)}"
+        )
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(
             f"{path} is not a checkpoint of this version of fastsiam, or too old: version 0.2 and "

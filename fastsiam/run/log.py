@@ -139,18 +139,22 @@ def read_metrics(
 
     Raises:
         FastSiamError: the file cannot be read.
-        DataError: a line lacks one of ``numbers``, such as one that was edited by hand.
+        DataError: ``numbers`` are given, and a line lacks one of them or is corrupt and not the
+            last, such as one that was edited by hand.
     """
     path = run / "metrics.jsonl"
     with explained(FastSiamError, f"cannot read {path}"):
         content = path.read_bytes() if path.exists() else b""
     lines = []
-    for text in content.decode(errors="replace").splitlines():
+    texts = content.decode(errors="replace").splitlines()
+    for number, text in enumerate(texts, 1):
         try:
             line = parsed_json(text)
         except ValueError:
-            break
+            line = None
         if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
+            if numbers is not None and number < len(texts):
+                raise DataError(f"{path} has an invalid line, number {number:,}; restore the file")
             break
         lines.append(line)
     for number, line in enumerate(lines, 1):

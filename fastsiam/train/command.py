@@ -114,7 +114,7 @@ def check_shares(config: TrainConfig, world: int) -> None:
     if batch % parts:
         raise ValueError(
             f"batch {batch} cannot be shared equally by "
-            f"{world} ranks x {config.optim.accumulate} parts"
+            f"{world} ranks x {config.optim.accumulate} parts; choose a multiple of {parts}"
         )
     if batch < 2 * parts:
         raise ValueError(

@@ -91,7 +91,7 @@ def _check_same_settings(config: TrainConfig, start: Checkpoint, run: Path) -> N
     """Check that a run can be resumed with these settings.
 
     Raises:
-        CheckpointError: names the settings that differ, and how they can be used.
+        CheckpointError: names the settings that differ, and the way to use them.
     """
     changed = differences(start.config, config)
     if not changed:
@@ -99,11 +99,15 @@ def _check_same_settings(config: TrainConfig, start: Checkpoint, run: Path) -> N
     resumed = run if config.run.resume in ("auto", "never") else Path(config.run.resume)
     path, folder = quoted(resumed), run_folder(resumed)
     settings = "" if folder is None else f"--config {quoted(folder)} "
+    way = f"or branch off with other optimizer settings (--resume {path} --out OTHER)"
+    if not changed.keys() <= set(BRANCH_SETTINGS):
+        way = "or, with the same backbone, start a new run from its weights "
+        way += f"({settings}--init {path} --out OTHER)"
+    elif "epochs" in changed:
+        way = f"train longer (--extend EPOCHS), {way}"
     raise CheckpointError(
         f"the checkpoint was trained with other settings ({changes_text(changed)}); pass the same "
-        f"values, branch off with other optimizer settings (--resume {path} --out OTHER), train "
-        "longer (--extend EPOCHS), or, with the same backbone, start a new run from its weights "
-        f"({settings}--init {path} --out OTHER)"
+        f"values, {way}"
     )
 
 

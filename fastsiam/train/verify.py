@@ -57,7 +57,7 @@ def verify(run: Path, config: VerifyConfig) -> Iterator[str]:
     """
     trained = RunSettings.read(run).config
     data = trained.data.at(config.data, ColumnNames(config.image_column, config.label_column))
-    every = [_line(line, run) for line in read_metrics(run) if "seen" in line]
+    every = [_line(line, run) for line in read_metrics(run, numbers={}) if "seen" in line]
     if not every:
         raise FastSiamError(
             f"cannot verify {run}: metrics.jsonl has no digests, because the run took no step or "

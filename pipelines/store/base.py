@@ -248,7 +248,7 @@ class Store(ABC):
     def ways_out(self) -> str:
         """Say what can be done about a bad image."""
         return (
-            f"{self.repair}, or convert all but such: "
+            f"{self.repair}, or convert the others: "
             f"fastsiam convert folder --source {quoted(self.origin or self.root)} --skip-bad"
         )
 

@@ -32,7 +32,8 @@ def test_the_papers_protocol_where_data_are_enough(
     settled = config.settled(images)
     assert (settled.optimizer, settled.global_batch, settled.rates) == (optimizer, batch, rates)
     assert settled.settled(images) == settled
-    why = f"{optimizer.upper()}: {images:,} images x {config.epochs} epochs are "
+    why = "--lrs is given" if config.lrs else f"{images:,} images x {config.epochs} epochs are "
+    why = f"{optimizer.upper()}: {why}"
     assert config.why_settled(images).startswith(why if config.optimizer == "auto" else "")
     assert not settled.why_settled(images)
 
@@ -43,7 +44,7 @@ def test_what_is_not_cached_has_no_storage() -> None:
 
 
 def test_settings_that_are_not_finite_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"lrs must be finite, not \(inf,\)"):
+    with pytest.raises(ValueError, match="lrs must be finite, not inf"):
         LinearConfig(lrs=(float("inf"),))
-    with pytest.raises(ValueError, match=r"mean must be finite, not \(nan, 0.0, 0.0\)"):
+    with pytest.raises(ValueError, match="mean must be finite, not nan"):
         LinearConfig(mean=(float("nan"), 0.0, 0.0))

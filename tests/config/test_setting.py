@@ -62,7 +62,7 @@ class Larger(Group):
         ({"log_every": 2.0}, "log-every must be a whole number, not 2.0"),
         ({"log_every": True}, "log-every must be a whole number, not True"),
         ({"kind": "fcv"}, "kind must be one of native, dali, ffcv, not 'fcv'"),
-        ({"std": (1.0, -1.0)}, "std must be above 0, not (1.0, -1.0)"),
+        ({"std": (1.0, -1.0)}, "std must be above 0, not -1.0"),
         ({"std": (1.0,)}, "std must be 2 numbers or nothing, not (1.0,)"),
         ({"ks": "1,b"}, "ks must be a whole number, not 'b'"),
         ({"raw": 1}, "raw must be true or false or nothing, not 1"),

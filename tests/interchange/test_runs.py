@@ -31,7 +31,8 @@ def test_a_frozen_encoder_is_no_part_of_the_network(tmp_path: Path) -> None:
         for weight in method.get_submodule("frozen").parameters():
             weight.zero_()
     state = torch.load(tmp_path / "run/checkpoints/last.pt", weights_only=True)
-    torch.save(state | {"model": method.state_dict()}, tmp_path / "run/checkpoints/last.pt")
+    state |= {"model": method.state_dict(), "digest": None}
+    torch.save(state, tmp_path / "run/checkpoints/last.pt")
     read = load_pretrained(tmp_path / "run")
     assert read.model == model
     with torch.no_grad():
@@ -60,12 +61,26 @@ def test_a_run_is_read_whole_and_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert str(read) == f"ResNet-10 (cifar stem) of a run of fastsiam, 7.5 epochs, from {last}"
 
 
+def test_a_corrupt_checkpoint_is_refused_and_the_other_one_named(tmp_path: Path) -> None:
+    saved_run(tmp_path, TINY)
+    path, other = checkpoints.last(tmp_path), checkpoints.previous(tmp_path)
+    other.write_bytes(path.read_bytes())
+    state = torch.load(path, weights_only=True)
+    state["model"]["backbone.conv1.weight"][0, 0, 0, 0] += 1  # as a flipped bit does
+    torch.save(state, path)
+    for message in ("its content does not match its checksum", "it is damaged"):
+        with pytest.raises(CheckpointError, match=f"{message}.*; the previous checkpoint is") as no:
+            load_pretrained(tmp_path)
+        assert str(no.value).endswith(str(other))
+        path.write_bytes(path.read_bytes()[:1000])
+
+
 def test_a_run_of_nonsense_is_refused(tmp_path: Path) -> None:
     saved_run(tmp_path, TINY)
     path = checkpoints.last(tmp_path)
     whole = torch.load(path, weights_only=True)
     for model in ("weights", {"backbone.conv1.weight": torch.zeros(3)}):
-        torch.save({**whole, "model": model}, path)
+        torch.save({**whole, "model": model, "digest": None}, path)
         message = "holds no weights by name|are not those of the ResNet"
         with pytest.raises(CheckpointError, match=message) as caught:
             load_pretrained(tmp_path)

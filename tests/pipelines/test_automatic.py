@@ -44,7 +44,9 @@ def test_memory_if_all_images_fit_beside_the_model(images: Path) -> None:
     assert "pipeline memory" not in choice(images, free=130_000, model=0.9 * 130_000 - taken + 1)
 
 
-TOO_LARGE = "24 images take 41 kB decoded, more than the 0 kB that the CPU has for them"
+TOO_LARGE = (
+    "24 images take 41 kB decoded, more than the 0 kB that the CPU has for them beside the model"
+)
 
 
 @pytest.mark.dali

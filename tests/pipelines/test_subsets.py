@@ -114,6 +114,9 @@ def test_a_share_of_each_class_is_held_out(photos: Path) -> None:
     val = open_split(DataConfig(data=str(photos), holdout="10%"), "val")
     assert val.labels.tolist() == [0, 0, 1, 1, 2, 2]
     assert val.classes == ("class0", "class1", "class2")
+    for holdout in ("10%", ""):
+        with pytest.raises(ValueError, match="split must be train or val, not 'test'"):
+            open_split(DataConfig(data=str(photos), holdout=holdout), "test")  # type: ignore[arg-type]
 
 
 def test_the_same_are_held_out_for_ever(photos: Path) -> None:

@@ -84,6 +84,8 @@ def test_a_state_of_another_order_is_refused(root: Path, images: Path) -> None:
     ):
         with other, pytest.raises(ValueError, match=f"loader with {name}"):
             other.load_state_dict(state)
+    with loader_of(root) as loader, pytest.raises(ValueError, match="it holds model, loader"):
+        loader.load_state_dict({"model": {}, "loader": state})
 
 
 @pytest.mark.parametrize("taken", [0, 1])

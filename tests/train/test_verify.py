@@ -119,6 +119,12 @@ def test_what_was_changed_is_noticed(logged: Path, tmp_path: Path) -> None:
     change(run / "metrics.jsonl", lambda values: values.update(step=None), line=4)
     with pytest.raises(FastSiamError, match="has an invalid line: since 6, step None; restore the"):
         verified(run)
+    log = run / "metrics.jsonl"
+    log.write_text(log.read_text().replace('{"kind"', '{"ki', 1))
+    with pytest.raises(
+        FastSiamError, match=r"metrics\.jsonl has an invalid line, number 1; restore"
+    ):
+        verified(run)
     run = shutil.copytree(logged, tmp_path / "large")
     change(run / "config.json", lambda values: values["config"]["optim"].update(batch=512))
     with pytest.raises(FastSiamError, match=r"config\.json has batches of 512 images, but"):
