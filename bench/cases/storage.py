@@ -93,12 +93,7 @@ def _readers(session: Session) -> dict[str, str]:
     """Return the titles of the pipelines and libraries that can be measured, by name."""
     pipelines = session.config.pipeline_names if session.config.pipelines else (BASELINE, ENGINE)
     readers: dict[str, str] = {name: f"fastsiam --pipeline {name}" for name in pipelines}
-    for name, library in STREAMING.items():
-        if library.missing:
-            session.console.say(f"{name}: not measured: {library.missing}")
-        else:
-            readers[name] = library.title
-    return readers
+    return readers | {name: STREAMING[name].title for name in session.installed(STREAMING)}
 
 
 def pack(files: list[Path], folder: Path) -> None:
