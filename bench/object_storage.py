@@ -110,7 +110,7 @@ class _Objects(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *arguments: object) -> None:
         """Say nothing."""
 
 

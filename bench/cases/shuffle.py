@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 
@@ -62,11 +62,12 @@ def _labels_and_blocks(session: Session) -> tuple[NDArray[np.int64], NDArray[np.
 def build_orders(*, sizes: Sequence[int], blocks: NDArray[np.int64]) -> dict[str, Task]:
     """Compute orders of epochs, each time the next epoch's."""
     images, epochs = len(blocks), count()
-    tasks = {"full": Task(lambda: full_shuffle(images, _SEED, next(epochs)), images)}
-    for size in sizes:
-        window = Window(size, blocks)
-        tasks[f"window:{size}"] = Task(lambda w=window: w.epoch(_SEED, next(epochs)), images)
-    return tasks
+
+    def task(order: Callable[[int, int], object]) -> Task:
+        return Task(lambda: order(_SEED, next(epochs)), images)
+
+    windows = {f"window:{size}": task(Window(size, blocks).epoch) for size in sizes}
+    return {"full": task(partial(full_shuffle, images))} | windows
 
 
 def distances(order: NDArray[np.int64], blocks: NDArray[np.int64]) -> dict[str, float]:

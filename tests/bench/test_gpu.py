@@ -183,9 +183,9 @@ def test_every_stage_is_a_command_that_there_is(tmp_path: Path) -> None:
         tests = [one.arguments for one in table if "pytest" in one.arguments]
         files = {str(path.relative_to(ROOT)) for path in (ROOT / "tests/gpu").glob("test_*.py")}
         assert len(tests) == 2 and all(files < set(arguments) for arguments in tests)
-    names = ("NVIDIA H100 80GB HBM3", "NVIDIA H200")
-    folders = {stages(given, gpu_bytes=80e9, device=x)[-1].arguments[6] for x in names}
-    assert folders == {f"{tmp_path}/cifar10-{x.replace(' ', '-')}" for x in names}
+    gpus = ("NVIDIA H100 80GB HBM3", "NVIDIA H200")
+    folders = {stages(given, gpu_bytes=80e9, device=x)[-1].arguments[6] for x in gpus}
+    assert folders == {f"{tmp_path}/cifar10-{x.replace(' ', '-')}" for x in gpus}
 
 
 def test_a_stage_runs_on_a_cpu(tmp_path: Path) -> None:

@@ -198,6 +198,11 @@ def _soak_for_ever(out: Path, pid: Path) -> None:
     tempfile.tempdir = None  # it may be known already
     vars(module)["make_images"] = lambda *_: None
     kill = Run.kill
-    Run.kill = lambda run: (time.sleep(1), kill(run))[1]  # type: ignore[method-assign]
+
+    def kill_late(run: Run) -> None:
+        time.sleep(1)
+        kill(run)
+
+    vars(module)["Run"].kill = kill_late
     Run.command = [sys.executable, "-c", code]  # type: ignore[assignment, method-assign]
     soak(SoakConfig(out=str(out), pipelines=("memory",)))
