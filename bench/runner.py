@@ -86,7 +86,7 @@ class Runner:
         fresh: bool = False,
     ) -> None:
         self._patience = patience
-        before, (port,) = gpu_memory(), free_ports(1)
+        before, port = gpu_memory(), _free_port()
         # The server imports torch once for all runners.
         context: Any = _FRESH if fresh else server_context("fastsiam.bench.cases.train")
         # Processes start now: the clock of what they time from their start.
@@ -271,8 +271,7 @@ def _facts(task: str) -> dict[str, Any]:
     return _tasks[task].facts()
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens at."""
-    with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [probe.getsockname()[1] for probe in probes]
+def _free_port() -> int:
+    """Return a port that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])

@@ -7,7 +7,7 @@ import math
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from fastsiam.bench.cases import CASES
 from fastsiam.bench.config import CONTAINERS, ORIGINAL, BenchConfig, Stored
 from fastsiam.bench.finding import finding
 from fastsiam.bench.images import Images, take_images
+from fastsiam.bench.peers import Peer
 from fastsiam.bench.records import Record, write
 from fastsiam.bench.tables import caption, differences, table
 from fastsiam.config import DataConfig, NumericsConfig, Pipeline, RunConfig, TrainConfig
@@ -143,6 +144,13 @@ class Session:
         backend = BACKENDS[pipeline]
         skipped = CONTAINERS if backend.needs_beton or backend.resident else ()
         return [form for form in self.config.stored if form not in skipped]
+
+    def installed(self, libraries: Mapping[str, Peer]) -> list[str]:
+        """Return the names of the libraries that are installed; tell how to install the others."""
+        for name, library in libraries.items():
+            if library.missing:
+                self.console.say(f"{name}: not measured: {library.missing}")
+        return [name for name, library in libraries.items() if not library.missing]
 
     def train_config(self, batch: int, *, ranks: int = 1, **settings: Any) -> TrainConfig:
         """Return the recipe with a batch for each rank.

@@ -37,7 +37,7 @@ from fastsiam.files import explained, parsed_json, write_json
 from fastsiam.pipelines.backends import BACKENDS, CEILING
 from fastsiam.report.markdown import markdown
 from fastsiam.run.records import check_targets
-from fastsiam.signals import leave_at_once, stops_handled
+from fastsiam.signals import stops_handled
 
 _IMAGES = 96
 _PATIENCE = 180.0
@@ -345,7 +345,8 @@ def soak(config: SoakConfig) -> Path:
             f"'fastsiam[{missing[0]}]'), or name other --pipelines"
         )
     with (
-        stops_handled(lambda number: sys.exit(128 + number), again=leave_at_once),
+        # A second signal is ignored: killing the runs and deleting their folder takes no time.
+        stops_handled(lambda number: sys.exit(128 + number), again=lambda _: None),
         tempfile.TemporaryDirectory(prefix="fastsiam-soak-") as folder,
     ):
         work = Soak(config, Path(folder), began + 60 * config.minutes)

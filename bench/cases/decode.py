@@ -69,7 +69,7 @@ def rows(session: Session, images: Images) -> list[Row]:
             in_the_clock="encoded bytes in memory to pixels, in as many threads as workers",
             config=session.settings(batch=0, workers=session.workers, data=images.about),
         )
-        for form in session.config.stored
+        for form in dict.fromkeys((ORIGINAL, *session.config.stored))  # the baseline's always
         # Others have the original images' bytes, or nothing to decode.
         if form not in CONTAINERS and not FORMS[form].raw
         for name in (*_OTHERS, OURS, OUR_PART, TURBO_PART)

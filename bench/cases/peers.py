@@ -48,7 +48,7 @@ class Job:
     folder: str
     """Folder of class folders of JPEGs."""
     beton: str
-    """The same images as a .beton file."""
+    """The same images as a .beton file, for FFCV; else empty."""
     augment: AugmentConfig
     batch: int
     workers: int
@@ -98,20 +98,17 @@ def measure(session: Session) -> list[Record]:
         row(f"fastsiam --pipeline {one}", partial(build_views, **session.loading(images, one)), one)
         for one in session.config.pipeline_names
     ]
+    peers = session.installed({name: PEERS[name] for name in session.config.names("peers")})
     job = Job(
         folder=str(images.folder),
-        beton=str(images.stored("original") / "train.beton"),
+        beton=str(images.stored("beton") / "train.beton") if "ffcv-plain" in peers else "",
         augment=session.config.augment,
         batch=batch,
         workers=session.workers,
         images=images.count,
         device=torch.device(session.device),
     )
-    for peer in session.config.names("peers"):
-        if reason := PEERS[peer].missing:
-            session.console.say(f"{peer}: not measured: {reason}")
-        else:
-            rows.append(row(PEERS[peer].title, partial(build_peer, peer=peer, job=job)))
+    rows += [row(PEERS[peer].title, partial(build_peer, peer=peer, job=job)) for peer in peers]
     return compare(session, rows)
 
 
@@ -168,6 +165,7 @@ def _by_spdl(job: Job) -> Epoch:
     from spdl.pipeline import PipelineBuilder
     from torchvision.datasets import ImageFolder
 
+    torch.set_num_threads(1)  # as in a DataLoader's workers: one for each of its threads
     files = [path for path, _ in ImageFolder(job.folder).samples]
     view, as_rgb = torchvision_view(job.augment), get_video_filter_desc(pix_fmt="rgb24")
 

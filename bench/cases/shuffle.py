@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.bench.images import users_store
-from fastsiam.bench.measure import clocked
-from fastsiam.bench.records import Record, Row, Timing
+from fastsiam.bench.records import Record, Row
+from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.pipelines.shuffle import Window, full_shuffle
 from fastsiam.pipelines.store.base import in_order
@@ -27,26 +28,26 @@ def measure(session: Session) -> list[Record]:
     labels, blocks, about = _labels_and_blocks(session)
     batch, images = session.config.batch or _BATCH, len(labels)
     sizes = session.config.values or _WINDOWS
-    windows = {f"window:{size}": partial(Window(size, blocks).epoch, _SEED) for size in sizes}
-    orders = {"full": partial(full_shuffle, images, _SEED)} | windows
-    timings = _timed(orders, session.config.repeats, images)
     of_full = largest_classes(labels[full_shuffle(images, _SEED, 0)], batch)
     facts: dict[str, dict[str, float]] = {"full": {"moved": 1.0, "parted": 1.0} | of_full}
-    for name, window in windows.items():
-        order = window(0)
-        facts[name] = distances(order, blocks) | largest_classes(labels[order], batch)
-        facts[name] |= {f"{key}_full": share for key, share in of_full.items()}
-    return [
+    for size in sizes:
+        order = Window(size, blocks).epoch(_SEED, 0)
+        own = distances(order, blocks) | largest_classes(labels[order], batch)
+        facts[f"window:{size}"] = own | {f"{key}_full": share for key, share in of_full.items()}
+    rows = (
         Row(
             case="shuffle",
             name=name,
+            runner="shuffle",
+            build=partial(build_orders, sizes=sizes, blocks=blocks),
             baseline=("full", "full"),
             facts=facts[name],
             in_the_clock="computing the order of an epoch, once in each process",
             config=session.settings(batch=batch, data=about),
-        ).record(timings)
-        for name in timings
-    ]
+        )
+        for name in facts
+    )
+    return compare(session, rows)
 
 
 def _labels_and_blocks(session: Session) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:
@@ -58,17 +59,15 @@ def _labels_and_blocks(session: Session) -> tuple[NDArray[np.int64], NDArray[np.
     return store.labels, store.blocks(), f"{len(store):,} images of {store.root.name}"
 
 
-def _timed(
-    orders: Mapping[str, partial[NDArray[np.int64]]], repeats: int, images: int
-) -> dict[str, Timing]:
-    """Time the orders of epochs in turns (A B C A B C ...), after a warm-up."""
-    timings = {name: Timing(images=images) for name in orders}
-    for epoch in range(repeats + 1):
-        for name, order in orders.items():
-            sample = clocked(partial(order, epoch))
-            if epoch:
-                timings[name].samples.append(sample)
-    return timings
+def build_orders(*, sizes: Sequence[int], blocks: NDArray[np.int64]) -> dict[str, Task]:
+    """Compute orders of epochs, each time the next epoch's."""
+    images, epochs = len(blocks), count()
+
+    def task(order: Callable[[int, int], object]) -> Task:
+        return Task(lambda: order(_SEED, next(epochs)), images)
+
+    windows = {f"window:{size}": task(Window(size, blocks).epoch) for size in sizes}
+    return {"full": task(partial(full_shuffle, images))} | windows
 
 
 def distances(order: NDArray[np.int64], blocks: NDArray[np.int64]) -> dict[str, float]:
@@ -82,15 +81,15 @@ def distances(order: NDArray[np.int64], blocks: NDArray[np.int64]) -> dict[str, 
         "moved": mean distance between an image's place in the data and in the order. "parted": mean
         distance in the order between neighbours in the data; the epoch is taken as a circle.
     """
-    count = len(order)
-    place = np.empty(count, np.int64)
-    place[order] = np.arange(count)
+    images = len(order)
+    place = np.empty(images, np.int64)
+    place[order] = np.arange(images)
     stored = place[np.argsort(blocks, kind="stable")]
-    full = (count**2 - 1) / (3 * count) or 1.0  # mean distance of two random places
-    moved = np.abs(stored - np.arange(count)).mean()
+    full = (images**2 - 1) / (3 * images) or 1.0  # mean distance of two random places
+    moved = np.abs(stored - np.arange(images)).mean()
     between = np.abs(np.diff(stored, append=stored[0]))
-    parted = np.minimum(between, count - between).mean()
-    return {"moved": float(moved / full), "parted": float(parted / (count / 4))}
+    parted = np.minimum(between, images - between).mean()
+    return {"moved": float(moved / full), "parted": float(parted / (images / 4))}
 
 
 def largest_classes(labels: NDArray[np.int64], batch: int) -> dict[str, float]:

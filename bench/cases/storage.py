@@ -43,29 +43,27 @@ def measure(session: Session) -> list[Record]:
     check_two_alike_views(session)
     batch, folder = session.loaded_batch, session.folder / "storage"
     with ExitStack() as held:
-        port = held.enter_context(object_storage.served(folder / "server"))
         images, readers = session.images(batch), _readers(session)
         files = sorted(path for path in images.folder.rglob("*") if path.is_file())
         pack(files, folder / "shards" / "tars")
         if "litdata" in readers:
             convert_for_litdata(files, folder / "shards" / "litdata")
-        object_storage.upload(port, folder / "shards", "shards")
         places: dict[str, tuple[int, bool]] = {LOCAL: (0, False)}  # port, whether the cache is cold
         for latency in session.config.latencies:
-            proxy = held.enter_context(object_storage.delayed(port, latency / 1000))
+            port = held.enter_context(object_storage.served(folder / "shards", latency / 1000))
             for state in ("cold", "warm"):
-                places[f"S3, {latency} ms, {state} cache"] = proxy, state == "cold"
+                places[f"S3, {latency} ms, {state} cache"] = port, state == "cold"
 
         def row(reader: str, place: str) -> Row:
-            proxy, cold = places[place]
+            port, cold = places[place]
             form = STREAMING[reader].shards if reader in STREAMING else "tars"
-            bucket = f"{object_storage.BUCKET}/shards/{form}"
-            remote = f"http://127.0.0.1:{proxy}/" if reader == "webdataset" else "s3://"
+            bucket = f"{object_storage.BUCKET}/{form}"
+            remote = f"http://127.0.0.1:{port}/" if reader == "webdataset" else "s3://"
             job = Job(
-                shards=remote + bucket if proxy else f"{folder}/shards/{form}",
-                cache=f"{folder}/caches/{reader}-{[*places].index(place)}" if proxy else "",
+                shards=remote + bucket if port else f"{folder}/shards/{form}",
+                cache=f"{folder}/caches/{reader}-{[*places].index(place)}" if port else "",
                 cold=cold,
-                environment=(object_storage.environment(proxy) if proxy else {})
+                environment=(object_storage.environment(port) if port else {})
                 | {"XDG_CACHE_HOME": f"{folder}/home"},  # indexes that stores keep
                 augment=session.config.augment,
                 batch=batch,
@@ -93,12 +91,7 @@ def _readers(session: Session) -> dict[str, str]:
     """Return the titles of the pipelines and libraries that can be measured, by name."""
     pipelines = session.config.pipeline_names if session.config.pipelines else (BASELINE, ENGINE)
     readers: dict[str, str] = {name: f"fastsiam --pipeline {name}" for name in pipelines}
-    for name, library in STREAMING.items():
-        if library.missing:
-            session.console.say(f"{name}: not measured: {library.missing}")
-        else:
-            readers[name] = library.title
-    return readers
+    return readers | {name: STREAMING[name].title for name in session.installed(STREAMING)}
 
 
 def pack(files: list[Path], folder: Path) -> None:

@@ -146,7 +146,9 @@ def test_a_signal_ends_the_stage_and_all_that_it_started(tmp_path: Path) -> None
     pid = tmp_path / "pid"
     process = Forked(_run_one_for_ever, tmp_path, pid)
     child = Path(f"/proc/{wait_for_text(pid, process)}/exe")
-    process.send(signal.SIGTERM)
+    for _ in range(2):  # a second one, as of a person who waits, does not stop the end
+        process.send(signal.SIGTERM)
+        time.sleep(0.5)
     assert process.wait(60).returncode == 143
     assert (tmp_path / "logs" / "one.txt").read_text().endswith("\nbegun\n")
     deadline = time.monotonic() + 120
@@ -156,15 +158,13 @@ def test_a_signal_ends_the_stage_and_all_that_it_started(tmp_path: Path) -> None
 
 
 def _run_one_for_ever(out: Path, pid: Path) -> None:
-    """Run a campaign of one stage, which starts a child that is deaf to SIGTERM."""
-    deaf = (
-        "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-        f"open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    )
+    """Run a campaign of one stage, which is deaf to SIGTERM, as is the child that it starts."""
+    child = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     code = (
-        f"print('begun'); import subprocess, sys; subprocess.run([sys.executable, '-c', {deaf!r}])"
+        "import signal, subprocess, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        f"print('begun'); subprocess.run([sys.executable, '-c', {child!r}])"
     )
-    vars(campaign)["stages"] = lambda *_, **__: [stage("one", code)]
+    vars(campaign).update(stages=lambda *_, **__: [stage("one", code)], _GRACE=3.0)
     campaign.run(GpuConfig(out=str(out), device="cpu"))
 
 
@@ -183,6 +183,9 @@ def test_every_stage_is_a_command_that_there_is(tmp_path: Path) -> None:
         tests = [one.arguments for one in table if "pytest" in one.arguments]
         files = {str(path.relative_to(ROOT)) for path in (ROOT / "tests/gpu").glob("test_*.py")}
         assert len(tests) == 2 and all(files < set(arguments) for arguments in tests)
+    gpus = ("NVIDIA H100 80GB HBM3", "NVIDIA H200")
+    folders = {stages(given, gpu_bytes=80e9, device=x)[-1].arguments[6] for x in gpus}
+    assert folders == {f"{tmp_path}/cifar10-{x.replace(' ', '-')}" for x in gpus}
 
 
 def test_a_stage_runs_on_a_cpu(tmp_path: Path) -> None:

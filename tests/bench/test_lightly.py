@@ -82,6 +82,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("simclr", {"bn_images": 4, "sync_bn": False}, "bn-images is for lightly's mocov2 alone"),
     ("byol", {"optimizer": "lars"}, "SGD's steps of whole batches"),
     ("simsiam", {"max_steps": 10}, "lightly's loop has max-steps 0 alone"),
+    ("simsiam", {"gpus": 2}, "lightly's loop has gpus 1 alone"),
+    ("simsiam", {"nodes": 2, "rendezvous": "a:1"}, "lightly's loop has nodes 1 alone"),
 ]
 
 

@@ -10,6 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -169,13 +171,21 @@ def test_what_cannot_be_run_or_written_is_refused_first(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_runs_too(number: signal.Signals, tmp_path: Path) -> None:
-    """They have sessions of their own, so that no signal of a terminal reaches them."""
-    pid = tmp_path / "pid"
-    process = Forked(_soak_for_ever, tmp_path / "soak.json", pid)
+    """They have sessions of their own, so that no signal of a terminal reaches them.
+
+    A second signal, while they end, leaves nothing behind either.
+    """
+    pid, folders = tmp_path / "pid", tmp_path / "folders"
+    folders.mkdir()
+    variables = {"TMPDIR": str(folders)}
+    process = Forked(_soak_for_ever, tmp_path / "soak.json", pid, environment=variables)
     run = psutil.Process(int(wait_for_text(pid, process)))
     try:
-        process.send(number)
+        for _ in range(2):
+            process.send(number)
+            time.sleep(0.5)
         assert process.wait(60).returncode == 128 + number
+        assert not any(folders.glob("fastsiam-soak-*"))
         assert not psutil.wait_procs([run], timeout=30)[1]
     finally:
         if run.is_running():
@@ -185,6 +195,14 @@ def test_a_signal_ends_the_runs_too(number: signal.Signals, tmp_path: Path) -> N
 def _soak_for_ever(out: Path, pid: Path) -> None:
     """Soak with a run that does nothing."""
     code = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    tempfile.tempdir = None  # it may be known already
     vars(module)["make_images"] = lambda *_: None
+    kill = Run.kill
+
+    def kill_late(run: Run) -> None:
+        time.sleep(1)
+        kill(run)
+
+    vars(module)["Run"].kill = kill_late
     Run.command = [sys.executable, "-c", code]  # type: ignore[assignment, method-assign]
     soak(SoakConfig(out=str(out), pipelines=("memory",)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fastsiam.bench.cases import decode
+from fastsiam.bench.config import BenchConfig
+from fastsiam.bench.session import session
 from fastsiam.kernels import library
 from tests.conftest import skip, write_images
 
@@ -36,6 +39,13 @@ def test_every_decoder_that_can_decodes_all_images(
         assert {task.images for task in tasks.values()} == {2}
     shutil.rmtree(folder)
     tasks["PIL"].run()  # the bytes are in memory: reading is not timed
+
+
+def test_originals_are_always_decoded(little: BenchConfig) -> None:
+    """Of whatever form others are, the baseline reads them, and needs its ceiling."""
+    with session(replace(little, stored=("beton", "pixels256"))) as own:
+        rows = decode.rows(own, own.images(8))
+    assert {row.facts["stored"] for row in rows} == {"original"}
 
 
 def decoded(data: bytes, box: tuple[int, int, int, int]) -> tuple[int, NDArray[np.uint8]] | None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -13,9 +18,12 @@ import torch
 from PIL import Image
 
 from fastsiam.bench import peers
+from fastsiam.bench.cases import peers as cases
 from fastsiam.bench.cases.peers import STARTERS, Job, build_peer
+from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.images import silent
 from fastsiam.bench.runner import Runner, Task
+from fastsiam.bench.session import session
 from fastsiam.config import AugmentConfig, ConvertConfig
 from fastsiam.pipelines.convert import convert
 from tests.conftest import skip
@@ -87,6 +95,33 @@ def test_two_views_of_every_image_drawn_anew(peer: str, device: str, folder: str
     first, second = ([mean < -0.25 for mean in view] for view in facts["means"])
     assert first == second  # of one image: no jitter makes light of dark
     assert IMAGES - 4 <= sum(first) <= IMAGES + 4
+
+
+def test_images_are_converted_for_ffcv_alone(
+    little: BenchConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cases, "compare", lambda session, rows: rows)
+    monkeypatch.setattr(peers.Peer, "missing", None)
+    for peer in ("lightly", "ffcv-plain"):
+        with session(replace(little, peers=(peer,), pipelines=("native",))) as own:
+            assert len(cases.measure(own)) == 3
+            assert bool([*own.folder.rglob("*.beton")]) == (peer == "ffcv-plain")
+
+
+def test_spdls_threads_have_one_thread_of_torch_each(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As workers of a DataLoader; SPDL itself need not be installed."""
+    for name in ("spdl.io", "spdl.pipeline"):
+        monkeypatch.setitem(sys.modules, name, MagicMock())
+    job: Any = SimpleNamespace(folder=folder, augment=AugmentConfig())
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        STARTERS["spdl"](job)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

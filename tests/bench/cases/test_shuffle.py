@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
@@ -29,14 +28,6 @@ def test_the_data_are_trains_default(little: BenchConfig, monkeypatch: pytest.Mo
     with session(replace(little, data="", values=(7,))) as own:
         records = CASES["shuffle"].measure(own)
     assert {one.config["data"] for one in records} == {"24 images of train"}
-
-
-def test_orders_are_timed_in_turns() -> None:
-    turns: list[tuple[str, int]] = []
-    orders = {name: partial(lambda *turn: turns.append(turn), name) for name in "ab"}
-    timings = shuffle._timed(orders, 2, 24)  # type: ignore[arg-type]
-    assert turns == [(name, epoch) for epoch in range(3) for name in "ab"]
-    assert [len(one.samples) for one in timings.values()] == [2, 2]
 
 
 def test_without_data_it_is_as_many_images_as_imagenets(

