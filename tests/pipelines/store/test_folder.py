@@ -27,7 +27,7 @@ def test_the_way_out_of_a_broken_image_is_one(tmp_path: Path) -> None:
     bad.write_bytes(b"no image")
     with pytest.raises(DataError, match="it is not an image; repair or remove") as caught:
         open_store(data, "train").decode(1)
-    command = shlex.split(str(caught.value).split("such: ")[1].split("; a run")[0])
+    command = shlex.split(str(caught.value).split("the others: ")[1].split("; a run")[0])
     assert command[:3] == ["fastsiam", "convert", "folder"] and command[4] == str(data)
     fastsiam(*command[1:])
     assert len(open_store(tmp_path / "it's mine-beton", "train")) == 2
