@@ -121,7 +121,7 @@ def _leave_at_once(ending: BaseException) -> NoReturn:
     code: object = 130 if isinstance(ending, KeyboardInterrupt) else 1
     try:
         if isinstance(ending, SystemExit):
-            code = ending.code
+            code = ending.code or 0
         else:
             rank, whole = os.environ.get("RANK", "0"), "".join(traceback.format_exception(ending))
             # in one piece: other ranks may write too
