@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from fastsiam.config import TrainConfig
 from fastsiam.errors import CheckpointError, FastSiamError
@@ -135,6 +137,26 @@ def test_what_was_changed_is_noticed(logged: Path, tmp_path: Path) -> None:
     torch.save(state, checkpoints.last(run))
     with pytest.raises(CheckpointError, match=r"was changed|corrupt"):
         verified(run)
+
+
+def test_a_run_that_was_shown_other_images_is_noticed(
+    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planted bug: in one step of 12 the loader gives two images each other's place."""
+    right = Order.indices
+
+    def wrong(order: Order, epoch: int, step: int) -> NDArray[np.int64]:
+        index = right(order, epoch, step).copy()
+        if (epoch, step) == (2, 1):
+            index[[0, 5]] = index[[5, 0]]
+        return index
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Order, "indices", wrong)
+        run = trained(small, log_every=4, **NOTHING)
+    with pytest.raises(FastSiamError, match="steps 5 to 8 of "):
+        verified(run)
+    assert "1 log line agrees: images and augmentations of steps 9 to 12" in verified(run, step=9)
 
 
 def test_a_step_is_listed_by_its_images(logged: Path) -> None:
