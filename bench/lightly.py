@@ -34,10 +34,14 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
 from fastsiam.bench.measure import cpu_seconds
-from fastsiam.config import AugmentConfig, TrainConfig, ViewConfig
+from fastsiam.config import AugmentConfig, MonitorConfig, TrainConfig, ViewConfig
 from fastsiam.console import Console
+from fastsiam.distributed import Place
 from fastsiam.environment import environment
-from fastsiam.errors import BackendError, FastSiamError, TrainingError
+from fastsiam.errors import BackendError, DataError, FastSiamError, TrainingError
+from fastsiam.evaluate.features import collected, feature_batches
+from fastsiam.evaluate.knn import KnnResult, knn_accuracy
+from fastsiam.evaluate.subject import EvalImages
 from fastsiam.files import explained, write_json
 from fastsiam.interchange import weight_files
 from fastsiam.interchange.export import plain_content
@@ -395,7 +399,8 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
         loader: "lightly" for its transform in torch's DataLoader, "fastsiam" for a ``ViewLoader``.
 
     Returns:
-        The result: losses, images/s, seconds, processor seconds, settings and versions.
+        The result: losses, kNN accuracies, images/s, seconds, processor seconds, settings and
+        versions.
 
     Raises:
         BackendError: lightly's parts lack a setting.
@@ -421,15 +426,13 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
         )  # fmt: skip
     torch.manual_seed(seed)
     step = Step(config, len(batches), device)
-    wall, cpu = time.perf_counter(), cpu_seconds()
-    losses = _train_epochs(step, batches, optim.epochs)
-    seconds, cpu = time.perf_counter() - wall, cpu_seconds() - cpu
+    trained = _train_epochs(step, batches, config)
     steps = optim.epochs * len(batches)
     result = {
         "method": config.model.method.name, "lightly": metadata.version("lightly"),
         "data": config.data.data, "images": len(images), "seed": seed, "epochs": optim.epochs,
-        "steps": steps, "loader": loader, "seconds": seconds,
-        "images_per_second": steps * optim.batch / seconds, "cpu_seconds": cpu, "losses": losses,
+        "steps": steps, "loader": loader,
+        "images_per_second": steps * optim.batch / trained["seconds"], **trained,
         "weights": str(out / "backbone.pt"),
     }  # fmt: skip
     _write_backbone(config, step.model.backbone.eval(), out / "backbone.pt")
@@ -438,18 +441,63 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
     return result
 
 
-def _train_epochs(step: Step, batches: Any, epochs: int) -> list[float]:
-    """Train on all batches of each epoch; return the epochs' mean losses."""
-    console, losses = Console(), list[float]()
-    for epoch in range(epochs):
+def _train_epochs(step: Step, batches: Any, config: TrainConfig) -> dict[str, Any]:
+    """Train on all batches of each epoch, and evaluate after those that the settings name.
+
+    Returns:
+        seconds and cpu_seconds, without those of evaluations; losses, the mean of each epoch; knn,
+        for each evaluation its epoch, the seconds of training before it, and the accuracy.
+    """
+    console, losses, curve = Console(), list[float](), list[dict[str, float]]()
+    seconds, cpu, epochs = 0.0, 0.0, config.optim.epochs
+    evaluate = _knn(config, step.device, console)
+    for epoch in range(epochs + 1):
+        if evaluate and _is_evaluated(config.monitor, epoch, epochs):
+            result = evaluate(step.model.backbone)
+            curve.append({"epoch": epoch, "seconds": seconds, **result.record()})
+            console.say(f"epoch {epoch}: {result}")
+        if epoch == epochs:
+            break
+        wall, cpu_before = time.perf_counter(), cpu_seconds()
         total = torch.zeros((), device=step.device)
         for number, views in enumerate(batches, start=epoch * len(batches)):
             total += step(views, at=number)
         losses.append(total.item() / len(batches))
+        seconds += time.perf_counter() - wall
+        cpu += cpu_seconds() - cpu_before
         if not math.isfinite(losses[-1]):
             raise TrainingError(f"the loss is {losses[-1]} in epoch {epoch + 1}: lower --lr")
         console.say(f"epoch {epoch + 1}/{epochs}: loss {losses[-1]:.4f}")
-    return losses
+    return {"seconds": seconds, "cpu_seconds": cpu, "losses": losses, "knn": curve}
+
+
+def _is_evaluated(monitor: MonitorConfig, epoch: int, epochs: int) -> bool:
+    """Return whether train would evaluate after an epoch; 0 is the untrained network."""
+    return monitor.knn_first if epoch == 0 else epoch % monitor.knn_every == 0 or epoch == epochs
+
+
+def _knn(
+    config: TrainConfig, device: torch.device, console: Console
+) -> Callable[[nn.Module], KnnResult] | None:
+    """Return train's kNN evaluation of a backbone, in float32; None without images for it."""
+    if not config.monitor.knn_every:
+        return None
+    images = EvalImages(
+        data=config.data, augment=config.augment, resize=config.eval_resize, batch=256,
+        place=Place(rank=0, world=1, device=device),
+    )  # fmt: skip
+    try:
+        bank, queries = images.loaders()
+    except DataError as error:
+        console.say(f"no kNN monitor: {error}")
+        return None
+    votes = [(config.monitor.knn_k, config.monitor.knn_temperature)]
+
+    def evaluate(backbone: nn.Module) -> KnnResult:
+        known, asked = (feature_batches(backbone, part) for part in (bank, queries))
+        return knn_accuracy(known, *collected(asked), votes=votes, classes=len(bank.classes))[0]
+
+    return evaluate
 
 
 def _lightly_loader(config: TrainConfig, images: Store) -> DataLoader[list[Tensor]]:

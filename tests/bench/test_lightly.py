@@ -12,13 +12,16 @@ import torch
 from PIL import Image
 
 from fastsiam.config import METHOD_CONFIGS, AugmentConfig, TrainConfig
+from fastsiam.config.evaluate import KnnConfig
 from fastsiam.config.recipes import RECIPES
 from fastsiam.errors import BackendError
+from fastsiam.evaluate.command import evaluate_knn
 from fastsiam.interchange import load_pretrained
 from tests.bench.made import bench
 from tests.configs import with_settings
 from tests.conftest import write_images
 from tests.tiers import rest_slow
+from tests.train.runs import CPU
 
 pytest.importorskip("lightly", reason="needs lightly: pip install lightly")
 
@@ -56,6 +59,8 @@ def test_a_run_leaves_weights_that_are_measured_as_ours(
     said = train(data, method, out)
     assert said["method"] == method and said["images"] == 24 and said["steps"] == 6
     assert said["seconds"] > 0 and said["cpu_seconds"] > 0 and len(said["losses"]) == 2
+    assert [one["epoch"] for one in said["knn"]] == [0, 2] and said["knn"][0]["seconds"] == 0
+    assert said["knn"][1]["seconds"] == said["seconds"]
     kept = json.loads((out / "result.json").read_text())
     assert kept["losses"] == said["losses"] and kept["recipe"] == "demo"
     assert TrainConfig.from_dict(kept["config"]).model.method.name == method
@@ -67,9 +72,14 @@ def test_a_run_leaves_weights_that_are_measured_as_ours(
 
 
 def test_lightlys_method_trains_from_our_loader(data: Path, tmp_path: Path) -> None:
-    said = train(data, "simsiam", tmp_path, "--loader", "fastsiam")
+    """Its monitor is train's, and finds what ``eval knn`` finds in the weights."""
+    more = ("--loader", "fastsiam", "--knn-every", "1", "--set", "knn_k=5")
+    said = train(data, "simsiam", tmp_path, *more)
     assert said["loader"] == "fastsiam" and said["steps"] == 6 and said["images_per_second"] > 0
     assert load_pretrained(tmp_path / "backbone.pt").epoch == 2
+    assert [one["epoch"] for one in said["knn"]] == [0, 1, 2]
+    found = evaluate_knn(tmp_path / "backbone.pt", KnnConfig(data=str(data), k=(5,)), CPU)
+    assert said["knn"][-1]["top1"] == found.results[0]["top1"]
     refused = bench("lightly", "--recipe", "demo", "--out", "x", "--loader", "tar", code=2)
     assert "--loader must be lightly or fastsiam" in refused.output
 
