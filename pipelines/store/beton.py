@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fastsiam.errors import DataError
+from fastsiam.errors import DataError, in_a_line
 from fastsiam.files import explained
 
 from ..remote.path import Place
@@ -202,7 +202,7 @@ class _Part:
             )
         image = self._number_of(IMAGE_FIELD, b"image")
         if image is None:
-            raise DataError(f"{path} has no image field (only {', '.join(self.fields)})")
+            raise DataError(f"{path} has no image field (only {in_a_line(', '.join(self.fields))})")
         self._image, self.image_field = image, self.fields[image]
         self.classes: tuple[str, ...] = ()
         self.about: dict[str, Any] = {}

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.config import AUTOMATIC, ColumnNames
-from fastsiam.errors import DataError
+from fastsiam.errors import DataError, in_a_line
 from fastsiam.files import parsed_json
 
 LABELS = ("label", "labels", "fine_label", "cls")
@@ -73,20 +73,21 @@ def columns_of(path: object, schema: Any, names: ColumnNames = AUTOMATIC) -> Col
             problem = f"holds {schema.field(name).type}, not {what}s" if there else "is not there"
             raise DataError(
                 f"{path}: --{what}-column {name} {problem}; the columns are "
-                f"{', '.join(schema.names)}"
+                f"{in_a_line(', '.join(schema.names))}"
             )
     features = _features(schema)
     images = [name for name in able["image"] if features.get(name) == "Image"] or able["image"]
     found = images if len(images) == 1 else [name for name in _IMAGES if name in images][:1]
     if images and not (names.image or found):
         raise DataError(
-            f"{path} has {len(images)} columns that can hold images ({', '.join(images)}): name "
-            f"one with --image-column, such as --image-column {images[0]}"
+            f"{path} has {len(images)} columns that can hold images "
+            f"({in_a_line(', '.join(images))}): name one with --image-column, such as "
+            f"--image-column {in_a_line(images[0])}"
         )
     if not images:
         raise DataError(
             f"{path} has no column that can hold images (a struct of bytes and path, or bytes), "
-            f"only {', '.join(schema.names)}; a list of image files is a .csv"
+            f"only {in_a_line(', '.join(schema.names))}; a list of image files is a .csv"
         )
     image = names.image or found[0]
     declared = [name for name in able["label"] if isinstance(features.get(name), list)]

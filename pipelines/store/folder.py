@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.console import Tally, tally
-from fastsiam.errors import DataError, NoImagesError, NoSplitError
+from fastsiam.errors import DataError, NoImagesError, NoSplitError, in_a_line
 from fastsiam.files import explained, reason
 from fastsiam.kernels import library
 
@@ -305,8 +305,9 @@ def _read_csv(path: Path, names: ColumnNames) -> dict[str, list[str]]:
             for name, option in ((names.image or _PATH, "image"), (names.label, "label")):
                 if name and name not in header:
                     raise DataError(
-                        f"{path} has no column {name!r}, only {', '.join(header) or 'none'}: name "
-                        f"the columns in its first line, or pass --{option}-column NAME"
+                        f"{path} has no column {name!r}, only "
+                        f"{in_a_line(', '.join(header)) or 'none'}: name the columns in its first "
+                        f"line, or pass --{option}-column NAME"
                     )
             rows: list[list[str]] = []
             for line in lines:

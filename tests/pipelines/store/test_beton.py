@@ -129,9 +129,11 @@ def test_a_foreign_file_with_other_fields(tmp_path: Path) -> None:
     for number, kind, words in ((3, 255, "a field of a type of its own"), (2, 1, "no image field")):
         fields[3]["type_id"] = 1
         fields[number]["type_id"] = kind
+        fields[0]["name"] = b"la\nbel"
         rewrite()
-        with pytest.raises(DataError, match=words):
+        with pytest.raises(DataError, match=words) as caught:
             BetonStore(path)
+        assert str(caught.value).isprintable()
 
 
 def test_every_flipped_bit_outside_the_records_is_found(tmp_path: Path) -> None:
