@@ -19,6 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightly import transforms
 from lightly.loss import NegativeCosineSimilarity, NTXentLoss, SwaVLoss
@@ -35,6 +36,7 @@ from torchvision.transforms import v2
 
 from fastsiam.bench.measure import cpu_seconds
 from fastsiam.config import AugmentConfig, MonitorConfig, TrainConfig, ViewConfig
+from fastsiam.config.train import changes_text, differences
 from fastsiam.console import Console
 from fastsiam.distributed import Place
 from fastsiam.environment import environment
@@ -42,7 +44,7 @@ from fastsiam.errors import BackendError, DataError, FastSiamError, TrainingErro
 from fastsiam.evaluate.features import collected, feature_batches
 from fastsiam.evaluate.knn import KnnResult, knn_accuracy
 from fastsiam.evaluate.subject import EvalImages
-from fastsiam.files import explained, write_json
+from fastsiam.files import explained, write_json, written_for_user
 from fastsiam.interchange import weight_files
 from fastsiam.interchange.export import plain_content
 from fastsiam.interchange.pretrained import Input, Pretrained
@@ -53,6 +55,8 @@ from fastsiam.pipelines import ViewLoader, open_training_images
 from fastsiam.pipelines.store import Store
 from fastsiam.pipelines.workers import count as count_workers
 
+_STATE = "state.pt"
+"""File of an unfinished run in its folder."""
 Views = Sequence[Tensor]
 """Views of a batch: (N, 3, S, S) each, normalised."""
 
@@ -330,6 +334,21 @@ class Step:
         self._optimizer.step()
         return loss.detach()
 
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Return weights, statistics, queues and momenta."""
+        return {"model": self._tensors(), "optimizer": self._optimizer.state_dict()}
+
+    def load(self, model: dict[str, Any], optimizer: dict[str, Any]) -> None:
+        """Continue from what ``state`` returned."""
+        with torch.no_grad():
+            for name, tensor in self._tensors().items():
+                tensor.copy_(model[name])
+        self._optimizer.load_state_dict(optimizer)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Return parameters and buffers, with lightly's queues, which its state dict leaves out."""
+        return dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+
 
 def transform_of(method: str, augment: AugmentConfig) -> Callable[[Any], list[Tensor]]:
     """Return what makes an image's views, by lightly's transforms for a method.
@@ -393,6 +412,8 @@ class _Images(Dataset[list[Tensor]]):
 def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[str, Any]:
     """Train, in float32 and not compiled; leave backbone.pt and result.json in the run's folder.
 
+    A call that is stopped goes on after its last epoch when it is repeated.
+
     Args:
         config: all settings; ``run.out`` is the folder.
         recipe: name of the recipe that the settings are changes of.
@@ -406,7 +427,7 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
         BackendError: lightly's parts lack a setting.
         DataError: the images cannot be read.
         TrainingError: the loss is no number any more.
-        FastSiamError: the folder cannot be written.
+        FastSiamError: the folder cannot be written, or holds an unfinished run of other settings.
     """
     out, optim, seed = Path(config.run.out), config.optim, config.numerics.seed
     with explained(FastSiamError, f"cannot write {out}"):
@@ -448,27 +469,67 @@ def _train_epochs(step: Step, batches: Any, config: TrainConfig) -> dict[str, An
         seconds and cpu_seconds, without those of evaluations; losses, the mean of each epoch; knn,
         for each evaluation its epoch, the seconds of training before it, and the accuracy.
     """
-    console, losses, curve = Console(), list[float](), list[dict[str, float]]()
-    seconds, cpu, epochs = 0.0, 0.0, config.optim.epochs
+    path = Path(config.run.out) / _STATE
+    state = _unfinished(path, config, step) or {
+        "epoch": 0, "seconds": 0.0, "cpu_seconds": 0.0, "losses": [], "knn": [],
+    }  # fmt: skip
+    console, epochs = Console(), config.optim.epochs
     evaluate = _knn(config, step.device, console)
-    for epoch in range(epochs + 1):
+    for epoch in range(state["epoch"], epochs + 1):
         if evaluate and _is_evaluated(config.monitor, epoch, epochs):
             result = evaluate(step.model.backbone)
-            curve.append({"epoch": epoch, "seconds": seconds, **result.record()})
+            state["knn"] += [{"epoch": epoch, "seconds": state["seconds"], **result.record()}]
             console.say(f"epoch {epoch}: {result}")
         if epoch == epochs:
             break
-        wall, cpu_before = time.perf_counter(), cpu_seconds()
-        total = torch.zeros((), device=step.device)
-        for number, views in enumerate(batches, start=epoch * len(batches)):
-            total += step(views, at=number)
-        losses.append(total.item() / len(batches))
-        seconds += time.perf_counter() - wall
-        cpu += cpu_seconds() - cpu_before
-        if not math.isfinite(losses[-1]):
-            raise TrainingError(f"the loss is {losses[-1]} in epoch {epoch + 1}: lower --lr")
-        console.say(f"epoch {epoch + 1}/{epochs}: loss {losses[-1]:.4f}")
-    return {"seconds": seconds, "cpu_seconds": cpu, "losses": losses, "knn": curve}
+        wall, cpu = time.perf_counter(), cpu_seconds()
+        loss = _train_epoch(step, batches, epoch, config.numerics.seed)
+        state["seconds"] += time.perf_counter() - wall
+        state["cpu_seconds"] += cpu_seconds() - cpu
+        if not math.isfinite(loss):
+            raise TrainingError(f"the loss is {loss} in epoch {epoch + 1}: lower --lr")
+        state["losses"] += [loss]
+        state["epoch"] += 1
+        console.say(f"epoch {epoch + 1}/{epochs}: loss {loss:.4f}")
+        with written_for_user(path) as temporary:
+            torch.save({"config": config.to_dict(), **step.state(), **state}, temporary)
+    path.unlink(missing_ok=True)
+    return {name: state[name] for name in ("seconds", "cpu_seconds", "losses", "knn")}
+
+
+def _unfinished(path: Path, config: TrainConfig, step: Step) -> dict[str, Any] | None:
+    """Return what an unfinished run kept, its weights loaded into ``step``; None if there is none.
+
+    Raises:
+        FastSiamError: it had other settings.
+    """
+    if not path.exists():
+        return None
+    with explained(FastSiamError, f"cannot read {path}"):
+        state: dict[str, Any] = torch.load(path, map_location=step.device, weights_only=True)
+    if changed := differences(TrainConfig.from_dict(state.pop("config")), config):
+        raise FastSiamError(
+            f"{path.parent} holds an unfinished run with other settings "
+            f"({changes_text(changed)}): pass another --out, or delete {path}"
+        )
+    step.load(state.pop("model"), state.pop("optimizer"))
+    return state
+
+
+def _train_epoch(step: Step, batches: Any, epoch: int, seed: int) -> float:
+    """Train on all batches of an epoch, from 0; return their mean loss.
+
+    What is drawn at random depends on seed and epoch, so that a resumed run draws the same
+    (without loader processes, which go on with their own numbers).
+    """
+    torch.manual_seed(seed << 32 | epoch)
+    np.random.seed((seed % 2**32, epoch))
+    if isinstance(batches, ViewLoader):
+        batches.set_epoch(epoch)
+    total = torch.zeros((), device=step.device)
+    for number, views in enumerate(batches, start=epoch * len(batches)):
+        total += step(views, at=number)
+    return total.item() / len(batches)
 
 
 def _is_evaluated(monitor: MonitorConfig, epoch: int, epochs: int) -> bool:
@@ -510,7 +571,6 @@ def _lightly_loader(config: TrainConfig, images: Store) -> DataLoader[list[Tenso
         drop_last=True,
         num_workers=workers,
         persistent_workers=workers > 0,
-        generator=torch.Generator().manual_seed(config.numerics.seed),
     )
 
 

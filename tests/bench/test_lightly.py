@@ -13,8 +13,9 @@ from PIL import Image
 
 from fastsiam.config import METHOD_CONFIGS, AugmentConfig, TrainConfig
 from fastsiam.config.evaluate import KnnConfig
+from fastsiam.config.methods import MoCoV2Config
 from fastsiam.config.recipes import RECIPES
-from fastsiam.errors import BackendError
+from fastsiam.errors import BackendError, FastSiamError
 from fastsiam.evaluate.command import evaluate_knn
 from fastsiam.interchange import load_pretrained
 from tests.bench.made import bench
@@ -82,6 +83,40 @@ def test_lightlys_method_trains_from_our_loader(data: Path, tmp_path: Path) -> N
     assert said["knn"][-1]["top1"] == found.results[0]["top1"]
     refused = bench("lightly", "--recipe", "demo", "--out", "x", "--loader", "tar", code=2)
     assert "--loader must be lightly or fastsiam" in refused.output
+
+
+def test_a_stopped_run_goes_on(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the same images, losses and weights; momentum encoder and queue are kept, too."""
+    from fastsiam.bench import lightly
+
+    demo, method = RECIPES["demo"](), MoCoV2Config(queue=32)
+    config = with_settings(
+        replace(demo, model=replace(demo.model, method=method)),
+        data=data, width=4, epochs=3, batch=8, workers=0, device="cpu", knn_every=1,
+        out=tmp_path / "whole",
+    )  # fmt: skip
+    whole = lightly.train(config, "demo")
+    config = with_settings(config, out=tmp_path / "stopped")
+    real = lightly._train_epoch
+
+    def stopped(step: Any, batches: Any, epoch: int, seed: int) -> float:
+        if epoch == 2:
+            raise KeyboardInterrupt
+        return real(step, batches, epoch, seed)
+
+    monkeypatch.setattr(lightly, "_train_epoch", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        lightly.train(config, "demo")
+    monkeypatch.undo()
+    with pytest.raises(FastSiamError, match=r"other settings \(lr: .* -> .*\): pass another --out"):
+        lightly.train(with_settings(config, lr=0.123), "demo")
+    resumed = lightly.train(config, "demo")
+    assert resumed["losses"] == whole["losses"] and len(whole["losses"]) == 3
+    assert [one["top1"] for one in resumed["knn"]] == [one["top1"] for one in whole["knn"]]
+    states = [load_pretrained(Path(one["weights"])).state for one in (whole, resumed)]
+    for name, weight in states[0].items():
+        assert torch.equal(weight, states[1][name]), name
+    assert {x.name for x in (tmp_path / "stopped").iterdir()} == {"backbone.pt", "result.json"}
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
