@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.files import explained, parsed_json
+from fastsiam.files import explained, parsed_json, require_local
 
 from .methods import METHOD_CONFIGS, SimSiamConfig
 from .recipes import CHANGES, RECIPES
@@ -104,6 +104,7 @@ def read_settings(path: Path, *, resumes: bool = False) -> Settings:
         FastSiamError: the file cannot be read.
         ValueError: it holds no settings, or one of an unknown name.
     """
+    require_local(path, reads=True)
     file = path / "config.json" if path.is_dir() else path
     if file.suffix not in _SUFFIXES:
         known = ", ".join(_SUFFIXES)

@@ -21,7 +21,14 @@ from torch import Tensor
 import fastsiam
 from fastsiam.config import TrainConfig
 from fastsiam.errors import CheckpointError, DamagedError
-from fastsiam.files import explained, parsed_json, quoted, reason, written_whole
+from fastsiam.files import (
+    explained,
+    parsed_json,
+    quoted,
+    reason,
+    require_local,
+    written_whole,
+)
 
 FORMAT = 2
 """Version of the file format; that of fastsiam 0.1 was 1."""
@@ -161,7 +168,9 @@ def locate(path: Path) -> Path:
 
     Raises:
         CheckpointError: the file does not exist, or the folder cannot be read.
+        FastSiamError: the path is an address.
     """
+    require_local(path, reads=True)
     with explained(CheckpointError, f"cannot read {path}"):
         file = last(path) if path.is_dir() else path
         there = file.is_file()

@@ -110,7 +110,10 @@ def test_an_error_is_one_line(
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("command", ["verify", "convert verify", "report /no/run", "eval knn"])
+@pytest.mark.parametrize("command", [
+    "verify", "convert verify", "report /no/run", "eval knn", "train --resume", "train --config",
+    "train --out x --data . --gpus 1 --device cpu --init",
+])  # fmt: skip
 def test_an_input_of_another_machine_is_refused(command: str) -> None:
     said = fastsiam(*command.split(), "s3://b/run", code=1).stderr
     assert said.startswith("error: cannot read s3://b/run: only data are read from other machines")
