@@ -1,46 +1,29 @@
-"""``fastsiam bench lightly``: methods built of lightly's parts, with the settings of a run.
-
-The networks have fastsiam's backbone and lightly's heads; losses, views, momentum updates and
-memory banks are lightly's, put together as in its own examples. Where lightly's heads have one
-number of layers (SimSiam's, BYOL's and SwAV's projectors) they are built with as many as the
-settings say, by its ``ProjectionHead``.
-"""
+"""``fastsiam bench lightly``: train a method of lightly's parts with the settings of a run."""
 
 from __future__ import annotations
 
-import copy
 import math
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import metadata
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from lightly import transforms
-from lightly.loss import NegativeCosineSimilarity, NTXentLoss, SwaVLoss
-from lightly.models import utils
 from lightly.models.batchnorm import SplitBatchNorm
-from lightly.models.modules import heads
-from lightly.models.modules.memory_bank import MemoryBankModule
-from lightly.transforms.multi_view_transform import MultiViewTransform
-from lightly.utils.scheduler import cosine_schedule
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
-from torchvision.transforms import v2
 
+from fastsiam.bench.lightly_methods import Step, transform_of
 from fastsiam.bench.measure import cpu_seconds
-from fastsiam.config import AugmentConfig, MonitorConfig, TrainConfig, ViewConfig
+from fastsiam.config import MonitorConfig, TrainConfig
 from fastsiam.config.train import changes_text, differences
 from fastsiam.console import Console
 from fastsiam.distributed import Place
 from fastsiam.environment import environment
-from fastsiam.errors import BackendError, DataError, FastSiamError, TrainingError
+from fastsiam.errors import DataError, FastSiamError, TrainingError
 from fastsiam.evaluate.features import collected, feature_batches
 from fastsiam.evaluate.knn import KnnResult, knn_accuracy
 from fastsiam.evaluate.subject import EvalImages
@@ -48,8 +31,6 @@ from fastsiam.files import explained, write_json, written_for_user
 from fastsiam.interchange import weight_files
 from fastsiam.interchange.export import plain_content
 from fastsiam.interchange.pretrained import Input, Pretrained
-from fastsiam.methods.optim import decaying_rate, peak_lr
-from fastsiam.model.backbones import build_backbone
 from fastsiam.model.numerics import keep_freed_memory
 from fastsiam.pipelines import ViewLoader, open_training_images
 from fastsiam.pipelines.store import Store
@@ -57,342 +38,6 @@ from fastsiam.pipelines.workers import count as count_workers
 
 _STATE = "state.pt"
 """File of an unfinished run in its folder."""
-Views = Sequence[Tensor]
-"""Views of a batch: (N, 3, S, S) each, normalised."""
-
-
-class Composed(nn.Module, ABC):
-    """A method that is put together of lightly's parts.
-
-    Args:
-        config: of the run; its method is this one.
-        steps_per_epoch: optimizer steps in an epoch.
-    """
-
-    settings: tuple[str, ...] = ()
-    """The method's settings that lightly has, beside ``dim`` and ``projector_layers``."""
-
-    def __init__(self, config: TrainConfig, *, steps_per_epoch: int) -> None:
-        super().__init__()
-        self.method: Any = config.model.method
-        self.steps_per_epoch, self.total = steps_per_epoch, config.optim.epochs * steps_per_epoch
-        self.backbone = build_backbone(config.model)
-        if bn_images := config.numerics.bn_images:
-            _split_bn(self.backbone, config.optim.batch // bn_images)
-        self._build(self.method)
-
-    @abstractmethod
-    def _build(self, method: Any) -> None:
-        """Build the heads and the loss, by the method's settings."""
-
-    @abstractmethod
-    def loss(self, views: Views, step: int) -> Tensor:
-        """Return a batch's loss at a step, from 0; update before it what has no gradient."""
-
-    def projection(self, last: nn.Module | None = None) -> heads.ProjectionHead:
-        """Build a head with BN after its hidden layers, and ``last`` behind its output."""
-        method = self.method
-        hidden = [method.projector_dim or method.dim] * (method.projector_layers - 1)
-        widths = [self.backbone.features, *hidden]
-        blocks: list[Any] = [
-            (width, to, nn.BatchNorm1d(to), nn.ReLU()) for width, to in pairwise(widths)
-        ]
-        return heads.ProjectionHead([*blocks, (widths[-1], method.dim, last, None)])
-
-
-class SimSiam(Composed):
-    """SimSiam; and FastSiam, where there are more than two views."""
-
-    settings = "projector_dim", "predictor_dim", "predictor_lr"
-
-    def _build(self, method: Any) -> None:
-        self.projector = self.projection(nn.BatchNorm1d(method.dim, affine=False))
-        self.predictor = heads.SimSiamPredictionHead(method.dim, method.predictor_dim, method.dim)
-        self.criterion = NegativeCosineSimilarity()
-
-    def loss(self, views: Views, step: int) -> Tensor:
-        """Compare each view's prediction with the mean projection of the others."""
-        z = [self.projector(self.backbone(view)) for view in views]
-        fixed = [projection.detach() for projection in z]
-        losses = []
-        for i, projection in enumerate(z):
-            others = torch.stack(fixed[:i] + fixed[i + 1 :]).mean(0)
-            losses.append(self.criterion(self.predictor(projection), others))
-        return torch.stack(losses).mean()
-
-
-class SimCLR(Composed):
-    """SimCLR."""
-
-    settings = "projector_dim", "temperature", "predictor_dim"
-
-    def _build(self, method: Any) -> None:
-        widths = self.backbone.features, method.projector_dim, method.dim
-        self.projector = heads.SimCLRProjectionHead(*widths, num_layers=method.projector_layers)
-        self.criterion = NTXentLoss(temperature=method.temperature)
-
-    def loss(self, views: Views, step: int) -> Tensor:
-        """Contrast both views of each image with all others."""
-        loss: Tensor = self.criterion(*(self.projector(self.backbone(view)) for view in views))
-        return loss
-
-
-class MoCoV2(Composed):
-    """MoCo v2, symmetrised: both views are queries, their keys are the other's.
-
-    The memory bank is asked once for both, so that no query meets the keys of its own batch in it.
-    """
-
-    settings = "projector_dim", "temperature", "queue", "encoder_momentum"
-
-    def _build(self, method: Any) -> None:
-        widths = self.backbone.features, method.projector_dim, method.dim
-        self.projector = heads.MoCoProjectionHead(*widths, num_layers=method.projector_layers)
-        self.encoder = nn.Sequential(self.backbone, self.projector)
-        self.momentum_encoder = copy.deepcopy(self.encoder)
-        utils.deactivate_requires_grad(self.momentum_encoder)
-        self.criterion = NTXentLoss(
-            temperature=method.temperature, memory_bank_size=(method.queue, method.dim)
-        )
-
-    def loss(self, views: Views, step: int) -> Tensor:
-        """Contrast each view with the other's key and the memory bank, and add keys to it."""
-        utils.update_momentum(self.encoder, self.momentum_encoder, m=self.method.encoder_momentum)
-        first, second = (self.encoder(view) for view in views)
-        keys = torch.cat([self._key(view) for view in views])
-        loss: Tensor = self.criterion(torch.cat([second, first]), keys)
-        return loss
-
-    @torch.no_grad()
-    def _key(self, view: Tensor) -> Tensor:
-        shuffled, order = utils.batch_shuffle(view)
-        keys: Tensor = utils.batch_unshuffle(self.momentum_encoder(shuffled), order)
-        return keys
-
-
-class BYOL(Composed):
-    """BYOL. Its loss is four times lightly's examples', to have the slope of its paper's.
-
-    The paper adds up 2 - 2 cos of both directions; these take the mean of their -cos. With SGD the
-    rate would not be the same.
-    """
-
-    settings = "projector_dim", "predictor_dim", "encoder_momentum", "momentum_schedule"
-
-    def _build(self, method: Any) -> None:
-        self.encoder = nn.Sequential(self.backbone, self.projection())
-        self.predictor = heads.BYOLPredictionHead(method.dim, method.predictor_dim, method.dim)
-        self.momentum_encoder = copy.deepcopy(self.encoder)
-        utils.deactivate_requires_grad(self.momentum_encoder)
-        self.criterion = NegativeCosineSimilarity()
-
-    def loss(self, views: Views, step: int) -> Tensor:
-        """Update the momentum encoder, and predict each view's target from the other."""
-        momentum = self.method.encoder_momentum
-        if self.method.momentum_schedule == "cosine":
-            momentum = cosine_schedule(step, self.total, momentum, 1.0)
-        utils.update_momentum(self.encoder, self.momentum_encoder, m=momentum)
-        first, second = (self.predictor(self.encoder(view)) for view in views)
-        with torch.no_grad():
-            first_target, second_target = (self.momentum_encoder(view) for view in views)
-        loss: Tensor = self.criterion(first, second_target) + self.criterion(second, first_target)
-        return 2 * loss
-
-
-class SwAV(Composed):
-    """SwAV: the first two views are assigned to prototypes, and predicted from all others."""
-
-    settings = (
-        *("projector_dim", "prototypes", "temperature", "epsilon", "sinkhorn_rounds"),
-        *("frozen_epochs", "queue", "queue_from", "predictor_dim"),
-    )
-
-    def _build(self, method: Any) -> None:
-        self.projector = self.projection()
-        frozen = round(method.frozen_epochs * self.steps_per_epoch)
-        self.prototypes = heads.SwaVPrototypes(
-            method.dim, method.prototypes, n_steps_frozen_prototypes=frozen
-        )
-        self.criterion = SwaVLoss(
-            temperature=method.temperature,
-            sinkhorn_iterations=method.sinkhorn_rounds,
-            sinkhorn_epsilon=method.epsilon,
-        )
-        size = method.queue, method.dim
-        banks = [MemoryBankModule(size, feature_dim_first=False) for _ in range(2)]
-        self.queues = nn.ModuleList(banks if method.queue else [])
-
-    def loss(self, views: Views, step: int) -> Tensor:
-        """Predict the assignments of two views from the others' scores."""
-        self.prototypes.normalize()
-        features = [F.normalize(self.projector(self.backbone(view)), dim=1) for view in views]
-        scores = [self.prototypes(x, step) for x in features]
-        queued = [q(x, update=True)[1] for q, x in zip(self.queues, features, strict=False)]
-        if step < self.method.queue_from * self.steps_per_epoch:
-            queued = []
-        queue_scores = [self.prototypes(x, step) for x in queued] or None
-        loss: Tensor = self.criterion(scores[:2], scores[2:], queue_scores)
-        return loss.squeeze()
-
-
-COMPOSED: dict[str, type[Composed]] = {
-    "simsiam": SimSiam,
-    "fastsiam": SimSiam,
-    "simclr": SimCLR,
-    "mocov2": MoCoV2,
-    "byol": BYOL,
-    "swav": SwAV,
-}
-"""The methods that lightly has the parts of, by name."""
-
-
-def composed(config: TrainConfig, *, steps_per_epoch: int) -> Composed:
-    """Build a run's method out of lightly's parts; seed torch before.
-
-    Raises:
-        BackendError: lightly cannot do what the settings ask for; names the setting.
-    """
-    method, optim, bn_images = config.model.method, config.optim, config.numerics.bn_images
-    if method.name not in COMPOSED:
-        raise BackendError(f"lightly's parts make {', '.join(COMPOSED)}, not {method.name}")
-    kind = COMPOSED[method.name]
-    _check_settings(f"lightly's {method.name}", method, ("dim", "projector_layers", *kind.settings))
-    if getattr(method, "projector_layers", 2) < 2:
-        raise BackendError("lightly's heads have 2 layers or more: set projector-layers")
-    if bn_images and (kind is not MoCoV2 or optim.batch % bn_images):
-        raise BackendError("bn-images is for lightly's mocov2 alone, and has to divide batch")
-    known = {one.name for one in fields(config.run)} - {"gpus", "init", "max_steps", "nodes"}
-    _check_settings("lightly's loop", config.run, known)
-    if optim.optimizer != "sgd" or optim.accumulate > 1:
-        raise BackendError("lightly's loop has SGD's steps of whole batches: leave optimizer and "
-                           "accumulate out")  # fmt: skip
-    return kind(config, steps_per_epoch=steps_per_epoch)
-
-
-def _check_settings(whose: str, settings: Any, known: Iterable[str]) -> None:
-    """Refuse settings that are changed from their default and that lightly's part does not have."""
-    usual = type(settings)()
-    for one in fields(settings):
-        value = getattr(usual, one.name)
-        if one.name not in known and getattr(settings, one.name) != value:
-            raise BackendError(f"{whose} has {one.name.replace('_', '-')} {value} alone: leave it")
-
-
-def _split_bn(network: nn.Module, splits: int) -> None:
-    """Make each BN compute statistics of separate parts of a batch."""
-    for module in list(network.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, nn.BatchNorm2d):
-                split = SplitBatchNorm(child.num_features, splits)
-                split.weight, split.bias = child.weight, child.bias
-                setattr(module, name, split)
-
-
-class Step:
-    """A method of lightly's parts and its optimizer steps: torch's SGD at the rates of a run.
-
-    Args:
-        config: of the run.
-        steps_per_epoch: optimizer steps in an epoch.
-        device: to train on.
-
-    Raises:
-        BackendError: lightly cannot do what the settings ask for; names the setting.
-    """
-
-    def __init__(self, config: TrainConfig, steps_per_epoch: int, device: torch.device) -> None:
-        # lightly's split BN cannot do channels last.
-        channels_last = config.numerics.channels_last and not config.numerics.bn_images
-        self.layout = torch.channels_last if channels_last else torch.contiguous_format
-        self.device, self._optim, self._steps_per_epoch = device, config.optim, steps_per_epoch
-        model = composed(config, steps_per_epoch=steps_per_epoch)
-        self.model = model.to(device).to(memory_format=self.layout).train()
-        has_constant_rate = getattr(config.model.method, "predictor_lr", "") == "constant"
-        decaying, constant = list[nn.Parameter](), list[nn.Parameter]()
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad:
-                is_constant = has_constant_rate and name.startswith("predictor.")
-                (constant if is_constant else decaying).append(parameter)
-        self._optimizer = torch.optim.SGD(
-            [{"params": decaying}, {"params": constant}],
-            lr=peak_lr(config.optim),
-            momentum=config.optim.momentum,
-            weight_decay=config.optim.weight_decay,
-        )
-
-    def __call__(self, views: Views, *, at: int) -> Tensor:
-        """Take step ``at``, from 0, on normalised views (N, 3, S, S); return the loss before it."""
-        rate = decaying_rate(self._optim, at, self._steps_per_epoch)
-        self._optimizer.param_groups[0]["lr"] = rate
-        moved = [
-            view.to(self.device, torch.float32, memory_format=self.layout, non_blocking=True)
-            for view in views
-        ]
-        loss: Tensor = self.model.loss(moved, at)
-        self._optimizer.zero_grad()
-        loss.backward()
-        self._optimizer.step()
-        return loss.detach()
-
-    def state(self) -> dict[str, dict[str, Any]]:
-        """Return weights, statistics, queues and momenta."""
-        return {"model": self._tensors(), "optimizer": self._optimizer.state_dict()}
-
-    def load(self, model: dict[str, Any], optimizer: dict[str, Any]) -> None:
-        """Continue from what ``state`` returned."""
-        with torch.no_grad():
-            for name, tensor in self._tensors().items():
-                tensor.copy_(model[name])
-        self._optimizer.load_state_dict(optimizer)
-
-    def _tensors(self) -> dict[str, Tensor]:
-        """Return parameters and buffers, with lightly's queues, which its state dict leaves out."""
-        return dict(self.model.named_parameters()) | dict(self.model.named_buffers())
-
-
-def transform_of(method: str, augment: AugmentConfig) -> Callable[[Any], list[Tensor]]:
-    """Return what makes an image's views, by lightly's transforms for a method.
-
-    Raises:
-        BackendError: they lack a setting.
-    """
-    views: Callable[[Any], list[Tensor]] = MultiViewTransform(
-        [_view(method, view, augment) for view in augment.views]
-    )
-    return views
-
-
-def _view(method: str, view: ViewConfig, augment: AugmentConfig) -> Callable[[Any], Tensor]:
-    """Return what makes one view; SwAV's has its crop apart, as in lightly's own."""
-    lacking = {"ratio_min", "ratio_max", "crop_of", "solarise_threshold"}
-    lacking |= {"scale_max"} if method != "swav" else set()
-    lacking |= {"solarise_p"} if method != "byol" else set()
-    known = {one.name for one in fields(view)} - lacking
-    _check_settings(f"lightly's transform for {method}", view, known)
-    settings = {
-        "cj_prob": view.jitter_p,
-        "cj_strength": 1.0,
-        "cj_bright": view.brightness,
-        "cj_contrast": view.contrast,
-        "cj_sat": view.saturation,
-        "cj_hue": view.hue,
-        "random_gray_scale": view.gray_p,
-        "gaussian_blur": view.blur_p,
-        "sigmas": (view.blur_sigma_min, view.blur_sigma_max),
-        "hf_prob": view.flip_p,
-        "normalize": {"mean": list(augment.mean), "std": list(augment.std)},
-    }
-    transform: Callable[[Any], Tensor]
-    if method == "swav":
-        crop = v2.RandomResizedCrop(view.crop, scale=(view.scale_min, view.scale_max))
-        transform = v2.Compose([crop, transforms.SwaVViewTransform(**settings)])
-        return transform
-    if method == "byol":
-        settings["solarization_prob"] = view.solarise_p
-    kinds = {"byol": transforms.BYOLView2Transform, "simsiam": transforms.SimSiamViewTransform}
-    kind = kinds.get(method, transforms.SimCLRViewTransform)
-    transform = kind(input_size=view.crop, min_scale=view.scale_min, **settings)
-    return transform
 
 
 @dataclass(frozen=True)
@@ -412,7 +57,7 @@ class _Images(Dataset[list[Tensor]]):
 def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[str, Any]:
     """Train, in float32 and not compiled; leave backbone.pt and result.json in the run's folder.
 
-    A call that is stopped goes on after its last epoch when it is repeated.
+    A run that was stopped resumes after its last whole epoch.
 
     Args:
         config: all settings; ``run.out`` is the folder.
@@ -498,7 +143,7 @@ def _train_epochs(step: Step, batches: Any, config: TrainConfig) -> dict[str, An
 
 
 def _unfinished(path: Path, config: TrainConfig, step: Step) -> dict[str, Any] | None:
-    """Return what an unfinished run kept, its weights loaded into ``step``; None if there is none.
+    """Return the state of an unfinished run, or None; its weights are loaded into ``step``.
 
     Raises:
         FastSiamError: it had other settings.
@@ -519,11 +164,12 @@ def _unfinished(path: Path, config: TrainConfig, step: Step) -> dict[str, Any] |
 def _train_epoch(step: Step, batches: Any, epoch: int, seed: int) -> float:
     """Train on all batches of an epoch, from 0; return their mean loss.
 
-    What is drawn at random depends on seed and epoch, so that a resumed run draws the same
-    (without loader processes, which go on with their own numbers).
+    Random numbers depend on seed and epoch, so that a resumed run draws the same ones; loader
+    processes, where there are any, continue with their own.
     """
+    seed %= 2**31
     torch.manual_seed(seed << 32 | epoch)
-    np.random.seed((seed % 2**32, epoch))
+    np.random.seed((seed, epoch))
     if isinstance(batches, ViewLoader):
         batches.set_epoch(epoch)
     total = torch.zeros((), device=step.device)

@@ -81,7 +81,7 @@ def lightly_step(own: Fed) -> Stepper:
 
     ``channels_last`` is as the settings say, whatever the layout of the batches.
     """
-    from fastsiam.bench.lightly import Step
+    from fastsiam.bench.lightly_methods import Step
 
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)

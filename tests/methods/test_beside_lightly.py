@@ -39,7 +39,7 @@ def config_of(name: str, **changes: Any) -> TrainConfig:
 
 def both(name: str, **changes: Any) -> tuple[Method, Any]:
     """Return our method and lightly's parts, with the same weights."""
-    from fastsiam.bench.lightly import composed
+    from fastsiam.bench.lightly_methods import composed
 
     config = config_of(name, **changes)
     torch.manual_seed(0)
