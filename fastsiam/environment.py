@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from fastsiam.kernels.cores import local_ranks
+
 if TYPE_CHECKING:
     import torch
 
@@ -97,12 +99,12 @@ def add_package_to_path() -> None:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the free memory of a device, in bytes, for all ranks that share it."""
+    """Return the memory, in bytes, that is free for this rank on its GPU, or of the host's."""
     if device.type == "cuda":
         import torch
 
         return torch.cuda.mem_get_info(device)[0]
-    return host_memory()[0]
+    return host_memory()[0] // local_ranks()
 
 
 def host_memory() -> tuple[int, int]:

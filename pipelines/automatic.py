@@ -17,7 +17,7 @@ from fastsiam.console import size
 from fastsiam.environment import LOADING_PEAK, USABLE, free_bytes
 from fastsiam.errors import BackendError
 from fastsiam.kernels import library
-from fastsiam.kernels.cores import local_ranks, own_cores
+from fastsiam.kernels.cores import own_cores
 
 from .backends import BACKENDS, BASELINE, ENGINE
 from .store import Store
@@ -114,7 +114,7 @@ def _fit(
 ) -> tuple[bool, str]:
     """Tell whether all images fit the device's memory, decoded; and say how much they take."""
     if free is None:
-        free = free_bytes(device) / (1 if device.type == "cuda" else local_ranks())
+        free = free_bytes(device)
     beside = free / 2 if model is None else model
     budget = max(0.0, min(_WHILE_LOADING * free, _BESIDE_THE_MODEL * free - beside))
     where = "the GPU" if device.type == "cuda" else "the CPU"

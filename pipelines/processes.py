@@ -21,8 +21,8 @@ from fastsiam.errors import WorkerError
 from fastsiam.kernels.cores import cores
 
 _GRACE_SECONDS = 5
-_LEFT_TO_PARENT = (signal.SIGINT, signal.SIGHUP)
-"""Signals that a terminal sends to all processes of a command."""
+_LEFT_TO_PARENT = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+"""Signals that a terminal, or SLURM before a job's time limit, sends to all of its processes."""
 _HELP = (
     "memory or /dev/shm may be full: lower --workers, or give a container more of it (docker run "
     "--shm-size=8g); start the same command again to resume"

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fastsiam.cli.options import Commands, usage_errors
-from fastsiam.config import RunConfig
 from fastsiam.config.detect import DetectConfig
 from fastsiam.config.evaluate import (
     FeaturesConfig,
@@ -98,7 +97,7 @@ def _on_ranks(
         if config.json:
             check_targets(Path(config.json))
         sys.exit(launch(sys.argv[1:], config))
-    work(run, config, distributed.start(RunConfig(gpus=config.gpus, device=config.device)))
+    work(run, config, distributed.start(config))
     distributed.finish()
 
 
@@ -129,5 +128,5 @@ def neighbours(run: Network, config: NeighboursConfig) -> None:
     with usage_errors():
         check_picture(out)
     check_precision(config.precision, config.device)
-    write_neighbours(run, config, distributed.start(RunConfig(device=config.device)), out=out)
+    write_neighbours(run, config, distributed.start(config), out=out)
     print(f"wrote {config.out}: each row an image, and the training images nearest to it")

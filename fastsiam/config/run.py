@@ -40,6 +40,16 @@ class NodesConfig(Config):
     device: Literal["auto", "cuda", "cpu"] = setting(
         "auto", "auto: the GPU if there is one, else the CPU."
     )
+    rank_timeout: float = setting(
+        120.0,
+        "Several ranks: seconds that one waits for the others, slow reading and compiling "
+        "included, before all end with an error.",
+        above=0,
+        at_most=LONGEST_WAIT,
+    )
+    numa_binding: bool = setting(
+        True, "Several GPUs: bind each process to the cores (NUMA node) of its GPU.", option=False
+    )
 
     def check(self) -> None:
         """Check number and address of the machines."""
@@ -94,21 +104,11 @@ class NodesConfig(Config):
 class RunConfig(NodesConfig):
     """Run: how it continues, what it writes and when."""
 
-    rank_timeout: float = setting(
-        120.0,
-        "Several ranks: seconds that one waits for the others, slow reading and compiling "
-        "included, before the run ends with an error.",
-        above=0,
-        at_most=LONGEST_WAIT,
-    )
     max_restarts: int = setting(
         0,
         "Several ranks: how often each machine restarts them from the last checkpoint after a "
         "rank failed, was killed or hung, or a machine was lost.",
         at_least=0,
-    )
-    numa_binding: bool = setting(
-        True, "Several GPUs: bind each process to the cores (NUMA node) of its GPU.", option=False
     )
     out: str = setting("", "Run folder. Default: runs/<time>-<recipe>.")
     init: str = setting(

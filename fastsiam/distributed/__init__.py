@@ -19,6 +19,7 @@ from .collectives import mean_across_ranks as mean_across_ranks
 from .collectives import minimum_across_ranks as minimum_across_ranks
 from .collectives import rank_and_world as rank_and_world
 from .collectives import sum_across_ranks as sum_across_ranks
+from .failures import closing_unless_lost as closing_unless_lost
 from .failures import peer_is_gone as peer_is_gone
 from .failures import peer_is_late as peer_is_late
 from .parallel import bn_group as bn_group

@@ -98,6 +98,10 @@ def _settings(config: NodesConfig, max_restarts: int) -> LaunchConfig:
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         if is_own(host):
             host = "localhost"  # torch compares names to decide which machine serves the store
+    # After a signal torch kills ranks that are still saving: by itself after 30 s, as torch 2.11
+    # always does.
+    saving = round(config.rank_timeout) + 60
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(saving))
     return LaunchConfig(
         min_nodes=config.min_nodes,
         max_nodes=config.max_nodes,

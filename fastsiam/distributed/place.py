@@ -11,13 +11,12 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from fastsiam.config import RunConfig
 from fastsiam.config.run import NodesConfig
 from fastsiam.errors import DeviceError
 
 from .cores import take_cores
 
-_TIMEOUT = timedelta(seconds=RunConfig().rank_timeout)
+_TIMEOUT = timedelta(seconds=NodesConfig().rank_timeout)
 _BEFORE_NCCL = timedelta(seconds=60)
 
 
@@ -68,7 +67,7 @@ def check_devices(config: NodesConfig) -> None:
         )
 
 
-def start(config: RunConfig) -> Place:
+def start(config: NodesConfig) -> Place:
     """Choose this process's device and cores; with several ranks, initialise the process group.
 
     Raises:

@@ -67,6 +67,8 @@ def slurm_script(
     several = config.run.max_nodes > 1
     words = [sys.executable, "-m", "fastsiam", "train", *_arguments(recipe, config, job, resumed)]
     command = shlex.join(words) + ' --out "$out"'
+    if config.run.resume == "never":
+        command += " ${SLURM_RESTART_COUNT:+--resume auto}"  # of a job that was requeued
     if job.seeds:
         command += ' --seed "$SLURM_ARRAY_TASK_ID"'
     if several:

@@ -87,7 +87,7 @@ class RecordFiles:
             except Exception:  # a damaged file makes the unpickler raise anything
                 self.console.warn(f"{self._state} is damaged: starting over")
         step = torch.tensor([saved["step"] if saved.get("same") == self._same else 0])
-        if int(minimum_across_ranks(step.to(self._place.device))):
+        if int(minimum_across_ranks(step)):
             self._training, self.results = saved, saved["results"]
 
     def take_state(self) -> dict[str, Any] | None:

@@ -204,7 +204,7 @@ def _train(
     _on_all_ranks(True, place)  # all have read the list of images before rank 0 rewrites it
     bad = _bad_images(resolved, folder)
     loader = _loader(resolved, bad)
-    with contextlib.closing(loader):
+    with distributed.closing_unless_lost(loader):
         if place.is_leader:
             _introduce(console, resolved, loader, folder.path)
             if resolved.damaged:
@@ -430,4 +430,4 @@ def _on_all_ranks(true_here: bool, place: Place) -> bool:
     """Return whether a condition is true on all ranks; every rank must call it."""
     if place.world == 1:
         return true_here
-    return bool(minimum_across_ranks(torch.tensor(float(true_here), device=place.device)))
+    return bool(minimum_across_ranks(torch.tensor(float(true_here))))

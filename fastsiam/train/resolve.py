@@ -12,7 +12,6 @@ from fastsiam.config import Compile, TrainConfig
 from fastsiam.distributed import Place, from_leader, minimum_across_ranks
 from fastsiam.environment import free_bytes
 from fastsiam.errors import CheckpointError
-from fastsiam.kernels.cores import local_ranks
 from fastsiam.methods.optim import peak_lr
 from fastsiam.model.numerics import autocast_type
 from fastsiam.pipelines import Store
@@ -143,9 +142,7 @@ def with_pipeline(
     """
     if store is None or config.data.pipeline != "auto":
         return config, ""
-    free = torch.tensor(float(free_bytes(place.device)), dtype=torch.float64, device=place.device)
-    if place.device.type == "cpu":
-        free /= local_ranks()
+    free = torch.tensor(float(free_bytes(place.device)), dtype=torch.float64)  # on the host: gloo
     free = minimum_across_ranks(free)
     name = line = ""
     if place.is_leader:

@@ -53,7 +53,7 @@ def start_of(config: TrainConfig, run: Path, place: Place) -> tuple[TrainConfig,
     Raises:
         CheckpointError: the run cannot be resumed, or not with these settings.
     """
-    found, folder, damaged = _starting_point(config, run, place)
+    found, folder, damaged = _starting_point(config, run)
     began_with = None if found is None else found.config
     config = with_resolved_precision(config, place.device, began_with=began_with)
     branches = folder is not None and folder.resolve() != run.resolve()
@@ -140,9 +140,7 @@ def _branched(found: Checkpoint, start: Checkpoint, config: TrainConfig) -> tupl
     return replace(start, branch=branch), said
 
 
-def _starting_point(
-    config: TrainConfig, run: Path, place: Place
-) -> tuple[Checkpoint | None, Path | None, str]:
+def _starting_point(config: TrainConfig, run: Path) -> tuple[Checkpoint | None, Path | None, str]:
     """Find the checkpoint that ``--resume`` asks for, which must be the same on every rank.
 
     A branch that already has a checkpoint resumes from that one, so that the same command can be
@@ -176,7 +174,7 @@ def _starting_point(
                 f"{path}; pass --resume {quoted(run)} to resume that run, or choose another --out "
                 "for a new branch"
             )
-    steps = torch.tensor([-1 if start is None else start.step], device=place.device)
+    steps = torch.tensor([-1 if start is None else start.step])
     if distributed.gather(steps).unique().numel() > 1:
         raise CheckpointError(
             f"the ranks find different checkpoints in {run}; put it on a disk that all machines "

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from fastsiam import cli
 from fastsiam.config import TrainConfig
-from fastsiam.distributed import peer_is_gone, peer_is_late
+from fastsiam.distributed import closing_unless_lost, peer_is_gone, peer_is_late
 from fastsiam.distributed.launch import _exit_code
 from fastsiam.errors import RANK_LOST
 from tests.configs import flags, with_settings
@@ -120,6 +120,19 @@ def test_errors_that_come_from_no_exchange_are_nobodys_else(
     assert peer_is_late(late) and not peer_is_gone(late)
     monkeypatch.delenv("LOCAL_RANK")
     assert not peer_is_late(late)
+
+
+def test_what_a_lost_rank_may_block_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Freeing a GPU's memory waits for its kernels, and those of NCCL for the other rank."""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    for text, closes in (("gloo: connection closed by peer", 0), ("out of memory", 1)):
+        used = Mock()
+        with pytest.raises(RuntimeError, match=text), closing_unless_lost(used):
+            raise RuntimeError(text)
+        assert used.close.call_count == closes
+    with closing_unless_lost(used := Mock()):
+        used.close.assert_not_called()
+    used.close.assert_called_once()
 
 
 @pytest.mark.parametrize(

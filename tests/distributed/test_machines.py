@@ -24,7 +24,7 @@ import pytest
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.run import NodesConfig
-from fastsiam.distributed.launch import address_towards, interface_of, is_own
+from fastsiam.distributed.launch import _settings, address_towards, interface_of, is_own
 from fastsiam.errors import RANK_LOST
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT
@@ -243,6 +243,15 @@ def test_addresses_of_this_machine() -> None:
     assert interface_of("127.0.0.1") == "lo" and interface_of("192.0.2.1") == ""
     assert is_own("localhost") and is_own(socket.gethostname())
     assert not is_own("192.0.2.1") and not is_own("nowhere.invalid")  # RFC 5737, RFC 2606
+
+
+def test_ranks_have_time_to_save_after_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch kills them after 30 seconds otherwise, and the slowest disks take longer."""
+    monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
+    settings = _settings(NodesConfig(rank_timeout=100), 0)
+    assert settings.shutdown_timeout == 160
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "5")
+    assert _settings(NodesConfig(), 0).shutdown_timeout == 5
 
 
 def test_where_how_many_machines_meet() -> None:

@@ -194,6 +194,14 @@ def test_machines_meet_on_the_first_and_each_seed_has_its_folder(
     assert "--out runs/r50-7\n" in ran(script, tmp_path)[1]
 
 
+def test_a_requeued_job_resumes_its_own_run(small: TrainConfig, tmp_path: Path) -> None:
+    """Which ``--resume never`` would refuse."""
+    script = slurm_script("imagenet", with_settings(small, resume="never"), SlurmConfig())
+    first, again = (ran(script, tmp_path, **x)[1] for x in ({}, {"SLURM_RESTART_COUNT": "1"}))
+    assert "--resume never" in first and "--resume auto" not in first
+    assert again.index("--resume never") < again.index("--resume auto")
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [

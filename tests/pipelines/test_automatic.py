@@ -133,7 +133,7 @@ def test_memory_within_a_containers_limits(
 
 def test_a_machines_ranks_share_its_memory(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(images, "train")
-    monkeypatch.setattr(module, "free_bytes", lambda device: 24 * EACH / 0.4 * 1.5)
+    monkeypatch.setattr(environment, "host_memory", lambda: (int(24 * EACH / 0.4 * 1.5), 0))
     for ranks, fits in (("1", True), ("2", False)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
         assert (choose_pipeline(store, device=CPU).name == "memory") == fits

@@ -65,6 +65,19 @@ def test_workers_end_with_their_parent(tmp_path: Path) -> None:
             time.sleep(0.01)
 
 
+def _signalled(number: int) -> int:
+    os.kill(os.getpid(), number)
+    return number
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_workers_leave_signals_of_a_whole_job_to_their_parent(forks: bool) -> None:
+    """A terminal sends SIGINT and SIGHUP to all processes of a command, SLURM SIGUSR1."""
+    numbers = [signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]
+    with forked(1, _signalled, forks=forks) as run:
+        assert list(run(numbers)) == numbers
+
+
 def _die(number: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 

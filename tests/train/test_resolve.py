@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import EvalConfig
+from fastsiam.distributed import Place
 from fastsiam.evaluate.subject import open_subject
 from fastsiam.report.run import write_report
 from fastsiam.run import checkpoint as checkpoints
+from fastsiam.train.command import _on_all_ranks
 from tests.configs import flags, with_settings
 from tests.pipelines.cases import readable
 from tests.processes import fastsiam
@@ -66,3 +69,9 @@ def test_the_leader_chooses_for_all_ranks(ranks: Any) -> None:
     (first, line, free), (second, none, _) = ranks("pipelines", 2)
     assert first == second == "ffcv" and (line, none) == ("pipeline ffcv: of rank 0", "")
     assert free == 1000
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a tensor may be made on this GPU")
+def test_what_concerns_the_hosts_is_not_exchanged_by_nccl() -> None:
+    """It would wait on the GPU for a rank that has failed, where gloo fails at once."""
+    assert _on_all_ranks(True, Place(rank=0, world=2, device=torch.device("cuda")))
