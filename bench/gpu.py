@@ -124,9 +124,10 @@ def stages(config: GpuConfig, *, gpu_bytes: float, device: str = "cpu") -> list[
         bench("machine", 25, "machine", repeats=3),
         bench("step-512", 100, "step", **step, variants="default,eager"),
         bench("train", 220, "train", **load, images=8192, pipelines=pipelines),
-        _tests("tests", 190, files, "gpu and not dali and not ffcv", min(14, fitting)),
+        _tests("tests", 190, files, "gpu and not (dali or ffcv or alone)", min(14, fitting)),
         bench("photometric-512", 20, "photometric", **step),
-        _tests("tests-loaders", 65, files, "gpu and (dali or ffcv)", min(6, fitting)),
+        _tests("tests-loaders", 65, files, "gpu and not alone and (dali or ffcv)", min(6, fitting)),
+        _tests("tests-alone", 30, files, "gpu and alone", 1),
         bench("loader", 80, "loader", **load, images=4096, pipelines=pipelines),
         bench("step-authors", 70, "step", **step_float32, variants=AUTHORS),
         bench("profile", 80, "profile", **own_data, recipe="imagenet", batch=512, steps=20,
@@ -142,7 +143,7 @@ def stages(config: GpuConfig, *, gpu_bytes: float, device: str = "cpu") -> list[
         Stage("info", 30, ("-m", "fastsiam", "info")),
     ]  # fmt: skip
     missing = set() if "dali" in loaders else {"jpeg-engine"}
-    missing |= set() if files else {"tests", "tests-loaders"}
+    missing |= set() if files else {"tests", "tests-loaders", "tests-alone"}
     found = [stage for stage in found if stage.name not in missing]
     small = "--recipe demo --epochs 2 --max-steps 4 --log-every 2 --knn-every 0"
     run = "--recipe cifar10 --knn-every 25" if gpu else small

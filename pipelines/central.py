@@ -23,8 +23,8 @@ from .workers import close_at_exit
 log = logging.getLogger(__name__)
 
 MakeCrops = Callable[[Sequence[NDArray[np.int64]]], Generator[Tensor]]
-"""Yields the crops of batches of positions in the data set: (N, S, S, 3) uint8, on the device or in
-host memory. The next batch may overwrite them. It raises a DataError if an image cannot be read or
+"""Yields the crops of batches of positions in the data set: (N, S, S, 3) uint8, on the device. The
+next batch may overwrite them. It raises a DataError if an image cannot be read or
 decoded. Its threads end with the generator."""
 
 _KEEP_BYTES = 2**29
@@ -108,9 +108,8 @@ class CentralCrops:
         batches = self._made()
         close_at_exit(batches)
         for index, made in batches:
-            crops = made.to(self._device, non_blocking=True)
+            crops = made.clone() if self._keep else made  # the next may overwrite it
             if self._keep:
-                crops = crops.clone() if crops is made else crops  # the next may overwrite it
                 kept.append(crops)
             yield index, crops
         self._kept = kept

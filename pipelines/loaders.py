@@ -169,6 +169,10 @@ class CropLoader(StoreLoader):
     """Base class of loaders whose photometric stage comes after them, where the model runs."""
 
     def __init__(self, spec: LoaderSpec) -> None:
+        if spec.device.type == "cuda":
+            from fastsiam.views.photometric import cuda
+
+            cuda.check_compiler()
         super().__init__(spec)
         self._crop_transform = spec.crop_transform
 

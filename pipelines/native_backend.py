@@ -74,7 +74,9 @@ class NativeLoader(CropLoader):
         if not self._slots:
             # One for each batch in progress, and one for the caller's on a CPU; a GPU has its own.
             count = batches_ahead(self._prefetch) + (1 if self._device.type == "cuda" else 2)
-            self._slots = [_Slot(self._shapes, self._device) for _ in range(count)]
+            self._slots = [
+                _Slot(self._shapes, self._device, copy_stream(self._device)) for _ in range(count)
+            ]
         return self._made(epoch, skip, finished=False)
 
     def _made(self, epoch: int, skip: int, *, finished: bool) -> Generator[Augmented]:
@@ -125,13 +127,17 @@ class NativeLoader(CropLoader):
 class _Slot:
     """Host memory for the crops of a batch, and the stream that copies them to a GPU."""
 
-    def __init__(self, shapes: Sequence[tuple[int, ...]], device: torch.device) -> None:
-        self._device, pinned = device, device.type == "cuda"
+    def __init__(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        device: torch.device,
+        stream: torch.cuda.Stream | None,
+    ) -> None:
+        self._device, self.stream, pinned = device, stream, device.type == "cuda"
         with current_gpu(device):
             self.crops: Crops = tuple(
                 torch.empty(shape, dtype=torch.uint8, pin_memory=pinned) for shape in shapes
             )
-            self.stream = torch.cuda.Stream(device) if pinned else None
 
     def copied(self) -> OnDevice:
         """Start copying the crops to the device."""
@@ -145,6 +151,14 @@ class _Slot:
         """Wait until no copy reads the memory."""
         if self.stream is not None:
             self.stream.synchronize()
+
+
+def copy_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """Return a new stream for copies to a GPU; None for the CPU."""
+    if device.type != "cuda":
+        return None
+    with current_gpu(device):
+        return torch.cuda.Stream(device)
 
 
 def take_over(tensors: Iterable[Tensor], copied: torch.cuda.Event | None) -> None:
@@ -184,9 +198,10 @@ def central_crops(
         device: device of the crops.
     """
     engine = Engine(store, workers=data.workers)
+    stream = copy_stream(device)  # one: the allocator keeps freed memory for each stream
 
     def submit(_: int, index: NDArray[np.int64], images: Images) -> Submitted[OnDevice]:
-        slot = _Slot([(1, len(index), side, side, 3)], device)
+        slot = _Slot([(1, len(index), side, side, 3)], device, stream)
         cuts = cut_centres(images.size, resize=resize, side=side)
         return engine.submit(index, images, [cuts], crops=slot.crops), slot.copied
 

@@ -48,8 +48,9 @@ from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import EvalLoader, Loader
 
 _KNN_BATCH = {"cuda": 1024, "cpu": 256}
-"""Batch size of the kNN monitor. It only runs the forward pass, so a GPU has memory for larger
-batches than in training, and larger batches need fewer kernel launches."""
+"""Largest batch of the kNN monitor: on a GPU larger ones need fewer kernel launches."""
+_FORWARD_ONLY = 8
+"""How many times as many images fit into a GPU's memory without the activations for gradients."""
 
 
 def preflight(config: TrainConfig, *, world: int) -> None:
@@ -374,7 +375,7 @@ def _monitor(
         data=config.data,
         augment=config.augment,
         resize=config.eval_resize,
-        batch=_KNN_BATCH[place.device.type],
+        batch=_knn_batch(config, place),
         place=place,
     )
     loaders, reason = None, "another rank cannot read its images"
@@ -408,6 +409,15 @@ def _monitor(
         return found[0]
 
     return evaluate
+
+
+def _knn_batch(config: TrainConfig, place: Place) -> int:
+    """Return how many images the kNN monitor takes at once: what training has memory for."""
+    most = _KNN_BATCH[place.device.type]
+    if place.device.type == "cpu":
+        return most
+    views = len(config.augment.views) * config.optim.batch
+    return min(most, _FORWARD_ONLY * views // (place.world * config.optim.accumulate))
 
 
 def _refuse_other_settings(config: TrainConfig) -> None:

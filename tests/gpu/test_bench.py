@@ -19,13 +19,11 @@ def test_every_way_to_take_a_step(tmp_path: Path) -> None:
     data = write_images(tmp_path / "data" / "train", classes=2, each=12, side=40)
     config = BenchConfig(
         data=str(data.parent), images=24, recipe="demo", batch=8, workers=1, repeats=1,
-        device="cuda",
+        device="cuda", variants=("nchw", "recompute", "cuda-graphs", "authors"),
     )  # fmt: skip
     with session(config) as own:
         records = {one.name: one for one in CASES["step"].measure(own)}
-    wanted = {"default", "eager", "fp32", "fp16", "nchw", "recompute"}
-    wanted |= {"cuda-graphs", "plain", "plain-bf16", "plain-compiled", "authors"}
-    assert wanted <= set(records)
+    assert {"nchw", "recompute", "cuda-graphs", "authors"} <= set(records)
     for one in records.values():
         assert one.facts["apart"] and one.facts["peak_gpu_bytes"] > 0 and one.ratio
     assert records["cuda-graphs"].config["step"]["cuda_graphs"]

@@ -32,6 +32,7 @@ def test_crops_of_the_gpu_are_near_pils(real_images: Path, loaders: Loaders) -> 
     assert (gap[:, :, 4:-4, 4:-4] > 4).mean() < 0.01
 
 
+@pytest.mark.alone
 def test_memory_of_the_gpu_does_not_grow(tmp_path: Path, loaders: Loaders) -> None:
     root = write_images(tmp_path, each=16, side=320)
     before = torch.cuda.mem_get_info()[0]

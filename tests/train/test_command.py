@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from fastsiam.config import TrainConfig
+from fastsiam.distributed import Place
 from fastsiam.errors import CheckpointError, FastSiamError
 from fastsiam.interchange import load_pretrained
-from fastsiam.train.command import preflight
+from fastsiam.train.command import _knn_batch, preflight
 from tests.configs import flags, with_settings
 from tests.conftest import write_images
 from tests.processes import fastsiam
@@ -111,3 +112,13 @@ def test_nobody_restarts_a_run_of_one_process(
 ) -> None:
     trained(small, max_restarts=1, max_steps=1)
     assert "warning: --max-restarts restarts several ranks, not" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("batch", "parts", "most"), [(512, 1, 1024), (32, 1, 256), (32, 4, 64)])
+def test_the_monitor_takes_what_training_has_memory_for(
+    batch: int, parts: int, most: int, small: TrainConfig
+) -> None:
+    """On a GPU; two ranks share the batch of two views."""
+    config = with_settings(small, batch=batch, accumulate=parts)
+    assert _knn_batch(config, Place(rank=0, world=2, device=torch.device("cuda"))) == most
+    assert _knn_batch(config, Place(rank=0, world=2, device=torch.device("cpu"))) == 256

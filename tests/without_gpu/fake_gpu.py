@@ -236,6 +236,8 @@ def _apply(module: nn.Module, change: Any, recurse: bool = True) -> nn.Module:
 class TritonDriver:
     """Stands for Triton's driver, so that kernels are compiled for an H200."""
 
+    utils = None
+
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget
 

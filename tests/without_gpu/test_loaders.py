@@ -8,19 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, PropertyMock, patch
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from fastsiam.config import AugmentConfig, DataConfig
+from fastsiam.errors import BackendError
 from fastsiam.pipelines import build_eval_loader, build_loader, engine
 from fastsiam.views.batch import Batch
 from tests.pipelines.cases import readable
 from tests.views.cases import UNEQUAL
 
 from .conftest import Launch
-from .fake_gpu import Gpu
+from .fake_gpu import Gpu, TritonDriver
 
 pytest.importorskip("triton")  # comes with torch where there can be a CUDA GPU
 
@@ -96,8 +98,23 @@ def test_torch_pins_memory_on_the_loaders_gpu(
     loader.close()
 
 
-def test_central_crops(images: Path, gpu: Gpu) -> None:
-    """The second pass comes from what was kept, and goes the same way."""
+def test_a_missing_compiler_is_one_line(images: Path, gpu: Gpu) -> None:
+    """Triton compiles C code before its first kernel; a later failure would end a run."""
+    data = DataConfig(data=str(images / "train"), pipeline="native", workers=0)
+    failing = PropertyMock(side_effect=RuntimeError("Failed to find C compiler."))
+    words = r"\(Failed to find C compiler\.\): install a C compiler .*, or pass --pipeline torch"
+    refused = pytest.raises(BackendError, match=words)
+    with patch.object(TritonDriver, "utils", failing), refused:
+        build_loader(data, AugmentConfig.alike(crop=16), batch=4, device="cuda")
+
+
+def test_central_crops(images: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second pass comes from what was kept, and goes the same way.
+
+    All copies are on one stream: the allocator keeps freed memory for each.
+    """
+    streams = Mock(side_effect=torch.cuda.Stream)
+    monkeypatch.setattr(torch.cuda, "Stream", streams)
     data = DataConfig(data=str(images / "train"), pipeline="native", workers=0)
     loader = build_eval_loader(
         data, "train", AugmentConfig.alike(crop=16), resize=20, batch=8, device="cuda",
@@ -111,3 +128,4 @@ def test_central_crops(images: Path, gpu: Gpu) -> None:
             assert batch.image.is_contiguous(memory_format=torch.channels_last)
             for tensor in (batch.image, batch.label, batch.index):
                 assert tensor.is_cuda and len(tensor) == 8
+    streams.assert_called_once()

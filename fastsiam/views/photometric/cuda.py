@@ -34,7 +34,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastsiam.config import AugmentConfig
-from fastsiam.files import require_own
+from fastsiam.errors import BackendError
+from fastsiam.files import require_own, why
 from fastsiam.views.batch import to_device
 from fastsiam.views.draws import CONTRAST, HUE
 
@@ -83,6 +84,21 @@ def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch
 
 photometric = partial(side_by_side, _finish)
 """Function that applies the augmentations; see ``fastsiam.views.photometric.photometric``."""
+
+
+def check_compiler() -> None:
+    """Check that Triton can compile the C code that starts its kernels.
+
+    Raises:
+        BackendError: it cannot; the message says what to install.
+    """
+    try:
+        _ = triton.runtime.driver.active.utils
+    except Exception as error:  # a missing compiler, missing headers, a damaged cache
+        raise BackendError(
+            f"Triton cannot start its kernels ({why(error)}): install a C compiler and Python's "
+            "headers (apt-get install gcc python3-dev), or pass --pipeline torchvision"
+        ) from error
 
 
 def _change_colours(
