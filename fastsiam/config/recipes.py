@@ -27,11 +27,12 @@ _RELATED = _IMAGENET | {
     "batch": 4096, "optimizer": "lars", "weight_decay": 1e-6, "warmup_epochs": 10.0,
     "scale_min": 0.08, "zero_init_residual": False,
 }  # fmt: skip
-"""What SimCLR, BYOL and SwAV have in common on ImageNet; of SimCLR alone the residual differs."""
+"""What SimCLR, BYOL and SwAV have in common on ImageNet; SwAV's residual blocks alone begin so."""
 _STRONG: _Changes = {"brightness": 0.8, "contrast": 0.8, "saturation": 0.8, "hue": 0.2}
 """SimCLR's jitter at strength 1, which SwAV takes over."""
 _BYOL = _RELATED | {
     "method": "byol", "lr": 0.45, "saturation": 0.2, "blur_p": "1.0,0.1", "solarise_p": "0.0,0.2",
+    "zero_init_residual": True,
 }  # fmt: skip
 _SWAV = _RELATED | _STRONG | {
     "method": "swav", "lr": 0.3, "lars_all": True, "warmup_from": 0.0625, "lr_end": 0.001,

@@ -47,9 +47,6 @@ class NodesConfig(Config):
         above=0,
         at_most=LONGEST_WAIT,
     )
-    numa_binding: bool = setting(
-        True, "Several GPUs: bind each process to the cores (NUMA node) of its GPU.", option=False
-    )
 
     def check(self) -> None:
         """Check number and address of the machines."""
@@ -109,6 +106,9 @@ class RunConfig(NodesConfig):
         "Several ranks: how often each machine restarts them from the last checkpoint after a "
         "rank failed, was killed or hung, or a machine was lost.",
         at_least=0,
+    )
+    numa_binding: bool = setting(
+        True, "Several GPUs: bind each process to the cores (NUMA node) of its GPU.", option=False
     )
     out: str = setting("", "Run folder. Default: runs/<time>-<recipe>.")
     init: str = setting(

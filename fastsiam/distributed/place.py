@@ -67,8 +67,12 @@ def check_devices(config: NodesConfig) -> None:
         )
 
 
-def start(config: NodesConfig) -> Place:
+def start(config: NodesConfig, *, numa_binding: bool = True) -> Place:
     """Choose this process's device and cores; with several ranks, initialise the process group.
+
+    Args:
+        config: of the ranks.
+        numa_binding: whether a process of several with GPUs takes the cores of its GPU's NUMA node.
 
     Raises:
         DeviceError: the requested devices do not exist.
@@ -87,7 +91,7 @@ def start(config: NodesConfig) -> Place:
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
-    take_cores(device, beside_gpu=config.numa_binding)
+    take_cores(device, beside_gpu=numa_binding)
     place = Place(rank, world, device, timedelta(seconds=config.rank_timeout))
     if world > 1 and not dist.is_initialized():
         meet(place)

@@ -168,7 +168,7 @@ def train_on_ranks(config: TrainConfig, recipe: str, arguments: Sequence[str]) -
 
 def train_here(config: TrainConfig, recipe: str) -> Path:
     """Train as one rank, in this process; return the run's folder."""
-    place = distributed.start(config.run)
+    place = distributed.start(config.run, numa_binding=config.run.numa_binding)
     console = Console(quiet=not place.is_leader)
     if (restarts := os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) != "0":
         of = os.environ.get("TORCHELASTIC_MAX_RESTARTS")

@@ -93,7 +93,7 @@ def described(config: TrainConfig) -> list[tuple[float, ...]]:
 
 @pytest.mark.parametrize("name", IMAGENET)
 def test_the_recipe_of_each_is_its_papers(name: str) -> None:
-    """MoCo's BN is of 32 images; residual blocks start as the identity in SimCLR's code alone."""
+    """MoCo's BN is of 32 images; residual blocks start as the identity in SimCLR's and BYOL's."""
     config, (settings, rates, views, method) = RECIPES[name](), IMAGENET[name]
     optim, numerics = config.optim, config.numerics
     kind = optim.optimizer + (", all" if optim.lars_all else "")
@@ -104,7 +104,7 @@ def test_the_recipe_of_each_is_its_papers(name: str) -> None:
     assert (optim.momentum, optim.lars_trust) == (0.9, 0.001)
     assert described(config) == views
     assert (config.model.backbone, config.model.method) == ("resnet50", method)
-    assert config.model.zero_init_residual == (name == "simclr")
+    assert config.model.zero_init_residual == name.startswith(("simclr", "byol"))
     assert (numerics.sync_bn, numerics.bn_images) == ((True, 0), (False, 32))[name == "mocov2"]
     assert (config.monitor.knn_every, config.monitor.knn_first) == (10, False)
 

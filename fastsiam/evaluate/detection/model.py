@@ -117,7 +117,7 @@ def build_detector(
     else:
         whole = _fpn(backbone, classes, masks, config.rois)
         parts = whole.backbone, whole.rpn, whole.roi_heads
-    _initialise(parts[1].head, parts[2].box_predictor)
+    _initialise(parts[1].head, parts[2].box_predictor, parts[2].mask_predictor)
     transform = _Normalisation(mean, std, 1 if is_c4 else 32)
     return Detector(*parts, transform=transform, dtype=dtype)
 
@@ -155,15 +155,22 @@ class _BoxFeatures(nn.Module):
 
 
 class _Anchors(AnchorGenerator):  # type: ignore[misc]
-    """Anchors at the centres of the features' cells, as detectron2 has them.
+    """Anchors at the features' cells, as detectron2 has them: around their upper left corners.
 
     torchvision takes the side of the image, divided by that of the features and rounded down, for
-    the stride, which is less than the stride for a side that it does not divide.
+    the stride, which is less than the stride for a side that it does not divide. It also rounds the
+    sides of the anchors.
     """
 
     def __init__(self, stride: int) -> None:
         super().__init__((_SIZES,), (_RATIOS,))
         self._stride = stride
+
+    def generate_anchors(self, scales: Any, aspect_ratios: Any, **kind: Any) -> Tensor:
+        """Return (ratios * scales, 4) corners of the anchors around a point."""
+        ratio = torch.tensor(aspect_ratios, **kind)[:, None, None].sqrt()
+        sides = torch.tensor(scales, **kind)[:, None] * torch.cat([1 / ratio, ratio], -1)
+        return (torch.cat([-sides, sides], -1) / 2).flatten(0, 1)
 
     def grid_anchors(self, grid_sizes: Any, strides: Any) -> Any:
         return super().grid_anchors(grid_sizes, [(self._stride, self._stride)])
@@ -245,8 +252,12 @@ def _fpn(backbone: ResNet, classes: int, masks: bool, rois: int) -> Any:
     )
 
 
-def _initialise(rpn_head: nn.Module, predictor: Any) -> None:
+def _initialise(rpn_head: nn.Module, predictor: Any, mask_predictor: Any) -> None:
     """Draw the first weights as detectron2 does."""
+    if mask_predictor is not None:
+        nn.init.normal_(mask_predictor.mask_fcn_logits.weight, std=0.001)
+        for layer in (mask_predictor.conv5_mask, mask_predictor.mask_fcn_logits):
+            nn.init.zeros_(layer.bias)
     for module in rpn_head.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.normal_(module.weight, std=0.01)

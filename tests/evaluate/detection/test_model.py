@@ -15,6 +15,7 @@ from fastsiam.evaluate.detection.model import build_detector
 from tests.evaluate.detection.tiny import tiny
 
 MEAN = (0.5, 0.5, 0.5)
+SIDES = (32, 64, 128, 256, 512)
 
 
 def images() -> list[Tensor]:
@@ -94,15 +95,18 @@ def test_c4_is_the_third_stage_for_proposals_and_the_fourth_for_boxes() -> None:
 @pytest.mark.parametrize(("stem", "stride"), [("imagenet", 16), ("cifar", 4)])
 @pytest.mark.parametrize("width", [96, 107])
 def test_anchors_are_a_stride_apart(stem: str, stride: int, width: int) -> None:
-    """Also on images of sides that the stride does not divide."""
+    """Also on images of sides that the stride does not divide. Their own sides are not rounded."""
     model = tiny(stem=stem)
     images = ImageList(torch.zeros(1, 3, 64, width), [(64, width)])
     features = model.backbone(images.tensors)["0"]
     (anchors,) = model.rpn.anchor_generator(images, [features])
     rows, columns = features.shape[2:]
     centres = (anchors[:, :2] + anchors[:, 2:]).view(rows, columns, 15, 2) / 2
-    assert (centres[..., 0] == stride * torch.arange(columns).view(1, -1, 1)).all()
-    assert (centres[..., 1] == stride * torch.arange(rows).view(-1, 1, 1)).all()
+    far = [(centres[..., 0] - stride * torch.arange(columns).view(1, -1, 1)),
+           (centres[..., 1] - stride * torch.arange(rows).view(-1, 1, 1))]  # fmt: skip
+    assert max(x.abs().max() for x in far) < 1e-4
+    sides = [(s * 2 ** (-r / 2), s * 2 ** (r / 2)) for r in (-1, 0, 1) for s in SIDES]
+    assert torch.allclose((anchors[:, 2:] - anchors[:, :2])[:15], torch.tensor(sides))
 
 
 def test_aligned_cuts_have_no_half_pixel_shift() -> None:
@@ -113,6 +117,12 @@ def test_aligned_cuts_have_no_half_pixel_shift() -> None:
     cut = model.roi_heads.box_roi_pool({"0": ramp}, [box], [])
     centres = 2 + (torch.arange(14) + 0.5) * 3.5 / 14 - 0.5
     assert torch.allclose(cut[0, 0, 7], centres, atol=1e-5)
+
+
+def test_masks_begin_as_detectron2s() -> None:
+    predictor = tiny(masks=True).roi_heads.mask_predictor
+    assert predictor.mask_fcn_logits.weight.std().item() == pytest.approx(0.001, rel=0.2)
+    assert not predictor.mask_fcn_logits.bias.any() and not predictor.conv5_mask.bias.any()
 
 
 def test_other_networks_are_refused() -> None:
