@@ -59,10 +59,10 @@ def written_whole(path: Path, *, by_many: bool = False) -> Iterator[Path]:
     Raises:
         OSError: the folder cannot be written, or the disk is full.
     """
-    path = Path(os.path.realpath(path))  # replace the target, not the link
     if path.exists() and not path.is_file() and not path.is_dir():
-        yield path
+        yield path  # not its real path: a pipe behind /dev/stdout has none
         return
+    path = Path(os.path.realpath(path))  # replace the target, not the link
     own = f".{secrets.token_hex(4)}" if by_many else ""
     temporary = path.with_name(f"{path.name}{own}.tmp")
     try:

@@ -109,14 +109,16 @@ def build_loader(
         BackendError: the pipeline's package is missing.
         DataError: the data cannot be read, or holds fewer images than a batch.
         ValueError: the batch cannot be shared equally among the ranks, ``rank`` is not one of them,
-            ``chosen`` is not ascending, or the pipeline has no crops that ``crop_transform`` could
-            change.
+            ``chosen`` is not ascending, ``dtype`` is not a floating type of two bytes or more, or
+            the pipeline has no crops that ``crop_transform`` could change.
     """
     import torch
 
     from .loaders import LoaderSpec
 
     augment, dtype = augment or AugmentConfig(), dtype or torch.float32
+    if not dtype.is_floating_point or dtype.itemsize == 1:
+        raise ValueError(f"views are of a floating type of two bytes or more, not {dtype}")
     device = _with_index(device)
     chosen = None if chosen is None else np.asarray(chosen)
     if data.loads_images:

@@ -89,7 +89,7 @@ class ViewLoader:
         }
         self._rank, self._world, self._transform = rank, world, transform
         self._next = self._position = 0, 0
-        self._known = ""
+        self._known, self._among_several = "", False
         self._loader: Loader | None = None
 
     def __repr__(self) -> str:
@@ -128,9 +128,8 @@ class ViewLoader:
 
         Where bad images are replaced, those that this rank found are part of it.
         """
-        (epoch, step), bad = self._position, getattr(self._opened(), "bad", None)
-        known = "" if bad is None else format_list(bad.list())
-        return {"epoch": epoch, "step": step, "bad": known, **self._identity()}
+        identity, (epoch, step) = self._identity(), self._position
+        return {"epoch": epoch, "step": step, "bad": self._bad_images(), **identity}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after the batch of a state, on any number of ranks.
@@ -170,6 +169,7 @@ class ViewLoader:
         """End threads and processes and free memory; the next iteration opens the images again."""
         self._leave_inherited()
         if self._loader is not None:
+            self._known = self._bad_images()
             self._loader.close()
             self._loader = None
 
@@ -181,17 +181,19 @@ class ViewLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return arguments and position: open images stay in the process that opened them."""
-        return self.__dict__ | {"_loader": None}
+        return self.__dict__ | {"_known": self._bad_images(), "_loader": None}
 
     def _opened(self) -> Loader:
+        from torch import distributed
+
+        from . import build_loader
+
         self._leave_inherited()
+        several = distributed.is_available() and distributed.is_initialized()
+        if self._loader is not None and several and not self._among_several:
+            self.close()  # it was one process's, as of before the group was initialised
         if self._loader is None:
-            self._process = os.getpid()
-            from torch import distributed
-
-            from . import build_loader
-
-            several = distributed.is_available() and distributed.is_initialized()
+            self._process, self._among_several = os.getpid(), several
             rank = distributed.get_rank() if several else 0
             world = distributed.get_world_size() if several else 1
             self._loader = build_loader(
@@ -208,6 +210,11 @@ class ViewLoader:
         if self._loader is not None and self._process != os.getpid():
             _inherited.append(self._loader)
             self._loader = None
+
+    def _bad_images(self) -> str:
+        """Return the bad images that are known, as text."""
+        bad = getattr(self._loader, "bad", None)
+        return self._known if bad is None else format_list(bad.list())
 
     def _add_known(self) -> None:
         """Tell the loader, if it is open, which images a state says are bad."""

@@ -129,3 +129,13 @@ def test_a_pipe_is_written_and_stays(tmp_path: Path) -> None:
             temporary.write_text("through")
         assert read.result() == "through"
     assert pipe.is_fifo()
+
+
+def test_a_pipe_without_a_name_is_written() -> None:
+    """Such as /dev/stdout of a command whose output another one reads."""
+    read, write = os.pipe()
+    with written_whole(Path(f"/dev/fd/{write}")) as temporary:
+        temporary.write_text("through")
+    os.close(write)
+    with open(read) as file:
+        assert file.read() == "through"

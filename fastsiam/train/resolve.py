@@ -101,7 +101,10 @@ def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
         CheckpointError: the run cannot be resumed, or not with these settings.
         DataError: the training images cannot be read, or do not fill a batch.
     """
-    config, beginning = start_of(asked, run, place)
+    data = asked.data
+    if data.loads_images and not data.data:  # $FASTSIAM_DATA may name other images later
+        data = replace(data, data=str(data.root))
+    config, beginning = start_of(replace(asked, data=data), run, place)
     start = beginning.checkpoint
     images = run_images(config, beginning.folder)
     # The consent to changed data holds for this change alone.

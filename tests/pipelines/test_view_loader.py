@@ -75,6 +75,26 @@ def test_other_devices_are_refused(root: Path) -> None:
         next(iter(loader))
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float8_e4m3fn])
+def test_views_of_other_types_are_refused(root: Path, dtype: torch.dtype) -> None:
+    """They are normalised; a compiled kernel would write floats into bytes."""
+    refused = pytest.raises(ValueError, match=r"of a floating type of two bytes or more, not torch")
+    with ViewLoader(root, SMALL, batch=BATCH, dtype=dtype) as loader, refused:
+        next(iter(loader))
+
+
+def test_a_group_that_is_initialised_after_the_first_use_counts(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``len`` is asked for before; each rank would train on all images of every batch."""
+    with loader_of(root) as loader:
+        assert len(loader) == 3 and next(iter(loader)).index.shape == (BATCH,)
+        for name, value in (("is_initialized", True), ("get_rank", 1), ("get_world_size", 2)):
+            monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+        loader.set_epoch(0)
+        assert len(loader) == 3 and next(iter(loader)).index.shape == (BATCH // 2,)
+
+
 def test_a_state_of_another_order_is_refused(root: Path, images: Path) -> None:
     state = loader_of(root).state_dict()
     for other, name in (
@@ -114,6 +134,9 @@ def test_a_state_holds_the_bad_images(images: Path) -> None:
         later = [*whole]
         new.load_state_dict(state)
         assert same([*new], later) and new.state_dict()["bad"] == state["bad"]
+        assert pickle.loads(pickle.dumps(new)).state_dict()["bad"] == state["bad"]
+        new.close()
+        assert new.state_dict()["bad"] == state["bad"]
     assert 0 not in [index for batch in [*shown, *later] for index in batch.index.tolist()]
 
 

@@ -71,6 +71,19 @@ def test_the_leader_chooses_for_all_ranks(ranks: Any) -> None:
     assert free == 1000
 
 
+def test_the_default_data_are_recorded_by_name(
+    small: TrainConfig, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later commands take the run's images, whatever the variable names then."""
+    monkeypatch.setenv("FASTSIAM_DATA", str(images))
+    run = trained(small, data="", max_steps=1)
+    monkeypatch.setenv("FASTSIAM_DATA", str(tmp_path / "others"))
+    recorded = json.loads((run / "config.json").read_text())
+    assert recorded["config"]["data"]["data"] == str(images)
+    assert recorded["asked"]["data"]["data"] == ""
+    assert open_subject(run, EvalConfig(), CPU).data.root == images
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a tensor may be made on this GPU")
 def test_what_concerns_the_hosts_is_not_exchanged_by_nccl() -> None:
     """It would wait on the GPU for a rank that has failed, where gloo fails at once."""
