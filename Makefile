@@ -85,7 +85,7 @@ coverage: $(VENV)/installed    ## which lines and branches all tests reach, othe
 # The fork server imports the tests once; the processes that they fork find the mutants by PYTHONPATH.
 mutants: $(VENV)/installed     ## changes of the program that no test notices; again: continue
 	$(PYTHON) -m pip --python $(PY) install --quiet "mutmut>=3.8"
-	PYTHONPATH=$(CURDIR)/mutants OMP_NUM_THREADS=1 $(PY) -m mutmut run --max-children $(JOBS) $(MUTANTS)
+	PYTHONPATH="$(CURDIR)/mutants" OMP_NUM_THREADS=1 $(PY) -m mutmut run --max-children $(JOBS) $(MUTANTS)
 	$(PY) -m mutmut results
 
 docs: $(VENV)/installed        ## the site, into site/: a dead link or a page without a place fails
@@ -98,7 +98,7 @@ dist: $(VENV)/installed        ## an sdist, and a manylinux wheel that needs no 
 	$(PY) -m build --outdir dist
 	@$(PY) -m zipfile --list dist/*.whl | grep --quiet LICENSE.libjpeg-turbo \
 	    || { echo "libjpeg-turbo or its licence is not in the wheel: sudo apt-get install libjpeg62-turbo-dev"; exit 1; }
-	PATH=$(abspath $(VENV))/bin:$$PATH $(PY) -m auditwheel repair --wheel-dir dist dist/*-linux_*.whl
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m auditwheel repair --wheel-dir dist dist/*-linux_*.whl
 	rm dist/*-linux_*.whl
 	$(PY) -m auditwheel show dist/*.whl
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from fastsiam.kernels.cores import local_ranks
+from fastsiam.kernels import cores
 
 if TYPE_CHECKING:
     import torch
@@ -22,8 +22,6 @@ LOADING_PEAK = 1.2
 """Peak memory of loading images into memory, as a multiple of their decoded size."""
 USABLE = 0.8
 """Share of the free memory that loading may use."""
-_ROOT = Path("/")
-"""Root folder of the control groups; tests change it."""
 _PACKAGES = (
     "torchvision",
     "numpy",
@@ -104,7 +102,7 @@ def free_bytes(device: torch.device) -> int:
         import torch
 
         return torch.cuda.mem_get_info(device)[0]
-    return host_memory()[0] // local_ranks()
+    return host_memory()[0] // cores.local_ranks()
 
 
 def host_memory() -> tuple[int, int]:
@@ -129,22 +127,10 @@ def _control_groups() -> list[tuple[int, int]]:
             "total_inactive_file",
         ),
     ):
-        top = _ROOT / home
-        for group in _groups(top, own):
+        for group in cores.control_groups(home, own):
             with contextlib.suppress(OSError, ValueError, KeyError):  # "max": no limit
                 most, taken = (int((group / name).read_text()) for name in (limit, used))
                 lines = (group / "memory.stat").read_text().splitlines()
                 stat = dict(line.split() for line in lines)
                 limits.append((max(0, most - taken + int(stat[cached])), most))
     return limits
-
-
-def _groups(top: Path, own: str) -> list[Path]:
-    """Return the folders of this process's control group and of its parents."""
-    groups = [top]  # inside a container this is the only one
-    with contextlib.suppress(OSError):
-        for line in (_ROOT / "proc/self/cgroup").read_text().splitlines():
-            if own in line:
-                for part in Path(line.rpartition(":")[2]).parts[1:]:
-                    groups.append(groups[-1] / part)
-    return groups

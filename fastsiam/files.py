@@ -263,7 +263,9 @@ def others_can_write(folder: Path) -> str:
             found = place.stat()
         except OSError:
             continue  # does not exist yet; this user will create it
-        if found.st_uid not in (0, os.geteuid()):
+        if found.st_uid not in (0, os.geteuid()) and not (
+            place not in (folder, real) and _is_hidden(found.st_uid)
+        ):
             return f"{place} belongs to {_user(found.st_uid)}"
         if found.st_mode & stat.S_ISVTX and place not in (folder, real):
             continue
@@ -275,6 +277,18 @@ def others_can_write(folder: Path) -> str:
                 f"(`chmod g-w {quoted(place)}`)"
             )
     return ""
+
+
+def _is_hidden(user: int) -> bool:
+    """Return whether a user stands for all whom this process's namespace does not show.
+
+    In a container of an ordinary user, such as Apptainer's, one of them is the machine's root.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        shown = Path("/proc/self/uid_map").read_text().split()[2::3]
+        other = int(Path("/proc/sys/kernel/overflowuid").read_text())
+        return user == other and sum(map(int, shown)) < 2**32 - 1
+    return False
 
 
 def _is_own(group: int) -> bool:

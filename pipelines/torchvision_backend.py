@@ -155,7 +155,9 @@ class TorchvisionLoader(StoreLoader):
         super().__init__(spec)
         store, order = self._store, self._order
         self._tasks, processes = _Tasks(order), count(spec.data.workers)
-        server = processes > 0 and store.is_remote
+        context: Any = None
+        if processes:  # Python 3.14 would start a server for local files, too
+            context = server_context(__name__) if store.is_remote else "fork"
         self._loader: DataLoader[Any] = DataLoader(
             _Views(store, self._augment, order.seed),
             batch_size=None,
@@ -165,7 +167,7 @@ class TorchvisionLoader(StoreLoader):
             pin_memory=self._device.type == "cuda",
             persistent_workers=processes > 0,
             worker_init_fn=partial(_begin_worker, dict(os.environ)),
-            multiprocessing_context=server_context(__name__) if server else None,
+            multiprocessing_context=context,
         )
 
     def close(self) -> None:

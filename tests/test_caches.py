@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import getpass
 import os
+import pwd
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from fastsiam import files
 from fastsiam.config import TrainConfig
 from fastsiam.errors import BackendError
 from fastsiam.files import others_can_write, require_own
@@ -51,9 +55,18 @@ def test_who_can_write_to_a_cache(cache: Path, tmp_path: Path) -> None:
 
 
 @needs_root
-def test_another_users_and_another_groups_are_not(cache: Path) -> None:
+def test_another_users_and_another_groups_are_not(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not files._is_hidden(OTHER) and not files._is_hidden(0)
     os.chown(cache.parent, OTHER, -1)
     assert others_can_write(cache) == f"{cache.parent} belongs to user {OTHER}"
+    with monkeypatch.context() as patch:  # in a container that shows the machine's root as nobody
+        patch.setattr(files, "_is_hidden", lambda user: user == OTHER)
+        assert not others_can_write(cache)
+        os.chown(cache, OTHER, -1)
+        assert others_can_write(cache) == f"{cache} belongs to user {OTHER}"
+        os.chown(cache, 0, -1)
     os.chown(cache.parent, 0, OTHER)
     assert not others_can_write(cache)
     cache.parent.chmod(0o775)
@@ -61,6 +74,18 @@ def test_another_users_and_another_groups_are_not(cache: Path) -> None:
     assert others_can_write(cache) == said
     os.chown(cache.parent, 0, 0)
     assert not others_can_write(cache)
+
+
+def test_a_user_without_a_name_compiles(
+    cache: Path, small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container; torch 2.11 asks for the name where it chooses its cache."""
+    for name in ("USER", "LOGNAME", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(pwd, "getpwuid", Mock(side_effect=KeyError("no such user")))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    with compiling(small):
+        assert getpass.getuser() == f"uid_{os.getuid()}"
 
 
 def test_the_compilers_cache_is_looked_at(

@@ -173,6 +173,7 @@ def _with_options(
 
     command.__name__, command.__doc__ = run.__name__, run.__doc__
     command.__signature__ = inspect.Signature(declared)  # type: ignore[attr-defined]
+    command.__annotations__ = {}  # older versions of Typer would take "values" for an option's
     return command
 
 

@@ -21,16 +21,18 @@ _SYSTEM = Path("/sys")
 def take_cores(device: torch.device, *, beside_gpu: bool) -> None:
     """Take this rank's share of the machine's cores, for torch's threads and the loaders.
 
-    The only rank of a machine takes all cores. The number of threads in ``OMP_NUM_THREADS`` is
-    kept, except for 1 under ``torchrun``, which sets it by default; set ``FASTSIAM_CORES=1`` for
-    one thread per rank.
+    The only rank of a machine takes all cores, in a container as many as its quota. The number of
+    threads in ``OMP_NUM_THREADS`` is kept, except for 1 under ``torchrun``, which sets it by
+    default; set ``FASTSIAM_CORES=1`` for one thread per rank.
 
     Args:
         device: this rank's device.
         beside_gpu: whether to use only the cores of the GPU's NUMA node.
     """
-    ranks = cores.local_ranks()
+    ranks, threads = cores.local_ranks(), os.environ.get("OMP_NUM_THREADS")
     if ranks == 1:
+        if threads is None and cores.cores() < torch.get_num_threads():  # of a container's quota
+            torch.set_num_threads(cores.cores())
         return
     if beside_gpu and device.type == "cuda" and len(_nodes()) > 1:
         try:
@@ -39,7 +41,6 @@ def take_cores(device: torch.device, *, beside_gpu: bool) -> None:
             if device.index == 0:  # the other ranks probably fail in the same way
                 log.warning(f"ranks use all cores, not those of their GPUs' NUMA nodes: {error}")
     os.environ.setdefault(cores.SHARE, str(cores.share(ranks)))
-    threads = os.environ.get("OMP_NUM_THREADS")
     if threads is None or (threads == "1" and LAUNCHER not in os.environ):
         torch.set_num_threads(cores.own_cores())
 

@@ -2,15 +2,56 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from functools import cache
+from math import ceil
+from pathlib import Path
 
 SHARE = "FASTSIAM_CORES"
 """Environment variable with the number of cores of this rank."""
 
 
+_ROOT = Path("/")
+"""Root folder of the control groups; tests change it."""
+
+
 def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of cores that this process may use, in a container those of its quota."""
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min([own, *_quotas()])
+
+
+@cache
+def _quotas() -> list[int]:
+    """Return how many cores each of this process's control groups may keep busy, if limited."""
+    found = []
+    for group in control_groups("sys/fs/cgroup", "0::"):
+        with contextlib.suppress(OSError, ValueError):  # "max": no limit
+            quota, period = map(int, (group / "cpu.max").read_text().split())
+            found.append(ceil(quota / period))
+    for group in control_groups("sys/fs/cgroup/cpu", ":cpu"):
+        with contextlib.suppress(OSError, ValueError):
+            files = (group / f"cpu.cfs_{name}_us" for name in ("quota", "period"))
+            quota, period = (int(file.read_text()) for file in files)
+            found += [ceil(quota / period)] if quota > 0 else []  # -1: no limit
+    return found
+
+
+def control_groups(home: str, own: str) -> list[Path]:
+    """Return the folders of this process's control group and of its parents.
+
+    Args:
+        home: where the groups are mounted, below the root folder.
+        own: part of the line of /proc/self/cgroup that names this process's group.
+    """
+    groups = [_ROOT / home]  # inside a container this is the only one
+    with contextlib.suppress(OSError):
+        for line in (_ROOT / "proc/self/cgroup").read_text().splitlines():
+            if own in line:
+                for part in Path(line.rpartition(":")[2]).parts[1:]:
+                    groups.append(groups[-1] / part)
+    return groups
 
 
 def local_ranks() -> int:

@@ -129,6 +129,8 @@ def check_trackers(names: Iterable[str]) -> None:
         package = "torch.utils.tensorboard" if name == "tensorboard" else name
         try:
             module = import_module(package)
+            if module.__file__ is None:  # the folder of W&B's files, in the current folder
+                raise ImportError(f"No module named '{package}'")
         except ImportError as error:
             raise BackendError(
                 f"--tracker {name} needs a package ({error}): pip install "

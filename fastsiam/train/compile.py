@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import logging
 import os
 import re
@@ -70,6 +71,10 @@ def compiling(config: TrainConfig) -> Iterator[None]:
     Raises:
         BackendError: another user could write code into the cache folder.
     """
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):  # in a container; torch 2.11 asks for it at import
+        os.environ["USER"] = f"uid_{os.getuid()}"
     from torch._functorch import config as functorch
 
     _choose_cache()

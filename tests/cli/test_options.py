@@ -7,6 +7,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from PIL import Image
@@ -51,6 +52,13 @@ def help_of(*command: str) -> str:
     done = CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, arguments)
     assert done.exit_code == 0
     return done.output
+
+
+def test_older_versions_of_typer_find_no_types_but_the_options() -> None:
+    """They look for each option's among the function's, and ``bench`` has an option "values"."""
+    app = Commands()
+    app.command("test")(lambda recipe, config: None)
+    assert not get_type_hints(app.registered_commands[0].callback)
 
 
 def test_the_help_of_train_has_every_option_in_its_section_with_its_default() -> None:

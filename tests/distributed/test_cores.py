@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch._inductor import config as inductor
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+from fastsiam import kernels
 from fastsiam.config import NumericsConfig, RunConfig, TrainConfig
 from fastsiam.distributed import StopSignals, bn_group, cores, place, start
 from fastsiam.kernels.cores import own_cores
@@ -53,6 +54,30 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[set[int
     threads = torch.get_num_threads()
     yield allowed
     torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/cpu.max": "250000 100000\n",
+         "sys/fs/cgroup/cpu.max": "max 100000\n"},
+        {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "300000\n",
+         "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"},
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("machine")
+def test_the_quota_of_a_container_counts(
+    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For loaders and torch: more threads than cores in the quota would wait for each other."""
+    for name, text in files.items():
+        put(tmp_path / name, text)
+    monkeypatch.setattr(kernels.cores, "_ROOT", tmp_path)
+    kernels.cores._quotas.cache_clear()
+    torch.set_num_threads(12)
+    take(monkeypatch, gpu=0, of=1)
+    assert own_cores() == torch.get_num_threads() == 3
+    kernels.cores._quotas.cache_clear()
 
 
 def take(monkeypatch: pytest.MonkeyPatch, *, gpu: int, of: int, beside: bool = True) -> None:

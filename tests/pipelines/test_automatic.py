@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastsiam import environment
+from fastsiam import environment, kernels
 from fastsiam.errors import BackendError
 from fastsiam.kernels import library
 from fastsiam.pipelines import automatic as module
@@ -127,7 +127,7 @@ def test_memory_within_a_containers_limits(
         put(tmp_path / name, text)
     machine = SimpleNamespace(available=4096_000, total=8192_000)
     monkeypatch.setattr("psutil.virtual_memory", lambda: machine)
-    monkeypatch.setattr(environment, "_ROOT", tmp_path)
+    monkeypatch.setattr(kernels.cores, "_ROOT", tmp_path)
     assert environment.free_bytes(CPU) == free
 
 

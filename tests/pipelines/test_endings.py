@@ -102,6 +102,7 @@ def test_ctrl_c_while_workers_are_waited_for(
     """Torch's iterator is half reset then; in a notebook the same loader is used again."""
 
     loader: Any = loaders("torchvision", images / "train", workers=1)
+    assert loader._loader.multiprocessing_context.get_start_method() == "fork"
     whole = list(loader.epoch(0))
     interrupted = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr(loader._loader._iterator, "_get_data", interrupted)

@@ -143,6 +143,18 @@ def test_a_missing_package_is_one_line_before_anything_starts(
         check_trackers([name])
 
 
+def test_a_folder_of_that_name_is_no_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W&B's client leaves one in the current folder, which Python takes for a package."""
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.delitem(sys.modules, "wandb")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(BackendError, match=r"^--tracker wandb needs a package"):
+        check_trackers(["wandb"])
+
+
 def test_wandb_without_a_key_is_refused(small: TrainConfig, tmp_path: Path) -> None:
     needs("wandb")
     nobody = {"HOME": str(tmp_path), "WANDB_API_KEY": "", "NETRC": str(tmp_path / "netrc")}
