@@ -33,6 +33,9 @@ PATIENCE_SECONDS = "FASTSIAM_CLOUD_PATIENCE"
 """Environment variable: seconds for which failed requests are repeated. Default: 120."""
 _PAUSE = 0.2
 """Seconds before a request is repeated that obstore does not repeat."""
+_CREDENTIALS_LAST = timedelta(minutes=15)
+"""How long obstore takes AWS credentials to be valid; it reuses them until 5 minutes before the
+end. Those of a role or login may expire 10 to 15 minutes after botocore returns them."""
 _SECONDS_TO_STOP = 5.0
 _SECONDS_TO_NOTICE = 0.1
 """In which obstore's threads end cancelled requests; later they would abort the interpreter."""
@@ -294,7 +297,7 @@ def aws_profile() -> dict[str, Any]:
         if region and not {"AWS_REGION", "AWS_DEFAULT_REGION"} & set(os.environ):
             found["region"] = region
         if named or session.get_credentials() is not None:
-            found["credential_provider"] = Boto3CredentialProvider(session)
+            found["credential_provider"] = Boto3CredentialProvider(session, ttl=_CREDENTIALS_LAST)
         return found
     except ImportError:
         raise DataError(
