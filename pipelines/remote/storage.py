@@ -152,6 +152,11 @@ def result(request: Future[Result]) -> Result:
     return request.result()
 
 
+def chunks_in_memory() -> asyncio.Semaphore:
+    """Return the limit of chunks that this process fetches, or has yet to write to the cache."""
+    return _client().chunks
+
+
 def results(requests: Sequence[Callable[[], Coroutine[Any, Any, Result]]]) -> list[Result]:
     """Make requests at once and wait for all; the first error cancels the others."""
     futures = [submit(request) for request in requests]
@@ -192,6 +197,7 @@ class _Client:
                 "reading from object storage needs obstore: pip install 'fastsiam[cloud]'"
             )
         self.loop, self.limit = asyncio.new_event_loop(), asyncio.Semaphore(PARALLEL)
+        self.chunks = asyncio.Semaphore(PARALLEL)
         self.process = os.getpid()
         self._stores: dict[tuple[str, str], Any] = {}
         self._thread = threading.Thread(

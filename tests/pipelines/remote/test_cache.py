@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import pickle
@@ -21,7 +22,7 @@ from fastsiam.config.urls import Url
 from fastsiam.errors import FileLostError
 from fastsiam.pipelines import open_split
 from fastsiam.pipelines.remote import RemoteFile, RemotePath, cache, storage
-from fastsiam.pipelines.remote.cache import Cache
+from fastsiam.pipelines.remote.cache import Cache, Chunk
 from fastsiam.pipelines.remote.storage import Facts
 from tests.clouds import read_all, reconnect, web_server
 from tests.conftest import write_images
@@ -203,11 +204,14 @@ def test_processes_share_it(tmp_path: Path) -> None:
 
 
 def fetch_all(folder: Path) -> None:
+    """Fetch all chunks, one at a time; that takes longer than a claim to a chunk is heeded."""
+    storage.PARALLEL, cache._LONGEST_WAIT = 1, 1.0
     kept, server = cache_of(folder, 100), serve()
     get = server.get
 
     async def slow(*arguments: object) -> memoryview:
-        time.sleep(0.02)
+        async with storage._client().limit:
+            await asyncio.sleep(0.1)
         return await get(*arguments)  # type: ignore[arg-type]
 
     storage.get = slow  # type: ignore[assignment]
@@ -253,6 +257,27 @@ def test_a_process_that_is_stopped_while_it_adds_a_chunk_is_not_waited_for(
     with FileLock(kept.folder / "lock"):
         assert read(kept, server, 1) == [1] == read(kept, server, 1)
     assert read(kept, server, 1) == [1] and read(kept, server, 1) == []
+
+
+def test_memory_is_bounded_if_the_disk_is_slower_than_the_network(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks that were fetched, but are not yet on the disk, are in memory."""
+    kept, keys, keep = cache_of(tmp_path, 400), "abcdefghijklmnop", Cache._keep
+    in_memory, done = list[int](), list[str]()
+
+    def slow(own: Cache, chunk: Chunk, data: memoryview) -> None:
+        in_memory.append(len(server.asked) - len(done))
+        time.sleep(0.005)
+        keep(own, chunk, data)
+        done.append(chunk.name)
+
+    monkeypatch.setattr(Cache, "_keep", slow)
+    for key in keys:
+        remote(kept, key).ahead([(0, SIZE)])
+    for key in keys:
+        assert remote(kept, key).read(0, SIZE) == content(key)
+    assert len(server.asked) == 21 * len(keys) and max(in_memory) <= storage.PARALLEL
 
 
 # Data sets that are read through it.
