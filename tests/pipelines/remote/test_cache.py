@@ -21,7 +21,7 @@ from fastsiam.config import DataConfig
 from fastsiam.config.urls import Url
 from fastsiam.errors import FileLostError
 from fastsiam.pipelines import open_split
-from fastsiam.pipelines.remote import RemoteFile, RemotePath, cache, storage
+from fastsiam.pipelines.remote import RemoteFile, RemotePath, cache, file, storage
 from fastsiam.pipelines.remote.cache import Cache, Chunk
 from fastsiam.pipelines.remote.storage import Facts
 from tests.clouds import read_all, reconnect, web_server
@@ -278,6 +278,23 @@ def test_memory_is_bounded_if_the_disk_is_slower_than_the_network(
     for key in keys:
         assert remote(kept, key).read(0, SIZE) == content(key)
     assert len(server.asked) == 21 * len(keys) and max(in_memory) <= storage.PARALLEL
+
+
+# Ranges that the cache does not keep.
+
+
+def test_a_range_that_could_not_be_fetched_ahead_is_requested_again(server: Server) -> None:
+    path, ranges = RemotePath("s3", "bucket", "a"), [(0, 9), (5, CHUNK)]
+    server.is_down = True
+    there = RemoteFile(path, Facts(SIZE, 0, "x"))
+    there.ahead(ranges)
+    with pytest.raises(FileLostError):
+        there.read(*ranges[0])
+    assert file._ahead._requests[path, ranges[1]].exception()  # it stays until it is read
+    server.is_down = False
+    there.ahead(ranges)
+    assert [there.read(*own) for own in ranges] == [content("a")[slice(*own)] for own in ranges]
+    assert not file._ahead.bytes
 
 
 # Data sets that are read through it.
