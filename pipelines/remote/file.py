@@ -59,9 +59,9 @@ class RemoteFile:
         stop = min(stop, len(self))
         if stop <= start:
             return memoryview(b"")
-        if self._cache is None:
-            return self._of_server(start, stop)
         parts = chunks(self._version, len(self), start, stop)
+        if self._cache is None or not (self._cache.keeps or all(map(self._cache.has, parts))):
+            return self._of_server(start, stop)
         into = np.empty(stop - start, np.uint8).data
         if len(parts) > 1:
             self._begin(self._cache, parts)

@@ -297,6 +297,19 @@ def test_a_range_that_could_not_be_fetched_ahead_is_requested_again(server: Serv
     assert not file._ahead.bytes
 
 
+def test_what_is_not_kept_is_fetched_once(tmp_path: Path, server: Server) -> None:
+    """Also across the edge of two chunks, one of which may be there."""
+    kept = cache_of(tmp_path, 100)
+    assert read(kept, server, 4) == [4]
+    kept.keeps = False
+    ranges = [(n * CHUNK - 9, n * CHUNK + 9) for n in (1, 2, 4, 5)]
+    there = remote(kept)
+    there.ahead(ranges)
+    assert [there.read(*own) for own in ranges] == [content("a")[slice(*own)] for own in ranges]
+    assert there.read(4 * CHUNK, 4 * CHUNK + 9) == content("a")[4 * CHUNK : 4 * CHUNK + 9]
+    assert sorted(server.asked) == ranges and not file._ahead.bytes
+
+
 # Data sets that are read through it.
 
 
