@@ -22,6 +22,8 @@ from filelock import FileLock, Timeout
 from fastsiam.errors import DataError
 from fastsiam.files import explained, others_can_write, why
 
+from . import storage
+
 log = logging.getLogger(__name__)
 
 CHUNK = 2**22
@@ -120,20 +122,22 @@ class Cache:
         """
         claim = self.folder / f"{chunk.name}{_CLAIM}"
         while self.keeps and not self.has(chunk):
-            try:
-                os.close(os.open(claim, os.O_CREAT | os.O_EXCL, 0o600))
-            except FileExistsError:  # another process fetches it
-                with contextlib.suppress(FileNotFoundError):
-                    if time.time() - claim.stat().st_mtime > _LONGEST_WAIT:
-                        claim.unlink()  # of a process that was killed, or stopped
+            if _is_claimed(claim):
                 await asyncio.sleep(_LOOK)
                 continue
-            except OSError as error:
-                return self._give_up(error)
-            try:
-                return await asyncio.to_thread(self._keep, chunk, await get())
-            finally:
-                claim.unlink(missing_ok=True)
+            async with storage.chunks_in_memory():
+                if not self.keeps or self.has(chunk):  # since this process waited for its turn
+                    return
+                try:
+                    os.close(os.open(claim, os.O_CREAT | os.O_EXCL, 0o600))
+                except FileExistsError:
+                    continue
+                except OSError as error:
+                    return self._give_up(error)
+                try:
+                    return await asyncio.to_thread(self._keep, chunk, await get())
+                finally:
+                    claim.unlink(missing_ok=True)
 
     def _keep(self, chunk: Chunk, data: memoryview) -> None:
         """Write a chunk to its file; other chunks make room."""
@@ -185,3 +189,12 @@ class Cache:
                 path.unlink(missing_ok=True)
                 used -= size
         return min(self._most - used, max(needed, int(self._most * _STEP)))
+
+
+def _is_claimed(claim: Path) -> bool:
+    """Tell whether another process fetches a chunk: one that was killed or stopped does not."""
+    with contextlib.suppress(FileNotFoundError):
+        if time.time() - claim.stat().st_mtime <= _LONGEST_WAIT:
+            return True
+        claim.unlink()
+    return False

@@ -59,9 +59,9 @@ class RemoteFile:
         stop = min(stop, len(self))
         if stop <= start:
             return memoryview(b"")
-        if self._cache is None:
-            return self._of_server(start, stop)
         parts = chunks(self._version, len(self), start, stop)
+        if self._cache is None or not (self._cache.keeps or all(map(self._cache.has, parts))):
+            return self._of_server(start, stop)
         into = np.empty(stop - start, np.uint8).data
         if len(parts) > 1:
             self._begin(self._cache, parts)
@@ -130,9 +130,12 @@ class _Ahead:
         self._lock, self.bytes = threading.Lock(), 0
 
     def begin(self, path: RemotePath, facts: Facts, ranges: Sequence[Range]) -> None:
-        """Request those ranges that are not here yet; the oldest make room."""
+        """Request those ranges that are not here yet, or failed; the oldest make room."""
         with self._lock:
             for start, stop in dict.fromkeys(ranges):
+                old = self._requests.get((path, (start, stop)))
+                if old and old.done() and (old.cancelled() or old.exception()):
+                    self._drop((path, (start, stop)))
                 if start < stop and (path, (start, stop)) not in self._requests:
                     request = storage.submit(partial(storage.get, path, facts, start, stop))
                     self._requests[path, (start, stop)] = request

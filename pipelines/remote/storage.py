@@ -33,6 +33,9 @@ PATIENCE_SECONDS = "FASTSIAM_CLOUD_PATIENCE"
 """Environment variable: seconds for which failed requests are repeated. Default: 120."""
 _PAUSE = 0.2
 """Seconds before a request is repeated that obstore does not repeat."""
+_CREDENTIALS_LAST = timedelta(minutes=15)
+"""How long obstore takes AWS credentials to be valid; it reuses them until 5 minutes before the
+end. Those of a role or login may expire 10 to 15 minutes after botocore returns them."""
 _SECONDS_TO_STOP = 5.0
 _SECONDS_TO_NOTICE = 0.1
 """In which obstore's threads end cancelled requests; later they would abort the interpreter."""
@@ -149,6 +152,11 @@ def result(request: Future[Result]) -> Result:
     return request.result()
 
 
+def chunks_in_memory() -> asyncio.Semaphore:
+    """Return the limit of chunks that this process fetches, or has yet to write to the cache."""
+    return _client().chunks
+
+
 def results(requests: Sequence[Callable[[], Coroutine[Any, Any, Result]]]) -> list[Result]:
     """Make requests at once and wait for all; the first error cancels the others."""
     futures = [submit(request) for request in requests]
@@ -189,6 +197,7 @@ class _Client:
                 "reading from object storage needs obstore: pip install 'fastsiam[cloud]'"
             )
         self.loop, self.limit = asyncio.new_event_loop(), asyncio.Semaphore(PARALLEL)
+        self.chunks = asyncio.Semaphore(PARALLEL)
         self.process = os.getpid()
         self._stores: dict[tuple[str, str], Any] = {}
         self._thread = threading.Thread(
@@ -294,7 +303,7 @@ def aws_profile() -> dict[str, Any]:
         if region and not {"AWS_REGION", "AWS_DEFAULT_REGION"} & set(os.environ):
             found["region"] = region
         if named or session.get_credentials() is not None:
-            found["credential_provider"] = Boto3CredentialProvider(session)
+            found["credential_provider"] = Boto3CredentialProvider(session, ttl=_CREDENTIALS_LAST)
         return found
     except ImportError:
         raise DataError(

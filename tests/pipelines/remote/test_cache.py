@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import pickle
@@ -20,8 +21,8 @@ from fastsiam.config import DataConfig
 from fastsiam.config.urls import Url
 from fastsiam.errors import FileLostError
 from fastsiam.pipelines import open_split
-from fastsiam.pipelines.remote import RemoteFile, RemotePath, cache, storage
-from fastsiam.pipelines.remote.cache import Cache
+from fastsiam.pipelines.remote import RemoteFile, RemotePath, cache, file, storage
+from fastsiam.pipelines.remote.cache import Cache, Chunk
 from fastsiam.pipelines.remote.storage import Facts
 from tests.clouds import read_all, reconnect, web_server
 from tests.conftest import write_images
@@ -203,11 +204,14 @@ def test_processes_share_it(tmp_path: Path) -> None:
 
 
 def fetch_all(folder: Path) -> None:
+    """Fetch all chunks, one at a time; that takes longer than a claim to a chunk is heeded."""
+    storage.PARALLEL, cache._LONGEST_WAIT = 1, 1.0
     kept, server = cache_of(folder, 100), serve()
     get = server.get
 
     async def slow(*arguments: object) -> memoryview:
-        time.sleep(0.02)
+        async with storage._client().limit:
+            await asyncio.sleep(0.1)
         return await get(*arguments)  # type: ignore[arg-type]
 
     storage.get = slow  # type: ignore[assignment]
@@ -253,6 +257,57 @@ def test_a_process_that_is_stopped_while_it_adds_a_chunk_is_not_waited_for(
     with FileLock(kept.folder / "lock"):
         assert read(kept, server, 1) == [1] == read(kept, server, 1)
     assert read(kept, server, 1) == [1] and read(kept, server, 1) == []
+
+
+def test_memory_is_bounded_if_the_disk_is_slower_than_the_network(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks that were fetched, but are not yet on the disk, are in memory."""
+    kept, keys, keep = cache_of(tmp_path, 400), "abcdefghijklmnop", Cache._keep
+    in_memory, done = list[int](), list[str]()
+
+    def slow(own: Cache, chunk: Chunk, data: memoryview) -> None:
+        in_memory.append(len(server.asked) - len(done))
+        time.sleep(0.005)
+        keep(own, chunk, data)
+        done.append(chunk.name)
+
+    monkeypatch.setattr(Cache, "_keep", slow)
+    for key in keys:
+        remote(kept, key).ahead([(0, SIZE)])
+    for key in keys:
+        assert remote(kept, key).read(0, SIZE) == content(key)
+    assert len(server.asked) == 21 * len(keys) and max(in_memory) <= storage.PARALLEL
+
+
+# Ranges that the cache does not keep.
+
+
+def test_a_range_that_could_not_be_fetched_ahead_is_requested_again(server: Server) -> None:
+    path, ranges = RemotePath("s3", "bucket", "a"), [(0, 9), (5, CHUNK)]
+    server.is_down = True
+    there = RemoteFile(path, Facts(SIZE, 0, "x"))
+    there.ahead(ranges)
+    with pytest.raises(FileLostError):
+        there.read(*ranges[0])
+    assert file._ahead._requests[path, ranges[1]].exception()  # it stays until it is read
+    server.is_down = False
+    there.ahead(ranges)
+    assert [there.read(*own) for own in ranges] == [content("a")[slice(*own)] for own in ranges]
+    assert not file._ahead.bytes
+
+
+def test_what_is_not_kept_is_fetched_once(tmp_path: Path, server: Server) -> None:
+    """Also across the edge of two chunks, one of which may be there."""
+    kept = cache_of(tmp_path, 100)
+    assert read(kept, server, 4) == [4]
+    kept.keeps = False
+    ranges = [(n * CHUNK - 9, n * CHUNK + 9) for n in (1, 2, 4, 5)]
+    there = remote(kept)
+    there.ahead(ranges)
+    assert [there.read(*own) for own in ranges] == [content("a")[slice(*own)] for own in ranges]
+    assert there.read(4 * CHUNK, 4 * CHUNK + 9) == content("a")[4 * CHUNK : 4 * CHUNK + 9]
+    assert sorted(server.asked) == ranges and not file._ahead.bytes
 
 
 # Data sets that are read through it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -228,7 +229,9 @@ def test_profiles_of_aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert storage.aws_profile() == {"region": "r"}  # obstore looks for the machine's keys
     monkeypatch.setenv("AWS_PROFILE", "other")
     found = storage.aws_profile()
-    keys = found.pop("credential_provider")()
+    provider = found.pop("credential_provider")
+    assert provider.ttl <= timedelta(minutes=15)  # a role's may expire then: obstore asks again
+    keys = provider()
     assert (keys["access_key_id"], keys["secret_access_key"]) == (KEY, SECRET)
     assert found == {"region": "o"}
     monkeypatch.setenv("AWS_PROFILE", "none")
