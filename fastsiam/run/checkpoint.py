@@ -83,8 +83,14 @@ def previous(run: Path) -> Path:
 
 
 def exists(run: Path) -> bool:
-    """Return whether a run has saved a checkpoint."""
-    return last(run).is_file() or previous(run).is_file()
+    """Return whether a run has saved a checkpoint.
+
+    Raises:
+        CheckpointError: its folder cannot be read.
+    """
+    with explained(CheckpointError, f"cannot read {run}"):
+        found = last(run).is_file() or previous(run).is_file()
+    return found
 
 
 def save(path: Path, checkpoint: Checkpoint, *, keep: Path | None = None) -> None:
