@@ -10,6 +10,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,7 +128,8 @@ def save(path: Path, checkpoint: Checkpoint, *, keep: Path | None = None) -> Non
 def _keep(path: Path, other: Path) -> None:
     """Give an existing file a second name; at any moment one of the two names is a complete file.
 
-    On file systems without hard links the file is renamed.
+    On file systems without hard links the file is renamed. If it lies on another disk, because a
+    link leads there, it is copied.
     """
     path = path.resolve()
     if not path.is_file():
@@ -136,7 +138,11 @@ def _keep(path: Path, other: Path) -> None:
     spare.unlink(missing_ok=True)
     try:
         os.link(path, spare)
-    except OSError:
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            with written_whole(other) as copy:
+                shutil.copyfile(path, copy)
+            return
         spare = path
     os.replace(spare, other)
 
