@@ -69,10 +69,6 @@ class Checkpoint:
         return self.step / self.steps_per_epoch
 
 
-KEPT = 2
-"""Number of checkpoints that a run keeps: the last and the previous one; a save writes a third."""
-
-
 def last(run: Path) -> Path:
     """Return the path of a run's last checkpoint."""
     return run / "checkpoints" / "last.pt"
