@@ -26,7 +26,8 @@ from fastsiam.config.run import RunConfig
 from fastsiam.config.setting import Config, Setting, as_text, settings_of, title
 from fastsiam.config.train import BRANCH_SETTINGS, TrainConfig, all_settings, train_settings
 from fastsiam.config.views import ViewConfig
-from fastsiam.files import require_local
+from fastsiam.errors import FastSiamError
+from fastsiam.files import explained, require_local
 
 _FRESH = "auto", "never", ""
 """Values of ``--resume`` that name no run."""
@@ -315,7 +316,7 @@ def _resumed_run(path: str, out: str) -> Settings:
     A branch that has started has its own settings of the optimizer.
     """
     folder = run_folder(Path(path))
-    if folder is not None and (folder / "config.json").is_file():
+    if folder is not None and _has_settings(folder):
         run = read_settings(folder, resumes=True)
     else:
         from fastsiam.run import checkpoint
@@ -324,10 +325,16 @@ def _resumed_run(path: str, out: str) -> Settings:
     flags = {**run.flags, "resume": path, "out": "" if folder is None else str(folder)}
     if out and (folder is None or Path(out).resolve() != folder.resolve()):
         flags["extend"] = 0  # the run's epochs are those that it was extended to
-    if out and (Path(out) / "config.json").is_file():
+    if out and _has_settings(Path(out)):
         branch = read_settings(Path(out), resumes=True).flags
         flags |= {name: branch[name] for name in _OF_A_BRANCH if name in branch}
     return replace(run, flags=flags)
+
+
+def _has_settings(run: Path) -> bool:
+    with explained(FastSiamError, f"cannot read {run}"):
+        found = (run / "config.json").is_file()
+    return found
 
 
 @contextlib.contextmanager

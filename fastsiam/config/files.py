@@ -105,7 +105,8 @@ def read_settings(path: Path, *, resumes: bool = False) -> Settings:
         ValueError: it holds no settings, or one of an unknown name.
     """
     require_local(path, reads=True)
-    file = path / "config.json" if path.is_dir() else path
+    with explained(FastSiamError, f"cannot read {path}"):
+        file = path / "config.json" if path.is_dir() else path
     if file.suffix not in _SUFFIXES:
         known = ", ".join(_SUFFIXES)
         raise ValueError(f"{file}: settings are in files {known}, or in a run's folder")
@@ -194,9 +195,14 @@ def _comment(text: str) -> list[str]:
 
 
 def run_folder(path: Path) -> Path | None:
-    """Return the folder of a run, given it or a checkpoint in it; None if in no run's folder."""
-    if path.is_dir():
-        return path
+    """Return the folder of a run, given it or a checkpoint in it; None if in no run's folder.
+
+    Raises:
+        FastSiamError: the path cannot be read.
+    """
+    with explained(FastSiamError, f"cannot read {path}"):
+        if path.is_dir():
+            return path
     folder = path.resolve().parent
     return folder.parent if folder.name == "checkpoints" else None
 

@@ -160,7 +160,8 @@ def _exit_code(failures: Mapping[int, ProcessFailure]) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # the exit code is to stand, even if the log's disk is full
+        print(f"error: {message}", file=sys.stderr)
     return code
 
 

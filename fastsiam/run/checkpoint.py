@@ -10,6 +10,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,10 +69,6 @@ class Checkpoint:
         return self.step / self.steps_per_epoch
 
 
-KEPT = 2
-"""Number of checkpoints that a run keeps: the last and the previous one; a save writes a third."""
-
-
 def last(run: Path) -> Path:
     """Return the path of a run's last checkpoint."""
     return run / "checkpoints" / "last.pt"
@@ -83,8 +80,14 @@ def previous(run: Path) -> Path:
 
 
 def exists(run: Path) -> bool:
-    """Return whether a run has saved a checkpoint."""
-    return last(run).is_file() or previous(run).is_file()
+    """Return whether a run has saved a checkpoint.
+
+    Raises:
+        CheckpointError: its folder cannot be read.
+    """
+    with explained(CheckpointError, f"cannot read {run}"):
+        found = last(run).is_file() or previous(run).is_file()
+    return found
 
 
 def save(path: Path, checkpoint: Checkpoint, *, keep: Path | None = None) -> None:
@@ -121,7 +124,8 @@ def save(path: Path, checkpoint: Checkpoint, *, keep: Path | None = None) -> Non
 def _keep(path: Path, other: Path) -> None:
     """Give an existing file a second name; at any moment one of the two names is a complete file.
 
-    On file systems without hard links the file is renamed.
+    On file systems without hard links the file is renamed. If it lies on another disk, because a
+    link leads there, it is copied.
     """
     path = path.resolve()
     if not path.is_file():
@@ -130,7 +134,11 @@ def _keep(path: Path, other: Path) -> None:
     spare.unlink(missing_ok=True)
     try:
         os.link(path, spare)
-    except OSError:
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            with written_whole(other) as copy:
+                shutil.copyfile(path, copy)
+            return
         spare = path
     os.replace(spare, other)
 

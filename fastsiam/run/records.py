@@ -271,13 +271,15 @@ def read_records(run: Path) -> list[Record]:
     """Return the records of a run's evaluations, in the order of their files' names.
 
     Raises:
-        DataError: a file is not a record.
+        DataError: a file cannot be read, or is not a record.
     """
     found = []
     for path in sorted((run / "eval").glob("*.json")):
+        with explained(DataError, f"cannot read {path}"):
+            content = path.read_bytes()
         try:
-            found.append(Record.from_dict(parsed_json(path.read_text())))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            found.append(Record.from_dict(parsed_json(content)))
+        except (ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{path} is not a record of an evaluation; move it out of this folder"
             ) from error

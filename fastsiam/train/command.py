@@ -82,7 +82,7 @@ def preflight(config: TrainConfig, *, world: int) -> None:
         check_backbone(config.model, crop=side)
     if config.run.init and not distributed.is_worker() and not will_resume(config):
         initial_weights(config)
-    if world > 1 and config.data.loads_images:
+    if world > 1 and config.data.loads_images and not distributed.is_worker():
         # A resumed run keeps its number of images, even if some files are gone.
         open_training_images(config.data, batch=1 if will_resume(config) else config.optim.batch)
 

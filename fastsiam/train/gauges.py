@@ -73,13 +73,15 @@ class Gauges:
 
 
 def _disk_warning(run: Path) -> str:
+    last = checkpoints.last(run)
     with contextlib.suppress(OSError):  # no checkpoint yet
-        checkpoint = checkpoints.last(run).stat().st_size
-        free = shutil.disk_usage(run).free
+        checkpoint = last.stat().st_size
+        free = shutil.disk_usage(last.parent).free
         if free < _CHECKPOINTS * checkpoint:
             return (
-                f"the disk of {run} has {size(free)} left; a checkpoint takes {size(checkpoint)}, "
-                "and the previous one is deleted only after the new one is written"
+                f"the disk of {last.parent} has {size(free)} left; a checkpoint takes "
+                f"{size(checkpoint)}, and the previous one is deleted only after the new one is "
+                "written"
             )
     return ""
 

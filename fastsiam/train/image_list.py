@@ -63,13 +63,15 @@ class ImageList:
         """Read the list from a run's folder; None if there is no list.
 
         Raises:
-            CheckpointError: the list is corrupt.
+            CheckpointError: the list cannot be read, or is corrupt.
         """
         path = run / FILE
-        if not path.is_file():
-            return None
+        with explained(CheckpointError, f"cannot read {path}"):
+            if not path.is_file():
+                return None
+            content = path.read_bytes()
         try:
-            with np.load(path) as file:
+            with np.load(io.BytesIO(content)) as file:
                 names = file["names"].tobytes().decode("utf-8", "surrogateescape").split("\0")
                 files = parsed_json(str(file["files"])) if "files" in file else []
                 blocks = file.get("blocks")

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from fastsiam.cli.options import merge_sources
 from fastsiam.config import TrainConfig
-from fastsiam.config.files import merge, read_settings, to_toml
+from fastsiam.config.files import merge, read_settings, run_folder, to_toml
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.train import train_settings
 from fastsiam.errors import FastSiamError
+from fastsiam.run import checkpoint as checkpoints
 from tests.configs import with_settings
+from tests.conversions import failing
 
 
 def write(tmp_path: Path, text: str, name: str = "my.toml") -> Path:
@@ -103,3 +108,20 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     for path in (tmp_path / "a.toml", tmp_path):
         with pytest.raises(FastSiamError, match=r"cannot read .*(a\.toml|config\.json): No such"):
             read_settings(path)
+
+
+@pytest.mark.parametrize(
+    ("method", "read"),
+    [
+        ("is_dir", read_settings),
+        ("is_dir", run_folder),
+        ("is_file", checkpoints.exists),
+        ("is_file", lambda run: merge_sources({"resume": run})),
+    ],
+)
+def test_a_folder_that_cannot_be_read_is_one_line(
+    method: str, read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, method, failing(errno.EACCES))
+    with pytest.raises(FastSiamError, match=r"^cannot read \S+: Permission denied; check the perm"):
+        read(tmp_path)

@@ -5,9 +5,11 @@ The run waits two minutes for a rank that is late, if not told otherwise; the te
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
+import sys
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +24,7 @@ from fastsiam.distributed import closing_unless_lost, peer_is_gone, peer_is_late
 from fastsiam.distributed.launch import _exit_code
 from fastsiam.errors import RANK_LOST
 from tests.configs import flags, with_settings
+from tests.conversions import failing
 from tests.processes import fastsiam, faulty
 from tests.tiers import rest_slow
 
@@ -154,6 +157,7 @@ def test_the_exit_code_is_the_first_failures(
     killed: int | None,
     code: int,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Failures by rank: the process's exit code, and the second in which it was seen.
 
@@ -165,3 +169,5 @@ def test_the_exit_code_is_the_first_failures(
     assert _exit_code(given) == code
     said = capsys.readouterr().err
     assert said.startswith(f"error: rank {killed} was killed by SIG") if killed else not said
+    monkeypatch.setattr(sys, "stderr", Mock(write=failing(errno.ENOSPC)))
+    assert _exit_code(given) == code

@@ -138,6 +138,18 @@ def test_the_one_before_is_kept_and_taken(
         checkpoints.load_newest(tmp_path)
 
 
+def test_the_one_before_is_kept_if_the_last_is_a_link_to_another_disk(tmp_path: Path) -> None:
+    path, before = checkpoints.last(tmp_path), checkpoints.previous(tmp_path)
+    with small_disk(tmp_path / "disk", 2) as disk:
+        path.parent.mkdir()
+        path.symlink_to(disk / "last.pt")
+        for step in (1, 2, 3):
+            checkpoints.save(path, make(step), keep=before)
+        assert (checkpoints.load(path).step, checkpoints.load(before).step) == (3, 2)
+        assert sorted(one.name for one in path.parent.iterdir()) == ["last.pt", "previous.pt"]
+        assert path.is_symlink() and [one.name for one in disk.iterdir()] == ["last.pt"]
+
+
 def test_a_disk_that_fills_at_the_last_moment_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,6 +88,13 @@ def test_what_is_no_record_is_one_line(change: dict[str, Any], tmp_path: Path) -
         read_records(tmp_path)
 
 
+def test_a_record_that_cannot_be_read_is_not_called_foreign(tmp_path: Path) -> None:
+    (tmp_path / "eval").mkdir()
+    (tmp_path / "eval" / "x.json").symlink_to("/proc/self/mem")
+    with pytest.raises(DataError, match=r"^cannot read \S+x\.json: Input/output error; check the"):
+        read_records(tmp_path)
+
+
 def test_devices_need_no_writable_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.TemporaryFile", mock.Mock(side_effect=PermissionError))
     check_targets(Path("/dev/null"))

@@ -46,3 +46,7 @@ def test_a_list_is_read_as_it_was_written(tmp_path: Path) -> None:
         (tmp_path / FILE).write_bytes(content)
         with pytest.raises(CheckpointError, match="the list of the run's images is corrupt"):
             ImageList.load(tmp_path)
+    (tmp_path / FILE).unlink()
+    (tmp_path / FILE).symlink_to("/proc/self/mem")  # reading it is an error of the system
+    with pytest.raises(CheckpointError, match=r"^cannot read \S+: Input/output error; check the"):
+        ImageList.load(tmp_path)
