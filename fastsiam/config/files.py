@@ -26,6 +26,8 @@ from .train import REMOVED, TrainConfig, all_settings, train_settings
 _OF_ONE_RUN = "out", "resume", "extend"
 """Settings that say where a run is and how it continues; another run does not take them over."""
 _SUFFIXES = ".toml", ".yaml", ".yml", ".json"
+_NULL = None, "null", "Null", "NULL", "~"
+"""No value, in JSON and YAML."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +115,7 @@ def read_settings(path: Path, *, resumes: bool = False) -> Settings:
     with explained(FastSiamError, f"cannot read {file}"):
         text = file.read_bytes()
     try:
-        content = _parsed(text.decode(), file.suffix)
+        content = _parsed(text.decode("utf-8-sig"), file.suffix)
         require(isinstance(content, Mapping), "it must be a table of settings")
         recipe, flags = content.pop("recipe", ""), {}
         if "config" in content:
@@ -127,6 +129,7 @@ def read_settings(path: Path, *, resumes: bool = False) -> Settings:
                 require(not table.get("restarts"), "restarts was removed after version 0.2")
                 for key in [key for key in table if key not in REMOVED]:
                     require((name := _known_name(key)) not in flags, f"{name} is there twice")
+                    require(table[key] not in _NULL, f"{name} has no value: leave it out")
                     flags[name] = table[key]
             check_name("recipe", recipe, ["", *RECIPES])
             check_name("method", flags.get("method", ""), ["", *METHOD_CONFIGS])

@@ -61,7 +61,7 @@ step:
 
 @pytest.mark.parametrize(("name", "text"), [("a.toml", TOML), ("a.yaml", YAML)])
 def test_the_same_settings_in_every_format(name: str, text: str, tmp_path: Path) -> None:
-    settings = merge(read_settings(write(tmp_path, text, name)))
+    settings = merge(read_settings(write(tmp_path, f"\ufeff{text}", name)))  # as Windows writes it
     expected = with_settings(
         RECIPES["cifar10"](),
         lr=1.0,
@@ -87,6 +87,8 @@ def test_the_same_settings_in_every_format(name: str, text: str, tmp_path: Path)
         ("a.json", '{"config": {"optim": {"lr": "fast"}}}', r"optim\.lr must be a number"),
         ("a.txt", "", r"settings are in files \.toml, \.yaml, \.yml, \.json, or in a run's folder"),
         ("a.toml", "lr = 1\n[optim]\nlr = 2", "lr is there twice"),
+        ("a.yaml", "optim:\n  lr: ~", "lr has no value: leave it out"),
+        ("a.json", '{"out": null}', "out has no value: leave it out"),
         ("a.toml", "[optim]\nrestarts = '2@6'", r"restarts was removed after version 0\.2"),
     ],
 )
