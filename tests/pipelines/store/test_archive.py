@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import resource
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +15,7 @@ from PIL import Image
 
 from fastsiam.errors import DataError
 from fastsiam.pipelines.store import ArchiveStore, archive, index, open_store
-from fastsiam.pipelines.store.files import Mapped
+from fastsiam.pipelines.store.files import File, Mapped
 from fastsiam.pipelines.store.index import ROW
 from tests.pipelines.cases import batches
 from tests.processes import Forked
@@ -55,6 +58,29 @@ def test_the_index_is_built_once(
         assert len(kept.read_bytes()) == len(body)
     tar(path, [("a/0.jpg", jpeg(7))])  # another file
     assert len(ArchiveStore([path])) == 1
+
+
+def test_of_processes_one_builds_the_index(tmp_path: Path) -> None:
+    """Also in processes of its own, which it forks while it holds the lock."""
+    tar(tmp_path / "t.tar", [(f"a/{i}.jpg", jpeg(i)) for i in range(3)])
+    done = [Forked(index_slowly, tmp_path) for _ in range(3)]
+    assert [one.wait().stdout for one in done] == ["3\n"] * 3
+    assert (tmp_path / "built").read_text() == "built\n"
+    assert sorted(os.listdir(tmp_path)) == [".t.fastsiam-index", "built", "t.tar"]
+
+
+def index_slowly(folder: Path) -> None:
+    """Print how many images a tar has; note in a file that its index was built here."""
+
+    def build(files: Sequence[File], source: str) -> index.Index:
+        with (folder / "built").open("a") as file:
+            file.write("built\n")
+        time.sleep(0.5)
+        return built(files, source)
+
+    built, archive.build_index = archive.build_index, build
+    index._SMALL_BYTES = 0
+    print(len(ArchiveStore([folder / "t.tar"])))
 
 
 def test_a_folder_that_takes_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
