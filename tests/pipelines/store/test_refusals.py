@@ -343,12 +343,12 @@ def test_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 GONE = r"cannot read .*: No such file or directory; check the path$"
 
 
-@pytest.mark.parametrize("method", ["exists", "iterdir", "glob"])
+@pytest.mark.parametrize(("of", "method"), [(Path, "exists"), (os, "scandir"), (Path, "glob")])
 def test_a_folder_that_cannot_be_looked_into(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    of: Any, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_images(tmp_path / "train", classes=1, each=1)
-    monkeypatch.setattr(Path, method, failing(errno.EIO))
+    monkeypatch.setattr(of, method, failing(errno.EIO))
     assert str(tmp_path) in refused(tmp_path, f": {os.strerror(errno.EIO)}; ")
 
 
