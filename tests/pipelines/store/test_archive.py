@@ -19,7 +19,7 @@ from fastsiam.pipelines.store.files import File, Mapped
 from fastsiam.pipelines.store.index import ROW
 from tests.pipelines.cases import batches
 from tests.processes import Forked
-from tests.sources import encoded, imagenet_train_tar, jpeg, tar, tar_bytes
+from tests.sources import encoded, huge_tar, imagenet_train_tar, jpeg, tar, tar_bytes
 
 
 def test_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
@@ -150,6 +150,11 @@ def test_of_members_with_one_name_the_last_counts(tmp_path: Path) -> None:
     members = [("a/0.jpg", jpeg(0)), ("a/1.jpg", jpeg(1)), ("./a/0.jpg", jpeg(2))]
     store = ArchiveStore([tar(tmp_path / "t.tar", members)])
     assert [store.read(i) for i in range(len(store))] == [jpeg(2), jpeg(1)]
+
+
+def test_what_is_no_image_may_have_any_size(tmp_path: Path) -> None:
+    store = ArchiveStore([huge_tar(tmp_path / "t.tar", "a/weights.bin")])
+    assert len(store) == 1 and store.decode(0).size
 
 
 def test_a_tar_of_two_splits_is_refused(tmp_path: Path) -> None:
