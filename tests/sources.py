@@ -75,7 +75,7 @@ def huge_tar(path: Path, name: str) -> Path:
         huge = tarfile.TarInfo(name)
         huge.size = 2**32
         archive.addfile(huge)
-        archive.offset += huge.size  # type: ignore[attr-defined]
+        archive.offset += huge.size
         file.seek(huge.size, io.SEEK_CUR)
         archive.addfile(image, io.BytesIO(jpeg(0)))
     return path
