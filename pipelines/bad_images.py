@@ -45,6 +45,7 @@ class BadImages:
         self._images, self._takes_more, self._exchange = images, takes_more, exchange
         self._keep = keep
         self._known = {own.index: own for own in known}
+        self._unwritten = 0
 
     def __len__(self) -> int:
         """Return how many are known."""
@@ -61,11 +62,14 @@ class BadImages:
 
     def among(self, images: NDArray[np.int64], *, at: int) -> NDArray[np.bool_]:
         """Tell which of N images were known to be bad after ``at`` steps of the run: (N,)."""
-        known = tuple(self._known.values())  # other threads may add some
-        return np.isin(images, [own.index for own in known if own.step <= at])
+        found = map(self._known.get, images.tolist())
+        return np.array([own is not None and own.step <= at for own in found], np.bool_)
 
     def note(self, error: ImageError, *, epoch: int, step: int) -> BadImage:
         """Add an image that could not be shown to the list.
+
+        A long list is stored whenever it has grown by a hundredth, and by ``share``: a run that is
+        killed before finds the others again.
 
         Args:
             error: of the image.
@@ -81,7 +85,8 @@ class BadImages:
             raise error
         own = BadImage(step, error.index, error.name, error.reason, epoch)
         self.add([own])
-        self.write()
+        if self._unwritten * 100 >= len(self._known):
+            self.write()
         return own
 
     def share(self) -> None:
@@ -92,14 +97,14 @@ class BadImages:
         """
         if not self.matter:
             return
-        before = set(self._known.values())
         texts = self._exchange(format_list(self.list()))
         self.add([own for text in texts for own in parse_list(text)])
-        if set(self._known.values()) != before:
+        if self._unwritten:
             self.write()
 
     def write(self) -> None:
         """Store the list, if this rank keeps it."""
+        self._unwritten = 0
         if self._keep is not None:
             self._keep(format_list(self.list()).encode())
 
@@ -111,11 +116,15 @@ class BadImages:
         """
         if not found:
             return
-        known = dict(self._known)
+        better: dict[int, BadImage] = {}
         for own in found:
-            known[own.index] = min(own, known.get(own.index, own))
-        check_number(len(known), self._images, max(known.values()))
-        self._known = known  # the run that is saved then has not too many
+            known = better.get(own.index) or self._known.get(own.index)
+            if known is None or own < known:
+                better[own.index] = own
+        number = len(self._known) + sum(index not in self._known for index in better)
+        check_number(number, self._images, max(found))
+        self._known.update(better)  # not before: the run that is saved then has not too many
+        self._unwritten += len(better)
 
 
 def check_number(bad: int, images: int, last: BadImage | ImageError) -> None:

@@ -67,6 +67,20 @@ def tar(
     return put(path, tar_bytes(members, kind=kind))
 
 
+def huge_tar(path: Path, name: str) -> Path:
+    """Write a tar of a member of 4 GiB, which is a hole in the file, and of an image."""
+    image = tarfile.TarInfo("a/0.jpg")
+    image.size = len(jpeg(0))
+    with path.open("wb") as file, tarfile.open(fileobj=file, mode="w") as archive:
+        huge = tarfile.TarInfo(name)
+        huge.size = 2**32
+        archive.addfile(huge)
+        archive.offset += huge.size
+        file.seek(huge.size, io.SEEK_CUR)
+        archive.addfile(image, io.BytesIO(jpeg(0)))
+    return path
+
+
 def tar_bytes(members: Iterable[tuple[str, bytes]], *, kind: int = tarfile.GNU_FORMAT) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=kind) as archive:

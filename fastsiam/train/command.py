@@ -222,6 +222,8 @@ def _train(
         if place.is_leader:  # write only after data, settings and model are known to work
             _begin_folder(resolved, recipe, folder)
             bad.write()
+        listed = None  # names of millions of images take gigabytes, and are not needed any more
+        resolved = replace(resolved, images=replace(resolved.images, listed=None))
         trainer = Trainer(
             step,
             loader,

@@ -276,4 +276,6 @@ def _finish(store: Store, done: list[Block], partial: Path, plan: dict[str, Any]
         ):
             file.seek(offset)
             file.write(data)
+        file.flush()
+        os.fsync(file.fileno())  # reports what the system could not write, of all workers
     return about

@@ -37,6 +37,8 @@ from .probe import Bytes, Flags, probe
 
 _WNID = re.compile(r"n\d{8}")
 _LARGEST_CLASS_FILE = 1024
+_LARGEST_IMAGE = 2**32 - 1
+"""A row of an index has four bytes for an image's size."""
 _LARGEST_READ = 2**20
 """No header of a tar is longer, whatever it says of itself."""
 _BLOCK, _MAGIC = tarfile.BLOCKSIZE, b"ustar"
@@ -312,8 +314,13 @@ def _members(
                         f"{path} cannot be read in place: {member.name} is stored sparsely; create "
                         "the tar without --sparse"
                     )
-                if not 0 <= member.size < 2**32 or at + member.size > end:
+                if member.size < 0 or at + member.size > end:
                     raise tarfile.ReadError("unexpected end of data")
+                if member.size > _LARGEST_IMAGE and is_image_name(PurePosixPath(member.name).name):
+                    raise DataError(
+                        f"{path} cannot be read in place: {member.name} has {member.size:,} bytes, "
+                        f"and an image at most {_LARGEST_IMAGE:,}; create the tar without it"
+                    )
                 yield member, at
             # The module takes a damaged header for the end; a whole tar ends with a block of zeros.
             place = start + tar.offset

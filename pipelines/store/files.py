@@ -88,12 +88,15 @@ class Mapped:
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    """Map a file, which holds it open: raise the limit on open files if it is reached."""
+    """Map a file, which holds it open: raise the limit on open files before half of it is used."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            number = os.dup(file.fileno())  # as the map will have; the file's is free again then
+            os.close(number)
+            if number <= limit // 2 or limit == most:
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
-        limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         if error.errno != errno.EMFILE or limit == most:
             raise
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

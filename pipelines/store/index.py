@@ -13,9 +13,9 @@ import logging
 import os
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,9 @@ from fastsiam.files import explained, written_whole
 
 from ..remote.path import Place
 from .files import File
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 log = logging.getLogger(__name__)
 
@@ -78,16 +81,48 @@ def open_index(
         facts.append([column])
     if (index := load(places, facts)) is not None:
         return index
-    began, size = time.monotonic(), sum(map(len, files))
-    if not are_small(files):
-        log.info(f"indexing {source} ({size / 1e9:,.1f} GB), which is done once")
-    index = build()
-    kept = keep(index, places, facts)
-    log.info(
-        f"indexed {len(index['rows']):,} images in {source} in "
-        f"{time.monotonic() - began:.1f} s ({f'kept in {kept}' if kept else 'not kept'})"
-    )
-    return index
+    with _locked(places, source):
+        if (index := load(places, facts)) is not None:  # another process built it meanwhile
+            return index
+        began, size = time.monotonic(), sum(map(len, files))
+        if not are_small(files):
+            log.info(f"indexing {source} ({size / 1e9:,.1f} GB), which is done once")
+        index = build()
+        kept = keep(index, places, facts)
+        log.info(
+            f"indexed {len(index['rows']):,} images in {source} in "
+            f"{time.monotonic() - began:.1f} s ({f'kept in {kept}' if kept else 'not kept'})"
+        )
+        return index
+
+
+@contextlib.contextmanager
+def _locked(homes: Sequence[Path], source: str) -> Iterator[None]:
+    """Lock an index inside a ``with`` block: only one process builds it, and the others wait.
+
+    The lock is a file beside the first place that takes one. If no place does, nothing is locked.
+    """
+    from filelock import FileLock, Timeout  # its import is slow, and an index is built once
+
+    with contextlib.ExitStack() as stack:
+        for home in homes:
+            lock = FileLock(home.with_name(f"{home.name}.lock"), fallback_to_soft=False)
+            with contextlib.suppress(OSError):  # a read-only place, or one without locks
+                home.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    lock.acquire(timeout=0)
+                except Timeout:
+                    log.info(f"waiting for another process, which indexes {source}")
+                    lock.acquire()
+                stack.callback(_release, lock)
+                break
+        yield
+
+
+def _release(lock: FileLock) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(lock.lock_file)  # before the release, so that waiting processes notice
+    lock.release()
 
 
 def are_small(files: Sequence[File]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -167,8 +167,7 @@ def _open_folder(root: Place, split: Split, columns: ColumnNames, sources: bool)
 def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order: bool) -> Store:
     if isinstance(root, Path) and (root / _KAGGLE / "train").is_dir():
         root = root / _KAGGLE
-    entries: list[Place] = sorted(root.iterdir())
-    visible = [path for path in entries if path.is_dir() and not path.name.startswith(".")]
+    visible = _folders(root)
     folders = {path.name.lower(): path for path in visible}
     val = [folders[name].name for name in SPLIT_NAMES["val"] if name in folders]
     for name in SPLIT_NAMES[split]:
@@ -194,6 +193,17 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
             "move the others into a folder train/"
         )
     return _open_images(root, split, columns, in_order)
+
+
+def _folders(root: Place) -> list[Place]:
+    """Return the visible folders in a folder, sorted. The system is not asked about each file."""
+    entries: Iterable[Place]
+    if isinstance(root, Path):
+        with contextlib.closing(os.scandir(root)) as found:
+            entries = [root / own.name for own in found if not own.is_file(follow_symlinks=False)]
+    else:
+        entries = root.iterdir()
+    return sorted(path for path in entries if path.is_dir() and not path.name.startswith("."))
 
 
 def _warn_of_others(root: Place, train: Place, folders: Sequence[Place]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastsiam.bad_image_list import FILE, BadImage, read_bad_images
+from fastsiam.bad_image_list import FILE, BadImage, parse_list, read_bad_images
 from fastsiam.errors import CheckpointError, DataError, ImageError
 from fastsiam.pipelines import BadImages, open_store
 from fastsiam.views.batch import Batch
@@ -189,6 +189,21 @@ def test_what_ranks_find_is_told_to_all() -> None:
         rank.share()
         assert rank.list() == [BadImage(4, 7, "a", "b", 0), BadImage(9, 5, "c", "d", 0)]
     assert [len(own) for own in kept] == [1, 2]
+
+
+def test_a_long_list_is_not_stored_for_each_of_its_images() -> None:
+    """But all of it when the ranks share it, which they do before a run is saved."""
+    kept: list[bytes] = []
+    bad = BadImages(10**6, keep=kept.append)
+    for index in range(1000):
+        bad.note(ImageError("m", index=index, name="a", reason="b"), epoch=0, step=index)
+        assert len(parse_list(kept[-1].decode())) >= 0.99 * (index + 1)
+    assert 100 < len(kept) < 400
+    bad.share()
+    assert parse_list(kept[-1].decode()) == bad.list() and len(bad) == 1000
+    stored = len(kept)
+    bad.share()
+    assert len(kept) == stored
 
 
 def test_the_list_in_a_folder(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -339,3 +340,15 @@ def test_a_run_and_its_evaluations_take_the_named_columns(
     named = ["--image-column", "mask", "--label-column", "genus"]
     fastsiam("views", "--data", str(root), *named, "--images", "2", "--out", str(out))
     assert out.exists()
+
+
+def test_names_are_dropped_before_the_first_step(small: TrainConfig) -> None:
+    """Those of millions of images take gigabytes, on every rank."""
+
+    def lists() -> int:
+        gc.collect()
+        return sum(type(found) is ImageList for found in gc.get_objects())
+
+    before, during = lists(), list[int]()
+    run = trained(small, lambda *_: during.append(lists()), max_steps=1)
+    assert during == [before] and ImageList.load(run) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import layout
 from fastsiam.pipelines.store import BetonStore, open_store
 from tests.conftest import write_images
-from tests.conversions import checked, run
+from tests.conversions import checked, failing, run
 from tests.processes import Forked, fastsiam
 from tests.sources import encoded, jpeg, picture
 
@@ -45,6 +46,20 @@ def test_a_full_disk_is_one_line_and_no_half_file(tmp_path: Path) -> None:
     assert re.search(r"no space for .* needs about \d\.\d MB more, and .* free.* to resume", line)
     assert "Traceback" not in done.stderr and not (out / "train.beton").exists()
     fastsiam(*arguments)
+    assert checked(out) == []
+
+
+def test_what_the_disk_does_not_take_is_not_done(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system may say so only when it is asked to synchronise the file."""
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing(errno.EIO))
+        with pytest.raises(DataError, match=r"cannot write .*train.beton: "):
+            run("folder", images, out)
+    assert sorted(os.listdir(out)) == ["train.beton.journal", "train.beton.partial"]
+    run("folder", images, out)
     assert checked(out) == []
 
 

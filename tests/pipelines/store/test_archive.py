@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import resource
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,24 +15,28 @@ from PIL import Image
 
 from fastsiam.errors import DataError
 from fastsiam.pipelines.store import ArchiveStore, archive, index, open_store
-from fastsiam.pipelines.store.files import Mapped
+from fastsiam.pipelines.store.files import File, Mapped
 from fastsiam.pipelines.store.index import ROW
 from tests.pipelines.cases import batches
 from tests.processes import Forked
-from tests.sources import encoded, imagenet_train_tar, jpeg, tar, tar_bytes
+from tests.sources import encoded, huge_tar, imagenet_train_tar, jpeg, tar, tar_bytes
 
 
 def test_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
+    """The limit is raised for them, and for what opens files after them."""
     for i in range(80):
         tar(tmp_path / f"train-{i:04d}.tar", [(f"{i}.jpg", jpeg(0)), (f"{i}.cls", b"0")])
-    done = Forked(count_with_few_files, tmp_path).wait()
-    assert done.stdout == "80\n", done.stderr
+    for limit in (40, 100):
+        done = Forked(count_with_few_files, tmp_path, limit).wait()
+        assert done.stdout == "80\n", done.stderr
 
 
-def count_with_few_files(folder: Path) -> None:
-    """Print how many images there are, where 40 files may be open at once."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (40, 400))
-    print(len(open_store(folder, "train")))
+def count_with_few_files(folder: Path, limit: int) -> None:
+    """Print how many images there are, where few files may be open at once; then open 60 more."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, 400))
+    store = open_store(folder, "train")
+    more = [os.open(os.devnull, os.O_RDONLY) for _ in range(60)]
+    print(len(store) * len(set(more)) // 60)
 
 
 def test_the_index_is_built_once(
@@ -55,6 +62,29 @@ def test_the_index_is_built_once(
         assert len(kept.read_bytes()) == len(body)
     tar(path, [("a/0.jpg", jpeg(7))])  # another file
     assert len(ArchiveStore([path])) == 1
+
+
+def test_of_processes_one_builds_the_index(tmp_path: Path) -> None:
+    """Also in processes of its own, which it forks while it holds the lock."""
+    tar(tmp_path / "t.tar", [(f"a/{i}.jpg", jpeg(i)) for i in range(3)])
+    done = [Forked(index_slowly, tmp_path) for _ in range(3)]
+    assert [one.wait().stdout for one in done] == ["3\n"] * 3
+    assert (tmp_path / "built").read_text() == "built\n"
+    assert sorted(os.listdir(tmp_path)) == [".t.fastsiam-index", "built", "t.tar"]
+
+
+def index_slowly(folder: Path) -> None:
+    """Print how many images a tar has; note in a file that its index was built here."""
+
+    def build(files: Sequence[File], source: str) -> index.Index:
+        with (folder / "built").open("a") as file:
+            file.write("built\n")
+        time.sleep(0.5)
+        return built(files, source)
+
+    built, archive.build_index = archive.build_index, build
+    index._SMALL_BYTES = 0
+    print(len(ArchiveStore([folder / "t.tar"])))
 
 
 def test_a_folder_that_takes_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +150,11 @@ def test_of_members_with_one_name_the_last_counts(tmp_path: Path) -> None:
     members = [("a/0.jpg", jpeg(0)), ("a/1.jpg", jpeg(1)), ("./a/0.jpg", jpeg(2))]
     store = ArchiveStore([tar(tmp_path / "t.tar", members)])
     assert [store.read(i) for i in range(len(store))] == [jpeg(2), jpeg(1)]
+
+
+def test_what_is_no_image_may_have_any_size(tmp_path: Path) -> None:
+    store = ArchiveStore([huge_tar(tmp_path / "t.tar", "a/weights.bin")])
+    assert len(store) == 1 and store.decode(0).size
 
 
 def test_a_tar_of_two_splits_is_refused(tmp_path: Path) -> None:

@@ -137,3 +137,24 @@ def test_images_beside_parquet_are_the_data(
     listed = SimpleNamespace(scandir=lambda folder: (x for x in [*os.scandir(folder)][::order]))
     monkeypatch.setattr(recognise, "os", listed)
     assert len(open_store(tmp_path, "train")) == 2
+
+
+def test_the_system_is_not_asked_about_each_image_of_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a network file system each question takes time. Links are followed, or left out."""
+    root, elsewhere = tmp_path / "data", put(tmp_path / "elsewhere" / "0.jpg").parent
+    for i in range(3):
+        put(root / f"{i}.jpg")
+    (root / "loop").symlink_to("loop")
+    stat, asked = Path.stat, list[str]()
+
+    def note(path: Path, **how: Any) -> os.stat_result:
+        asked.append(path.suffix)
+        return stat(path, **how)
+
+    monkeypatch.setattr(Path, "stat", note)
+    assert len(open_store(root, "train")) == 3
+    assert ".jpg" not in asked
+    (root / "train").symlink_to(elsewhere)
+    assert len(open_store(root, "train")) == 1

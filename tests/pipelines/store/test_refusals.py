@@ -22,7 +22,7 @@ from fastsiam.pipelines.store.index import ROW, file_facts, keep, pack_texts
 from tests.conftest import write_images
 from tests.conversions import failing, run, same_images
 from tests.forms import FORMS, as_compressed, as_converted, as_on_the_hub, as_saved, write_list
-from tests.sources import cifar, folder_members, jpeg, put, tar
+from tests.sources import cifar, folder_members, huge_tar, jpeg, put, tar
 from tests.sources import tar_bytes as tarred
 from tests.tables import dataset
 
@@ -167,6 +167,10 @@ CASES: dict[str, tuple[Build, str]] = {
     "cut in a later image": (tar_damaged(lambda d: d[: d.index(b"1/5.jpg") + 900]), WHOLE_TAR),
     "another tar behind it": (
         tar_damaged(lambda d: d + d), "another tar after its end, at .* or join them with tar --con"
+    ),
+    "a huge image": (
+        lambda root: huge_tar(root / "t.tar", "a/1.jpg"),
+        r"a/1.jpg has 4,294,967,296 bytes, and an image at most 4,294,967,295; create",
     ),
     "a sparse member": (sparse_tar, "stored sparsely; create the tar without --sparse"),
     "a link to an image": (link_in_tar(tarfile.SYMTYPE), "a link to 0.jpg; .* tar --dereference$"),
@@ -343,12 +347,12 @@ def test_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 GONE = r"cannot read .*: No such file or directory; check the path$"
 
 
-@pytest.mark.parametrize("method", ["exists", "iterdir", "glob"])
+@pytest.mark.parametrize(("of", "method"), [(Path, "exists"), (os, "scandir"), (Path, "glob")])
 def test_a_folder_that_cannot_be_looked_into(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    of: Any, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_images(tmp_path / "train", classes=1, each=1)
-    monkeypatch.setattr(Path, method, failing(errno.EIO))
+    monkeypatch.setattr(of, method, failing(errno.EIO))
     assert str(tmp_path) in refused(tmp_path, f": {os.strerror(errno.EIO)}; ")
 
 
