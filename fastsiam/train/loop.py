@@ -369,6 +369,8 @@ class Trainer:
                 branch=self._branch,
                 **self._step.state(),
             )
+            if self._log:
+                self._log.sync()
             try:
                 checkpoints.save(self.path, state, keep=checkpoints.previous(self._folder))
             except (OSError, FastSiamError) as error:
