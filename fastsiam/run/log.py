@@ -31,7 +31,6 @@ class MetricsLog:
         step: int,
         steps_per_epoch: int,
         end: int = 0,
-        evaluates_again: bool = False,
         trackers: Iterable[str] = (),
         settings: Mapping[str, Any] | None = None,
     ) -> None:
@@ -45,7 +44,6 @@ class MetricsLog:
             step: number of steps that the run resumes after.
             steps_per_epoch: to compute the step of evaluation lines, which only have the epoch.
             end: the last step of this run, at which trackers mark it as complete.
-            evaluates_again: whether the evaluation after ``step`` will be repeated.
             trackers: names of the trackers.
             settings: every setting by its flag's name, for the trackers.
 
@@ -55,6 +53,8 @@ class MetricsLog:
         self.path = folder.path / "metrics.jsonl"
         self._folder, self._steps_per_epoch, self._end = folder, steps_per_epoch, end
         self._last = step
+        self.is_evaluated = False
+        """Whether the evaluation after ``step`` was logged by an earlier start."""
         invalid = 0
         with explained(FastSiamError, f"cannot write the metrics in {folder.path}"):
             with written_whole(self.path) as temporary, temporary.open("w", encoding="utf-8") as to:
@@ -64,7 +64,8 @@ class MetricsLog:
                     except (ArithmeticError, LookupError, TypeError, ValueError):
                         invalid += text.endswith("\n")  # a run that was killed leaves half a line
                         continue
-                    if line and at <= step - (line["kind"] == "knn" and evaluates_again):
+                    if line and at <= step:
+                        self.is_evaluated |= line["kind"] == "knn" and at == step
                         to.write(text.rstrip("\n") + "\n")
             self._size = self.path.stat().st_size
         if invalid:

@@ -118,13 +118,11 @@ class Trainer:
         self._finite = FiniteCheck(place.device)
         self._log: MetricsLog | None = None
         if place.is_leader:
-            evaluates = self.done < self.end or self.done == step.total
             self._log = MetricsLog(
                 folder,
                 step=self.done,
                 steps_per_epoch=step.steps_per_epoch,
                 end=self.end,
-                evaluates_again=evaluates and self._evaluation_is_due,
                 trackers=config.run.trackers,
                 settings=config.to_flags(),
             )
@@ -230,14 +228,19 @@ class Trainer:
         return epoch % monitor.knn_every == 0 or self.done == self._step.total
 
     def _evaluate_if_due(self) -> None:
-        """Evaluate where the settings say so, after saving."""
+        """Evaluate where the settings say so, after saving, unless an earlier start did."""
         self.settle()  # loaders may fork here, which is unsafe while a thread is working
-        if self._evaluation_is_due:
+        if self._evaluation_is_due and not (self.done == self.first and self._was_evaluated()):
             if self._unlogged:
                 self.check_finite()
             if self.done:
                 self._try_to_save()  # an evaluation takes minutes and may be killed
             self._evaluate()
+
+    def _was_evaluated(self) -> bool:
+        """Return on all ranks whether rank 0's log has the evaluation that the run began after."""
+        has_line = self._log is not None and self._log.is_evaluated
+        return bool(sum_across_ranks(torch.tensor(int(has_line))).item())
 
     def _evaluate(self) -> None:
         assert self._knn is not None

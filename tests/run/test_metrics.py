@@ -232,12 +232,16 @@ def test_log_drops_what_a_lost_part_of_the_run_left(tmp_path: Path) -> None:
     log.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "st')  # killed while writing
-    MetricsLog(RunFolder(tmp_path), step=4, steps_per_epoch=2, evaluates_again=True).close()
+    log = MetricsLog(RunFolder(tmp_path), step=4, steps_per_epoch=2)
+    log.close()
+    assert log.is_evaluated
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines == read_metrics(tmp_path)
     assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2, 3, 4]
-    assert [line["epoch"] for line in lines if line["kind"] == "knn"] == [0, 1]
-    MetricsLog(RunFolder(tmp_path), step=2, steps_per_epoch=2).close()
+    assert [line["epoch"] for line in lines if line["kind"] == "knn"] == [0, 1, 2]
+    log = MetricsLog(RunFolder(tmp_path), step=3, steps_per_epoch=2)
+    log.close()
+    assert not log.is_evaluated
     assert [line["epoch"] for line in read_metrics(tmp_path) if line["kind"] == "knn"] == [0, 1]
 
 
