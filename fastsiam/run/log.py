@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from fastsiam.console import counted
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.files import explained, parsed_json, reason, written_whole
+from fastsiam.files import explained, parsed_json, reason, write_at, written_whole
 from fastsiam.run.folder import RunFolder
 from fastsiam.run.trackers import Trackers
 
@@ -30,13 +31,12 @@ class MetricsLog:
         step: int,
         steps_per_epoch: int,
         end: int = 0,
-        evaluates_again: bool = False,
         trackers: Iterable[str] = (),
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """Open the file for appending, and remove lines after step ``step``.
+        """Remove lines after step ``step`` from the file, and invalid lines with a warning.
 
-        Such lines are left by a run that was killed after its last checkpoint. A run that begins
+        Later lines are left by a run that was killed after its last checkpoint. A run that begins
         removes all: they are of an earlier start, perhaps with other settings.
 
         Args:
@@ -44,7 +44,6 @@ class MetricsLog:
             step: number of steps that the run resumes after.
             steps_per_epoch: to compute the step of evaluation lines, which only have the epoch.
             end: the last step of this run, at which trackers mark it as complete.
-            evaluates_again: whether the evaluation after ``step`` will be repeated.
             trackers: names of the trackers.
             settings: every setting by its flag's name, for the trackers.
 
@@ -54,16 +53,23 @@ class MetricsLog:
         self.path = folder.path / "metrics.jsonl"
         self._folder, self._steps_per_epoch, self._end = folder, steps_per_epoch, end
         self._last = step
-        kept = [
-            line
-            for line in read_metrics(folder.path)
-            if step and self._step_of(line) <= step - (line["kind"] == "knn" and evaluates_again)
-        ]
+        self.is_evaluated = False
+        """Whether the evaluation after ``step`` was logged by an earlier start."""
+        invalid = 0
         with explained(FastSiamError, f"cannot write the metrics in {folder.path}"):
-            content = "".join(json.dumps(line) + "\n" for line in kept).encode()
-            with written_whole(self.path) as temporary:
-                temporary.write_bytes(content)
-            self._file, self._size = os.open(self.path, os.O_WRONLY | os.O_APPEND), len(content)
+            with written_whole(self.path) as temporary, temporary.open("w", encoding="utf-8") as to:
+                for text, line in _lines(folder.path) if step else ():
+                    try:
+                        at = self._step_of(line or {})
+                    except (ArithmeticError, LookupError, TypeError, ValueError):
+                        invalid += text.endswith("\n")  # a run that was killed leaves half a line
+                        continue
+                    if line and at <= step:
+                        self.is_evaluated |= line["kind"] == "knn" and at == step
+                        to.write(text.rstrip("\n") + "\n")
+            self._size = self.path.stat().st_size
+        if invalid:
+            folder.console.warn(f"removed {counted(invalid, 'invalid line')} from {self.path}")
         self._unwritten: list[str] = []
         self._trackers = Trackers(
             trackers,
@@ -95,29 +101,39 @@ class MetricsLog:
             self._trackers.log(self._step_of(line), figures)
 
     def close(self) -> None:
-        """Write pending lines, close the file, and end the trackers."""
+        """Write pending lines, and end the trackers."""
         try:
             self._append()
         except OSError as error:
             self._folder.console.warn(
                 f"{len(self._unwritten):,} lines of {self.path} are lost: {reason(error)}"
             )
-        os.close(self._file)
         self._trackers.close(complete=self._last >= self._end)
 
+    def sync(self) -> None:
+        """Write pending lines and synchronise the file to the disk, before a checkpoint."""
+        with contextlib.suppress(OSError):  # ``write`` has warned, and ``close`` tries again
+            self._append()
+            with self.path.open("rb+") as file:
+                os.fsync(file.fileno())
+
     def _append(self) -> None:
-        """Write all pending lines, or leave the file unchanged."""
+        """Write all pending lines, or leave the file unchanged.
+
+        The file is opened each time, because after an error of a network file system an open file
+        may never work again. Half a line that such an error leaves is overwritten the next time.
+        """
         if not self._unwritten:
             return
         content = "".join(self._unwritten).encode()
-        try:
-            written = 0
-            while written < len(content):
-                written += os.write(self._file, content[written:])
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._file, self._size)
-            raise
+        with self.path.open("rb+", buffering=0) as file:
+            self._size = min(self._size, os.fstat(file.fileno()).st_size)
+            try:
+                write_at(file.fileno(), content, self._size)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(file.fileno(), self._size)
+                raise
         self._size += len(content)
         self._unwritten.clear()
 
@@ -129,7 +145,7 @@ class MetricsLog:
 def read_metrics(
     run: Path, *, numbers: Mapping[str, Collection[str]] | None = None
 ) -> list[dict[str, Any]]:
-    """Read the lines of a run's ``metrics.jsonl``, up to the first corrupt one.
+    """Read the lines of a run's ``metrics.jsonl``, without corrupt ones.
 
     The last line may be incomplete if the process was killed or the disk was full.
 
@@ -143,20 +159,14 @@ def read_metrics(
             last, such as one that was edited by hand.
     """
     path = run / "metrics.jsonl"
-    with explained(FastSiamError, f"cannot read {path}"):
-        content = path.read_bytes() if path.exists() else b""
-    lines = []
-    texts = content.decode(errors="replace").splitlines()
-    for number, text in enumerate(texts, 1):
-        try:
-            line = parsed_json(text)
-        except ValueError:
-            line = None
-        if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
-            if numbers is not None and number < len(texts):
-                raise DataError(f"{path} has an invalid line, number {number:,}; restore the file")
-            break
-        lines.append(line)
+    lines, invalid = [], 0
+    for number, (_, line) in enumerate(_lines(run), 1):
+        if invalid and numbers is not None:
+            raise DataError(f"{path} has an invalid line, number {invalid:,}; restore the file")
+        if line is None:
+            invalid = number
+        else:
+            lines.append(line)
     for number, line in enumerate(lines, 1):
         for name in (numbers or {}).get(line["kind"], ()):
             value = line.get(name)
@@ -168,7 +178,22 @@ def read_metrics(
     return lines
 
 
+def _lines(run: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """Yield the lines of a run's ``metrics.jsonl`` as text and as values; None for corrupt ones."""
+    path = run / "metrics.jsonl"
+    with explained(FastSiamError, f"cannot read {path}"):
+        if not path.exists():
+            return
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for text in file:
+                try:
+                    line = parsed_json(text)
+                except ValueError:
+                    line = None
+                is_valid = isinstance(line, dict) and isinstance(line.get("kind"), str)
+                yield text, line if is_valid else None
+
+
 def initial_spread(run: Path) -> float | None:
     """Return the z_std of the untrained network from a run's log; None if it is not there."""
-    lines = (line for line in read_metrics(run) if line["kind"] == "initial")
-    return next((line.get("z_std") for line in lines), None)
+    return next((x.get("z_std") for _, x in _lines(run) if x and x["kind"] == "initial"), None)

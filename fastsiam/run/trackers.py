@@ -95,6 +95,12 @@ class _MLflow:
         self._wait()
         self._mlflow.end_run("FINISHED" if complete else "KILLED")
 
+    def fail(self) -> None:
+        """Mark the run as failed, if the server answers; at exit MLflow would mark it finished."""
+        os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"  # other ranks wait for this one
+        with contextlib.suppress(Exception):
+            self._mlflow.end_run("FAILED")
+
     def _wait(self) -> None:
         """Wait until the last figures were sent; raises the error if that failed."""
         if self._last is not None:
@@ -190,7 +196,9 @@ class Trackers:
         try:
             yield
         except Exception as error:  # a client may raise anything
-            self._trackers.pop(name, None)
+            failed = self._trackers.pop(name, None)
+            if isinstance(failed, _MLflow):
+                failed.fail()
             self._console.warn(
                 f"--tracker {name} failed and is disabled ({why(error)}); metrics.jsonl has all "
                 "values"

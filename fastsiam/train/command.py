@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -204,37 +205,50 @@ def _train(
         console.say(note)
     _on_all_ranks(True, place)  # all have read the list of images before rank 0 rewrites it
     bad = _bad_images(resolved, folder)
-    loader = _loader(resolved, bad)
-    with distributed.closing_unless_lost(loader):
-        if place.is_leader:
-            _introduce(console, resolved, loader, folder.path)
-            if resolved.damaged:
-                checkpoints.rename_corrupt(folder.path)
-        try:
-            method = _fresh_method(resolved, console)
-            # Compiling must not overlap with a loader at work: see TrainingStep.prepare.
-            resolved, step = prepared_step(resolved, method, console)
-        except (RuntimeError, MemoryError) as error:
-            done = 0 if resolved.start is None else resolved.start.step
-            if lacking := oom_error(error, resolved.config, at=done + 1, saved="no step was taken"):
-                raise lacking from error
+    loader, trainer = _loader(resolved, bad), None
+    try:
+        with distributed.closing_unless_lost(loader):
+            trainer = _trainer(resolved, loader, bad, recipe, folder)
+            listed = None  # names of millions of images take gigabytes, and are not needed any more
+            resolved = replace(resolved, images=replace(resolved.images, listed=None))
+            with contextlib.closing(trainer):
+                trainer.run()
+    except KeyboardInterrupt:  # while loader and trackers were closed
+        if trainer is None or trainer.done == trainer.first:
             raise
-        if place.is_leader:  # write only after data, settings and model are known to work
-            _begin_folder(resolved, recipe, folder)
-            bad.write()
-        listed = None  # names of millions of images take gigabytes, and are not needed any more
-        resolved = replace(resolved, images=replace(resolved.images, listed=None))
-        trainer = Trainer(
-            step,
-            loader,
-            folder=folder,
-            start=resolved.start,
-            knn=_monitor(resolved.config, place, console, resolved.dtype),
-            console=console,
-            before_saving=bad.share,
-        )
-        with contextlib.closing(trainer):
-            trainer.run()
+        raise trainer.interrupted(signal.SIGINT) from None
+
+
+def _trainer(
+    resolved: ResolvedConfig, loader: Loader, bad: BadImages, recipe: str, folder: RunFolder
+) -> Trainer:
+    """Build the model and what trains it, and begin the run's folder."""
+    place, console = resolved.place, folder.console
+    if place.is_leader:
+        _introduce(console, resolved, loader, folder.path)
+        if resolved.damaged:
+            checkpoints.rename_corrupt(folder.path)
+    try:
+        method = _fresh_method(resolved, console)
+        # Compiling must not overlap with a loader at work: see TrainingStep.prepare.
+        resolved, step = prepared_step(resolved, method, console)
+    except (RuntimeError, MemoryError) as error:
+        done = 0 if resolved.start is None else resolved.start.step
+        if lacking := oom_error(error, resolved.config, at=done + 1, saved="no step was taken"):
+            raise lacking from error
+        raise
+    if place.is_leader:  # write only after data, settings and model are known to work
+        _begin_folder(resolved, recipe, folder)
+        bad.write()
+    return Trainer(
+        step,
+        loader,
+        folder=folder,
+        start=resolved.start,
+        knn=_monitor(resolved.config, place, console, resolved.dtype),
+        console=console,
+        before_saving=bad.share,
+    )
 
 
 def _introduce(console: Console, resolved: ResolvedConfig, loader: Loader, run: Path) -> None:

@@ -99,7 +99,7 @@ class Trainer:
             step.load(model=start.model, optimizer=start.optimizer, scaler=start.scaler)
         self._step, self._loader, self._knn, self._console = step, loader, knn, console
         self._before_saving = before_saving
-        self.done = self._first = 0 if start is None else start.step
+        self.done = self.first = 0 if start is None else start.step
         """Steps taken so far, and before this process started."""
         self.end = last_step(config, step.steps_per_epoch)
         """Number of steps after which the run ends."""
@@ -118,13 +118,11 @@ class Trainer:
         self._finite = FiniteCheck(place.device)
         self._log: MetricsLog | None = None
         if place.is_leader:
-            evaluates = self.done < self.end or self.done == step.total
             self._log = MetricsLog(
                 folder,
                 step=self.done,
                 steps_per_epoch=step.steps_per_epoch,
                 end=self.end,
-                evaluates_again=evaluates and self._evaluation_is_due,
                 trackers=config.run.trackers,
                 settings=config.to_flags(),
             )
@@ -175,7 +173,7 @@ class Trainer:
             self._save()
             if self.done == total:
                 self._evaluate_if_due()
-        if self.done > self._first:
+        if self.done > self.first:
             ended = "done" if self.done == total else f"stopped by --max-steps {self.end}"
             self._console.say(f"{ended}: step {self.done:,} of {total:,}, saved {self.path}")
 
@@ -230,14 +228,19 @@ class Trainer:
         return epoch % monitor.knn_every == 0 or self.done == self._step.total
 
     def _evaluate_if_due(self) -> None:
-        """Evaluate where the settings say so, after saving."""
+        """Evaluate where the settings say so, after saving, unless an earlier start did."""
         self.settle()  # loaders may fork here, which is unsafe while a thread is working
-        if self._evaluation_is_due:
+        if self._evaluation_is_due and not (self.done == self.first and self._was_evaluated()):
             if self._unlogged:
                 self.check_finite()
             if self.done:
                 self._try_to_save()  # an evaluation takes minutes and may be killed
             self._evaluate()
+
+    def _was_evaluated(self) -> bool:
+        """Return on all ranks whether rank 0's log has the evaluation that the run began after."""
+        has_line = self._log is not None and self._log.is_evaluated
+        return bool(sum_across_ranks(torch.tensor(int(has_line))).item())
 
     def _evaluate(self) -> None:
         assert self._knn is not None
@@ -369,6 +372,8 @@ class Trainer:
                 branch=self._branch,
                 **self._step.state(),
             )
+            if self._log:
+                self._log.sync()
             try:
                 checkpoints.save(self.path, state, keep=checkpoints.previous(self._folder))
             except (OSError, FastSiamError) as error:
@@ -412,13 +417,9 @@ class Trainer:
                 self.log()
             self._clock.pause()
             self._save()
-            raise self._interrupted(asked.number) from asked
+            raise self.interrupted(asked.number) from asked
         except (TrainingError, CheckpointError):
             raise
-        except KeyboardInterrupt:  # SIGINT arrived before StopSignals took over
-            if self.done == self._first:
-                raise
-            raise self._interrupted(signal.SIGINT) from None
         except FastSiamError as error:
             if self._step.place.world == 1 or self._stop.is_known_to_all(error):
                 self._save_for(error)
@@ -429,13 +430,14 @@ class Trainer:
                 raise lacking from error
             raise
 
-    def _interrupted(self, signalled: int) -> Interrupted:
-        name = signal.Signals(signalled).name
-        return Interrupted(
-            f"{name}: stopped after step {self.done:,}, saved {self.path}; "
-            f"--resume {quoted(self._folder)} continues from there",
-            exit_code=128 + signalled,
-        )
+    def interrupted(self, signalled: int) -> Interrupted:
+        """Return the error after a signal; the message says what is saved and how to continue."""
+        message = f"{signal.Signals(signalled).name}: stopped after step {self.done:,}"
+        is_saved = self._saved == self.done
+        message += f", saved {self.path}" if is_saved else f"; {self._last_good}"
+        if self._saved is not None:
+            message += f"; --resume {quoted(self._folder)} continues from there"
+        return Interrupted(message, exit_code=128 + signalled)
 
     def _save_for(self, error: FastSiamError) -> None:
         """Save before an error that all ranks know of ends the run; add the path to the error."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -229,13 +232,30 @@ def test_log_drops_what_a_lost_part_of_the_run_left(tmp_path: Path) -> None:
     log.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "st')  # killed while writing
-    MetricsLog(RunFolder(tmp_path), step=4, steps_per_epoch=2, evaluates_again=True).close()
+    log = MetricsLog(RunFolder(tmp_path), step=4, steps_per_epoch=2)
+    log.close()
+    assert log.is_evaluated
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines == read_metrics(tmp_path)
     assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2, 3, 4]
-    assert [line["epoch"] for line in lines if line["kind"] == "knn"] == [0, 1]
-    MetricsLog(RunFolder(tmp_path), step=2, steps_per_epoch=2).close()
+    assert [line["epoch"] for line in lines if line["kind"] == "knn"] == [0, 1, 2]
+    log = MetricsLog(RunFolder(tmp_path), step=3, steps_per_epoch=2)
+    log.close()
+    assert not log.is_evaluated
     assert [line["epoch"] for line in read_metrics(tmp_path) if line["kind"] == "knn"] == [0, 1]
+
+
+def test_a_resumed_run_keeps_the_lines_after_a_corrupt_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    texts = [json.dumps({"kind": "train", "step": step}) for step in range(1, 10)]
+    texts[2], texts[6] = texts[2][:9] + texts[2], '{"kind": "train", "step": "seven"}'
+    path.write_text("\n".join(texts) + "\n" + texts[8][:9])
+    MetricsLog(RunFolder(tmp_path), step=8, steps_per_epoch=2).close()
+    kept = [json.loads(text)["step"] for text in path.read_text().splitlines()]
+    assert kept == [1, 2, 4, 5, 6, 8]
+    assert f"warning: removed 2 invalid lines from {path}\n" in capfd.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
@@ -245,10 +265,16 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         MetricsLog(RunFolder(blocked / "run"), step=0, steps_per_epoch=3)
 
 
+@pytest.mark.parametrize("truncates", [True, False])
 def test_lines_wait_for_room_on_a_full_disk(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    truncates: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """One warning, no half of a line, and all of them when there is room again."""
+    if not truncates:
+        monkeypatch.setattr(os, "ftruncate", Mock(side_effect=OSError))
     with small_disk(tmp_path / "disk", 1) as disk:
         log = MetricsLog(RunFolder(disk), step=0, steps_per_epoch=3)
         log.write("train", {"step": 1})
@@ -256,7 +282,7 @@ def test_lines_wait_for_room_on_a_full_disk(
         for step in range(2, 300):  # more than the file's last block holds
             log.write("train", {"step": step})
         before = read_metrics(disk)
-        assert log.path.read_text().endswith("}\n") and 1 <= len(before) < 299
+        assert log.path.read_text().endswith("}\n") == truncates and 1 <= len(before) < 299
         filler.unlink()
         log.write("train", {"step": 300})
         log.close()
@@ -267,3 +293,34 @@ def test_lines_wait_for_room_on_a_full_disk(
         "metrics.jsonl: No space left on device; free some space and try again; training continues"
     )
     assert full in said
+
+
+@pytest.mark.parametrize("fails_at", ["open", "write", "close"])
+def test_lines_are_written_once_a_network_disk_answers_again(
+    fails_at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a remount, a file that was open before stays dead."""
+    log = MetricsLog(RunFolder(tmp_path), step=0, steps_per_epoch=3)
+    log.write("train", {"step": 1})
+    content = log.path.read_bytes()
+    log.path.unlink()
+    if fails_at == "open":
+        log.write("train", {"step": 2})
+    log.path.write_bytes(content)
+    with monkeypatch.context() as patch:
+        if fails_at == "write":
+            patch.setattr(os, "pwrite", Mock(side_effect=OSError(errno.ESTALE, "stale")))
+        if fails_at == "close":
+            patch.setattr(Path, "open", lambda *_, **__: closes_with_an_error(log.path))
+        log.write("train", {"step": 3})
+    log.write("train", {"step": 4})
+    log.close()
+    steps = [json.loads(text)["step"] for text in log.path.read_text().splitlines()]
+    assert steps == ([1, 2, 3, 4] if fails_at == "open" else [1, 3, 4])
+
+
+@contextlib.contextmanager
+def closes_with_an_error(path: Path) -> Iterator[Any]:
+    with open(path, "rb+") as file:
+        yield file
+    raise OSError(errno.EDQUOT, "quota exceeded")

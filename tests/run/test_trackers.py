@@ -175,6 +175,7 @@ def test_figures_that_mlflow_could_not_send_disable_it(
     failed.set_exception(ConnectionError("the server is gone"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/store")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     sent: Any = RunOperations
     monkeypatch.setattr(mlflow, "log_metrics", lambda *_, **__: sent([failed]))
     trackers = Trackers(["mlflow"], run=tmp_path, settings={}, step=0, console=Console())
@@ -182,7 +183,9 @@ def test_figures_that_mlflow_could_not_send_disable_it(
     assert "disabled" not in capsys.readouterr().err
     trackers.log(2, {"train/loss": 0.4})
     assert "--tracker mlflow failed and is disabled" in capsys.readouterr().err
-    mlflow.end_run()
+    assert mlflow.active_run() is None  # or MLflow would mark it as finished at exit
+    own = (tmp_path / "trackers" / "mlflow.txt").read_text().strip()
+    assert mlflow.get_run(own).info.status == "FAILED"
 
 
 def test_a_server_that_is_not_there_ends_nothing(small: TrainConfig, tmp_path: Path) -> None:

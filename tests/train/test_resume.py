@@ -250,9 +250,17 @@ def test_kill_9_of_the_whole_program(small: TrainConfig, tmp_path: Path) -> None
     assert knn[0] == knn[1] and [line["epoch"] for line in knn[0]] == [0, 10, 20, 30, 40]
 
 
-def test_a_finished_run_stays_finished(small: TrainConfig) -> None:
+def test_a_finished_run_stays_finished(small: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is only evaluated if it was killed before that was logged."""
     run = trained(small)
     before, state = read_metrics(run), checkpoints.load(run)
+    *others, last = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(others))
+    assert '"knn"' in last
     trained(small)
+    assert read_metrics(run) == before
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_evaluate", Mock(side_effect=AssertionError))
+        trained(small)
     assert read_metrics(run) == before
     assert same_state(checkpoints.load(run).model, state.model)

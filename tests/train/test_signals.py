@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from PIL import Image
@@ -21,6 +22,7 @@ from fastsiam.errors import Interrupted
 from fastsiam.evaluate.features import feature_batches
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
+from fastsiam.run.trackers import TRACKERS
 from fastsiam.signals import ECHO
 from fastsiam.train import command as job
 from tests.configs import flags, with_settings
@@ -151,6 +153,28 @@ def test_an_evaluation_is_left_at_its_next_batch(
     assert [line["epoch"] for line in read_metrics(run) if line["kind"] == "knn"] == [0]
     assert checkpoints.load(trained(config)).step == 6
     assert [line["epoch"] for line in read_metrics(run) if line["kind"] == "knn"] == [0, 1]
+
+
+@pytest.mark.parametrize("before", [None, signal.SIGTERM])
+def test_ctrl_c_while_a_tracker_closes_says_what_is_saved(
+    before: int | None, small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a first signal, whose message it replaces."""
+    interrupts = Mock(side_effect=lambda **_: signal.raise_signal(signal.SIGINT))
+    tracker = Mock(close=interrupts)
+    monkeypatch.setitem(TRACKERS, "tensorboard", lambda *_: tracker)
+    run = Path(small.run.out)
+
+    def stop(step: int, _: Any) -> None:
+        if before and step == 4:
+            os.kill(os.getpid(), before)
+
+    with pytest.raises(Interrupted) as caught:
+        trained(small, stop, tracker="tensorboard", knn_every=0)
+    assert str(caught.value) == (
+        f"SIGINT: stopped after step {checkpoints.load(run).step}, saved {checkpoints.last(run)}; "
+        f"--resume {run} continues from there"
+    )
 
 
 def test_elsewhere_than_in_a_run(begun: TrainConfig, images: Path) -> None:
