@@ -169,8 +169,13 @@ def test_ctrl_c_while_a_tracker_closes_says_what_is_saved(
         if before and step == 4:
             os.kill(os.getpid(), before)
 
-    with pytest.raises(Interrupted) as caught:
-        trained(small, stop, tracker="tensorboard", knn_every=0)
+    # Whoever started the tests in the background has SIGINT ignored.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(Interrupted) as caught:
+            trained(small, stop, tracker="tensorboard", knn_every=0)
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert str(caught.value) == (
         f"SIGINT: stopped after step {checkpoints.load(run).step}, saved {checkpoints.last(run)}; "
         f"--resume {run} continues from there"
