@@ -1,9 +1,9 @@
 """Methods built of lightly's parts, with the settings of a run: networks, losses, steps, views.
 
 The networks have fastsiam's backbone and lightly's heads; losses, views, momentum updates and
-memory banks are lightly's, put together as in its own examples. Where lightly's heads have one
-number of layers (SimSiam's, BYOL's and SwAV's projectors) they are built with as many as the
-settings say, by its ``ProjectionHead``.
+memory banks are lightly's, put together as in its own examples. lightly's projectors of SimSiam,
+BYOL and SwAV have a fixed number of layers; they are built by its ``ProjectionHead`` instead, with
+the number in the settings.
 """
 
 from __future__ import annotations

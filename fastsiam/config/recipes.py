@@ -25,17 +25,17 @@ _CIFAR10: _Changes = _SELDOM | {
 }  # fmt: skip
 _RELATED = _IMAGENET | {
     "batch": 4096, "optimizer": "lars", "weight_decay": 1e-6, "warmup_epochs": 10.0,
-    "scale_min": 0.08, "zero_init_residual": False,
+    "scale_min": 0.08,
 }  # fmt: skip
-"""What SimCLR, BYOL and SwAV have in common on ImageNet; SwAV's residual blocks alone begin so."""
+"""What SimCLR, BYOL and SwAV have in common on ImageNet."""
 _STRONG: _Changes = {"brightness": 0.8, "contrast": 0.8, "saturation": 0.8, "hue": 0.2}
 """SimCLR's jitter at strength 1, which SwAV takes over."""
 _BYOL = _RELATED | {
     "method": "byol", "lr": 0.45, "saturation": 0.2, "blur_p": "1.0,0.1", "solarise_p": "0.0,0.2",
-    "zero_init_residual": True,
 }  # fmt: skip
 _SWAV = _RELATED | _STRONG | {
     "method": "swav", "lr": 0.3, "lars_all": True, "warmup_from": 0.0625, "lr_end": 0.001,
+    "zero_init_residual": False,
 }  # fmt: skip
 _SWAV_MULTICROP = _SWAV | {
     "projector_layers": 2, "epochs": 800, "views": 8, "crop": "224,224" + 6 * ",96",
@@ -65,7 +65,7 @@ CHANGES: dict[str, _Changes] = {
         "epochs": 200, "batch": 128, "lr": 0.12,
     },
     # SimCLR's paper and code differ in the weight decay: the paper's is taken.
-    "simclr": _RELATED | _STRONG | {"method": "simclr", "lr": 0.3, "zero_init_residual": True},
+    "simclr": _RELATED | _STRONG | {"method": "simclr", "lr": 0.3},
     # BN is of 32 images, as on the original's 8 GPUs. The loss is the mean of both directions; for
     # the sum: --lr 0.06 --weight-decay 5e-5.
     "mocov2": _IMAGENET

@@ -21,7 +21,7 @@ _SYSTEM = Path("/sys")
 def take_cores(device: torch.device, *, beside_gpu: bool) -> None:
     """Take this rank's share of the machine's cores, for torch's threads and the loaders.
 
-    The only rank of a machine takes all cores, in a container as many as its quota. The number of
+    The only rank of a machine takes all cores, or the CPU quota of its container. The number of
     threads in ``OMP_NUM_THREADS`` is kept, except for 1 under ``torchrun``, which sets it by
     default; set ``FASTSIAM_CORES=1`` for one thread per rank.
 
