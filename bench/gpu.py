@@ -123,7 +123,7 @@ def stages(config: GpuConfig, *, gpu_bytes: float, device: str = "cpu") -> list[
     found = [
         bench("machine", 25, "machine", repeats=3),
         bench("step-512", 100, "step", **step, variants="default,eager"),
-        bench("train", 220, "train", **load, images=8192, pipelines=pipelines),
+        bench("train", 350, "train", **load, images=32768, pipelines=pipelines),
         _tests("tests", 190, files, "gpu and not (dali or ffcv or alone)", min(14, fitting)),
         bench("photometric-512", 20, "photometric", **step),
         _tests("tests-loaders", 65, files, "gpu and not alone and (dali or ffcv)", min(6, fitting)),
