@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ def test_training_is_not_faster_than_its_loader(
     monkeypatch.setattr(train, "compare", lambda _, rows: rows)
     with session(replace(little, batch=2, workers=workers, pipelines=("native",))) as own:
         own.device = "cuda"
-        rows = {row.name: row for row in train.measure(own)}
+        rows: dict[str, Any] = {row.name: row for row in train.measure(own)}
         data = rows[BASELINE].build.keywords["config"].data
         batches = sum(path.is_file() for path in Path(data.data).rglob("*")) // 2
     warm, steps = train.window(12, batches, data, whole=True)
