@@ -128,7 +128,7 @@ def stages(config: GpuConfig, *, gpu_bytes: float, device: str = "cpu") -> list[
         bench("photometric-512", 20, "photometric", **step),
         _tests("tests-loaders", 65, files, "gpu and not alone and (dali or ffcv)", min(6, fitting)),
         _tests("tests-alone", 30, files, "gpu and alone", 1),
-        bench("loader", 80, "loader", **load, images=4096, pipelines=pipelines),
+        bench("loader", 180, "loader", **load, images=16384, pipelines=pipelines),
         bench("step-authors", 70, "step", **step_float32, variants=AUTHORS),
         bench("profile", 80, "profile", **own_data, recipe="imagenet", batch=512, steps=20,
               pipeline=feeder, out=out / "trace.json"),

@@ -105,11 +105,12 @@ class Session:
     def images(self, batch: int, *, at_least: int = 1) -> Images:
         """Return whole batches of images, as many as take seconds to load.
 
-        They are several batches for each worker, or some workers would have less to do than others.
+        Unless a number is asked for, each worker gets as many batches as the others.
         """
         few = (4096 if self.gpu else 512) * self.more_of_small_views
-        shared = min(_FOR_EACH_WORKER * self.workers * batch, _FOR_EACH_WORKER * few)
-        wanted = self.config.images or max(few, shared)
+        one_each = self.workers * batch
+        shared = min(_FOR_EACH_WORKER * one_each, _FOR_EACH_WORKER * few)
+        wanted = self.config.images or math.ceil(max(few, shared) / one_each) * one_each
         count = max(at_least, round(wanted / batch)) * batch
         if count not in self._images:
             self._images[count] = take_images(self.config, count, self.folder, self.console.say)

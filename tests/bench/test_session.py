@@ -15,8 +15,9 @@ import pytest
 
 from fastsiam.bench.cases.decode import OUR_PART, OURS, TURBO, TURBO_PART
 from fastsiam.bench.config import BenchConfig
+from fastsiam.bench.images import Images
 from fastsiam.bench.records import read
-from fastsiam.bench.session import run
+from fastsiam.bench.session import run, session
 from fastsiam.errors import BackendError, FastSiamError
 from fastsiam.pipelines.backends import BACKENDS
 from tests.bench.made import bench, wait_for_text
@@ -109,6 +110,24 @@ def test_bench_alone_measures_all(little: BenchConfig, tmp_path: Path) -> None:
 
     bench("report", str(file), "--out", str(tmp_path / "report"))
     assert (tmp_path / "report" / "index.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "batches"),
+    [("cpu", 2, 8), ("cpu", 24, 48), ("cpu", 128, 128), ("cuda", 16, 64), ("cuda", 48, 96)],
+)
+def test_workers_load_equally_many_batches(
+    device: str, workers: int, batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or some of a DataLoader's processes would be idle."""
+
+    def made(_: object, count: int, folder: Path, __: object) -> Images:
+        return Images(folder, count, "")
+
+    monkeypatch.setattr("fastsiam.bench.session.take_images", made)
+    with session(BenchConfig(workers=workers, device="cpu")) as own:
+        own.device = device
+        assert own.images(own.loaded_batch).count == batches * own.loaded_batch
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
