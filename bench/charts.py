@@ -54,7 +54,7 @@ def chart(records: Sequence[Record]) -> Figure | None:
     if records[0].case == "peers":
         records = sorted(records, key=lambda one: -one.images_per_second)
     title = title_of(records[0].case)
-    figure = drawing.canvas(title, caption(records[:1]), 0.27 * len(records) + 0.45)
+    figure = drawing.canvas(title, caption(records), 0.27 * len(records) + 0.45)
     axes = drawing.plain(figure.add_subplot())
     edge = 0.0
     for y, one in enumerate(records):

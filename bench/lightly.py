@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fastsiam.bench.lightly_methods import Step, transform_of
 from fastsiam.bench.measure import cpu_seconds
-from fastsiam.config import MonitorConfig, TrainConfig
+from fastsiam.config import TrainConfig
 from fastsiam.config.train import changes_text, differences
 from fastsiam.console import Console
 from fastsiam.distributed import Place
@@ -121,7 +121,7 @@ def _train_epochs(step: Step, batches: Any, config: TrainConfig) -> dict[str, An
     console, epochs = Console(), config.optim.epochs
     evaluate = _knn(config, step.device, console)
     for epoch in range(state["epoch"], epochs + 1):
-        if evaluate and _is_evaluated(config.monitor, epoch, epochs):
+        if evaluate and config.monitor.evaluates_after(epoch, epochs):
             result = evaluate(step.model.backbone)
             state["knn"] += [{"epoch": epoch, "seconds": state["seconds"], **result.record()}]
             console.say(f"epoch {epoch}: {result}")
@@ -176,11 +176,6 @@ def _train_epoch(step: Step, batches: Any, epoch: int, seed: int) -> float:
     for number, views in enumerate(batches, start=epoch * len(batches)):
         total += step(views, at=number)
     return total.item() / len(batches)
-
-
-def _is_evaluated(monitor: MonitorConfig, epoch: int, epochs: int) -> bool:
-    """Return whether train would evaluate after an epoch; 0 is the untrained network."""
-    return monitor.knn_first if epoch == 0 else epoch % monitor.knn_every == 0 or epoch == epochs
 
 
 def _knn(

@@ -11,6 +11,7 @@ import faulthandler
 import multiprocessing
 import os
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +25,7 @@ import psutil
 from fastsiam.bench.measure import clocked, empty_gpu_cache, gpu_memory
 from fastsiam.bench.records import Record, Row, Sample, Timing
 from fastsiam.errors import FastSiamError
+from fastsiam.kernels.cores import limit_torch_threads
 from fastsiam.pipelines.processes import server_context, set_up_worker
 
 if TYPE_CHECKING:
@@ -257,6 +259,8 @@ def _begin_rank(environment: Mapping[str, str], rank: int, ranks: int, port: int
 
 def _build(name: str, build: Build) -> dict[str, int]:
     """Build the tasks; return the images of each."""
+    if "torch" in sys.modules:  # new processes import it later
+        limit_torch_threads()
     built = build()
     _tasks.update({name: built} if isinstance(built, Task) else built)
     return {own: task.images for own, task in _tasks.items()}

@@ -7,7 +7,7 @@ import math
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from fastsiam.bench.config import CONTAINERS, ORIGINAL, BenchConfig, Stored
 from fastsiam.bench.finding import finding
 from fastsiam.bench.images import Images, take_images
 from fastsiam.bench.peers import Peer
-from fastsiam.bench.records import Record, write
+from fastsiam.bench.records import UNSTEADY, Record, write
 from fastsiam.bench.tables import caption, differences, table
 from fastsiam.config import DataConfig, NumericsConfig, Pipeline, RunConfig, TrainConfig
 from fastsiam.console import Console
@@ -32,14 +32,6 @@ from fastsiam.signals import leave_at_once, stops_handled
 
 _REPEATS, _FEW_REPEATS = 5, 3
 """If nobody asks for a number; the fewer are those of ``all``."""
-HOW = (
-    "Each runner is a process of its own. After a warm-up, runners are interleaved (A B C A B C "
-    "...). A figure is the median over the repeats. The spread is half the distance between the "
-    "fastest and the slowest repeat, divided by the median; above 15% it is marked as unsteady. "
-    "One image means all of its views. CPU time counts all processes of a runner. Files are in "
-    "the system's cache."
-)
-"""How all cases measure; printed below the table."""
 _LOADED_ON_CPU = 64
 _TRAINED_ON_CPU, _SMALL_TRAINED_ON_CPU = 8, 64
 """Views that take a CPU about half a second, large and small ones; twice as many in narrow nets."""
@@ -105,11 +97,12 @@ class Session:
     def images(self, batch: int, *, at_least: int = 1) -> Images:
         """Return whole batches of images, as many as take seconds to load.
 
-        They are several batches for each worker, or some workers would have less to do than others.
+        Unless a number is asked for, each worker gets as many batches as the others.
         """
         few = (4096 if self.gpu else 512) * self.more_of_small_views
-        shared = min(_FOR_EACH_WORKER * self.workers * batch, _FOR_EACH_WORKER * few)
-        wanted = self.config.images or max(few, shared)
+        one_each = self.workers * batch
+        shared = min(_FOR_EACH_WORKER * one_each, _FOR_EACH_WORKER * few)
+        wanted = self.config.images or math.ceil(max(few, shared) / one_each) * one_each
         count = max(at_least, round(wanted / batch)) * batch
         if count not in self._images:
             self._images[count] = take_images(self.config, count, self.folder, self.console.say)
@@ -222,7 +215,7 @@ def run(case: str, config: BenchConfig) -> list[Record]:
         records = CASES[case].measure(own)
     if not records:
         raise BackendError("nothing could be measured; the reasons are above")
-    print(f"{table(records)}\n\n{caption(records)}\n{HOW}")
+    print(f"{table(records)}\n\n{caption(records)}\n{_how(records)}")
     for line in differences(records):
         print(line)
     if case == "all":
@@ -233,3 +226,19 @@ def run(case: str, config: BenchConfig) -> list[Record]:
         reasons = (f"{name} ({why})" for name, why in own.failed.items())
         raise BackendError(f"not measured: {'; '.join(reasons)}")
     return records
+
+
+def _how(records: Sequence[Record]) -> str:
+    """Return how a case measures; printed below its table."""
+    turns, files = "After a warm-up, runners are interleaved (A B C A B C ...).", ""
+    if any("apart" in one.facts for one in records):
+        turns = "After a warm-up, a runner ends before the next one starts (A A B B C C ...)."
+    if records[0].case == "startup":
+        turns, files = "Each repeat is a new one.", ", except in rows of a cold cache"
+    return (
+        f"Each runner is a process of its own. {turns} A figure is the median over the repeats. "
+        "The spread is half the distance between the fastest and the slowest repeat, divided by "
+        f"the median; above {UNSTEADY:.0%} it is marked as unsteady. One image means all of its "
+        "views. CPU time counts all processes of a runner. Files are in the system's "
+        f"cache{files}."
+    )

@@ -54,7 +54,7 @@ def environment() -> dict[str, Any]:
         "driver": _driver() if gpus else None,
         "cpu": _cpu(),
         "kernels": library.kind(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores.cores(),
         "platform": platform.platform(),
     }
 

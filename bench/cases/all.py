@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
 from fastsiam.bench.cases import loader, train
@@ -11,7 +12,7 @@ from fastsiam.bench.records import Record
 from fastsiam.bench.session import Session
 
 _FOR_EACH_WORKER = 128
-"""Images per repeat and core, of 224 pixels; more if they are smaller."""
+"""Images per repeat and core, of 224 pixels, at least; more if they are smaller."""
 
 
 def measure(session: Session) -> list[Record]:
@@ -21,8 +22,9 @@ def measure(session: Session) -> list[Record]:
     """
     config = session.config
     if not session.gpu and not config.images:
-        images = _FOR_EACH_WORKER * session.workers * session.more_of_small_views
-        config = replace(config, images=images)
+        batch = session.loaded_batch
+        batches = ceil(_FOR_EACH_WORKER * session.more_of_small_views / batch)
+        config = replace(config, images=batches * batch * session.workers)
     records = loader.measure(replace(session, config=config))
     if not config.pipelines:
         views = [one for one in records if one.facts.get("what") == "views" and would_fit(one)]

@@ -26,7 +26,7 @@ from fastsiam.bench.records import Record, Row
 from fastsiam.bench.runner import Build, Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig, ViewConfig
-from fastsiam.errors import FastSiamError
+from fastsiam.errors import BackendError, FastSiamError
 from fastsiam.pipelines.backends import BASELINE
 from fastsiam.pipelines.store.beton import BetonStore
 
@@ -37,6 +37,7 @@ Epoch = Callable[[], Iterator[Views]]
 
 _SOLO_LEARN_SCALE = (0.08, 1.0)
 _SOLO_LEARN_TAPS = 23
+_SLIPSTREAM_BLUR_P = 0.5
 _DALI_AHEAD = 2
 """Batches that DALI makes ahead by default."""
 
@@ -310,13 +311,21 @@ def _solo_learn_view(job: Job, image: Any) -> Any:
 
 
 def _by_slipstream(job: Job) -> Epoch:
-    """slipstream's preset of SimCLR's two views, with the crops' ranges of the settings."""
+    """slipstream's preset of SimCLR's two views, with the crops' ranges of the settings.
+
+    Raises:
+        BackendError: the settings blur another share of the views than the preset.
+    """
+    a, device = job.augment.views[0], str(job.device)
+    if a.blur_p != _SLIPSTREAM_BLUR_P:
+        raise BackendError(
+            f"its preset blurs {_SLIPSTREAM_BLUR_P:.0%} of the views, the recipe {a.blur_p:.0%}"
+        )
     from slipstream import SlipstreamLoader
     from slipstream.decoders.numba_decoder import Compiler
     from slipstream.pipelines import simclr
     from slipstream.readers import SlipstreamImageFolder
 
-    a, device = job.augment.views[0], str(job.device)
     cache = tempfile.TemporaryDirectory()  # it copies the images' bytes into one file
     images = SlipstreamImageFolder(job.folder, cache_dir=Path(cache.name))
     Compiler.set_num_threads(min(job.workers, len(os.sched_getaffinity(0))))

@@ -14,6 +14,7 @@ from fastsiam.bench.measure import cpu_seconds, drop_from_cache, wait_for_gpu
 from fastsiam.bench.records import Record, Row, Sample, Timing
 from fastsiam.bench.runner import Runner, RunnerError, Task
 from fastsiam.config import AugmentConfig, DataConfig, Pipeline
+from fastsiam.kernels.cores import limit_torch_threads
 from fastsiam.pipelines import build_loader
 
 if TYPE_CHECKING:  # not imported in the processes that are measured
@@ -86,6 +87,7 @@ def build_startup(
 
     def run() -> None:
         facts["imports"] = time.monotonic()
+        limit_torch_threads()
         loader = build_loader(data, augment, batch=batch, device=device)
         for number in range(2):
             start = time.monotonic()

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from fastsiam.pipelines import ViewLoader
 from fastsiam.pipelines.backends import BASELINE, ENGINE
 
 _SHARDS = 16
+"""Tars, at least."""
 _WINDOW = 1024
 """Images that are shuffled among each other."""
 LOCAL = "local disk"
@@ -45,7 +47,7 @@ def measure(session: Session) -> list[Record]:
     with ExitStack() as held:
         images, readers = session.images(batch), _readers(session)
         files = sorted(path for path in images.folder.rglob("*") if path.is_file())
-        pack(files, folder / "shards" / "tars")
+        pack(files, folder / "shards" / "tars", shard_count(session.workers))
         if "litdata" in readers:
             convert_for_litdata(files, folder / "shards" / "litdata")
         places: dict[str, tuple[int, bool]] = {LOCAL: (0, False)}  # port, whether the cache is cold
@@ -94,13 +96,18 @@ def _readers(session: Session) -> dict[str, str]:
     return readers | {name: STREAMING[name].title for name in session.installed(STREAMING)}
 
 
-def pack(files: list[Path], folder: Path) -> None:
+def shard_count(workers: int) -> int:
+    """Return how many tars there are, as many for each of webdataset's workers."""
+    return ceil(_SHARDS / workers) * workers
+
+
+def pack(files: list[Path], folder: Path, shards: int = _SHARDS) -> None:
     """Write files as WebDataset shards, in an order that mixes their classes."""
     folder.mkdir(parents=True)
     classes = sorted({path.parent.name for path in files})
-    for number in range(_SHARDS):
+    for number in range(shards):
         with tarfile.open(folder / f"train-{number:04}.tar", "w") as tar:
-            for place, path in enumerate(files[number::_SHARDS]):
+            for place, path in enumerate(files[number::shards]):
                 label = str(classes.index(path.parent.name)).encode()
                 for ending, data in (("jpg", path.read_bytes()), ("cls", label)):
                     add_to_tar(tar, f"{number:04}{place:06}.{ending}", data)
@@ -235,14 +242,14 @@ def _open_webdataset(job: Job) -> Iterable[Views]:
     def decode(sample: dict[str, Any]) -> Views:
         return views(sample["jpg"])
 
+    tars = [f"{job.shards}/train-{number:04}.tar" for number in range(shard_count(job.workers))]
     shards = webdataset.WebDataset(
-        [f"{job.shards}/train-{number:04}.tar" for number in range(_SHARDS)],
-        shardshuffle=_SHARDS,
+        tars,
+        shardshuffle=len(tars),
         cache_dir=job.cache or None,
     )
     images = shards.shuffle(_WINDOW).map(decode)
-    workers = min(job.workers, _SHARDS)  # one without a shard would be an error
-    loader: DataLoader[Any] = DataLoader(images, batch_size=job.batch, num_workers=workers)
+    loader: DataLoader[Any] = DataLoader(images, batch_size=job.batch, num_workers=job.workers)
     return loader
 
 

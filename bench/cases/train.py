@@ -16,6 +16,7 @@ from fastsiam.bench.records import Record, Row
 from fastsiam.bench.runner import Task, compare
 from fastsiam.config import DataConfig, TrainConfig
 from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, backend_of
+from fastsiam.pipelines.workers import count as count_workers
 from fastsiam.train.clock import Clock
 from fastsiam.views.batch import Batch
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:  # not imported in the processes that are measured
 _WARM = 2
 """Steps before the clock starts on a GPU, at least: they get back the memory that was given up."""
 _AHEAD = 16
-"""Batches that a pipeline makes ahead, at most: torchvision 14 of 256 images, by 16 processes."""
+"""Batches that a pipeline makes ahead, at most, except torchvision's: two for each process."""
 _STEADY = 12
 """Steps that are timed on a GPU where nothing is made ahead, at least."""
 
@@ -33,7 +34,8 @@ _STEADY = 12
 def measure(session: Session) -> list[Record]:
     """Measure each pipeline; one that reads .beton files on each form of the images."""
     batch = session.trained_batch
-    images = session.images(batch, at_least=4)
+    least = 2 * _batches_ahead(session.workers) if session.gpu else 4
+    images = session.images(batch, at_least=least)
     config = session.train_config(batch)
 
     def row(name: str, data: DataConfig) -> Row:
@@ -69,10 +71,8 @@ def build_fed(*, config: TrainConfig) -> Task:
     for batch in islice(next(epochs), 2):
         stepper.take(batch)
     wanted = steps_in_time(partial(stepper.take, batch), own.place)
-    pipeline = backend_of(own.config.data)
-    ahead = _AHEAD if pipeline.real and not pipeline.resident else 0
     on_gpu = own.place.device.type == "cuda"
-    warm, steps = window(wanted, own.loader.steps, ahead, whole=on_gpu)
+    warm, steps = window(wanted, own.loader.steps, own.config.data, whole=on_gpu)
     feed: Iterator[Batch] = iter(())
     clock, waits = Clock(device=own.place.device), list[float]()
 
@@ -98,7 +98,12 @@ def build_fed(*, config: TrainConfig) -> Task:
     return Task(run, steps * config.optim.batch, facts, before)
 
 
-def window(wanted: int, there: int, ahead: int, *, whole: bool) -> tuple[int, int]:
+def _batches_ahead(workers: int) -> int:
+    """Return how many batches are made ahead, at most, by the pipeline that makes most."""
+    return max(_AHEAD, 2 * workers)
+
+
+def window(wanted: int, there: int, data: DataConfig, *, whole: bool) -> tuple[int, int]:
     """Return how many steps of an epoch come before the clock starts, and how many are timed.
 
     An epoch begins with as many batches as are made ahead, all at once: these say nothing of how
@@ -107,9 +112,12 @@ def window(wanted: int, there: int, ahead: int, *, whole: bool) -> tuple[int, in
     Args:
         wanted: steps that take long enough to be timed.
         there: steps of the epoch.
-        ahead: batches that are made ahead, 0 if none are.
+        data: says which pipeline makes the batches, and how many workers it has.
         whole: on a GPU: go to the epoch's end, so that nobody loads in others' turns.
     """
+    pipeline = backend_of(data)
+    makes_ahead = pipeline.real and not pipeline.resident
+    ahead = _batches_ahead(count_workers(data.workers)) if makes_ahead else 0
     if whole:
         warm = min(max(ahead, _WARM), there // 2)
         return warm, there - warm if ahead else min(max(wanted, _STEADY), there - warm)

@@ -208,6 +208,17 @@ class MonitorConfig(Config):
         "so stop takes these steps too.",
     )
 
+    def evaluates_after(self, epoch: int, epochs: int) -> bool:
+        """Return whether a kNN evaluation follows an epoch, if ``knn_every`` is not 0.
+
+        Args:
+            epoch: its number, from 1; 0 is the untrained network.
+            epochs: number of the last one.
+        """
+        if not epoch:
+            return self.knn_first
+        return epoch % self.knn_every == 0 or epoch == epochs
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig(Config):

@@ -31,8 +31,7 @@ def take_cores(device: torch.device, *, beside_gpu: bool) -> None:
     """
     ranks, threads = cores.local_ranks(), os.environ.get("OMP_NUM_THREADS")
     if ranks == 1:
-        if threads is None and cores.cores() < torch.get_num_threads():  # of a container's quota
-            torch.set_num_threads(cores.cores())
+        cores.limit_torch_threads()  # to a container's quota
         return
     if beside_gpu and device.type == "cuda" and len(_nodes()) > 1:
         try:

@@ -67,3 +67,11 @@ def share(ranks: int) -> int:
 def own_cores() -> int:
     """Return the number of cores of this rank."""
     return int(os.environ.get(SHARE) or share(local_ranks()))
+
+
+def limit_torch_threads() -> None:
+    """Have torch use no more threads than these cores, unless ``OMP_NUM_THREADS`` is set."""
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ and cores() < torch.get_num_threads():
+        torch.set_num_threads(cores())

@@ -220,12 +220,10 @@ class Trainer:
     def _evaluation_is_due(self) -> bool:
         """Whether the settings ask for an evaluation after the last step."""
         epoch, within = divmod(self.done, self._step.steps_per_epoch)
-        monitor = self._step.config.monitor
         if self._knn is None or within:
             return False
-        if not epoch:
-            return monitor.knn_first
-        return epoch % monitor.knn_every == 0 or self.done == self._step.total
+        config = self._step.config
+        return config.monitor.evaluates_after(epoch, config.optim.epochs)
 
     def _evaluate_if_due(self) -> None:
         """Evaluate where the settings say so, after saving, unless an earlier start did."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.text import Text
 
 from fastsiam.bench.charts import chart
 from fastsiam.bench.records import Record, Timing, write
@@ -90,6 +91,15 @@ def test_bars_have_their_ceiling_and_their_shares() -> None:
     assert [bar.get_hatch() for bar in bars] == [None, "////"]
     assert [text.get_text() for text in axes.texts].count("100 (25%)") == 2
     assert "dashed: bare decoding" in axes.get_xlabel().replace("\n", " ")
+
+
+def test_a_chart_names_a_number_of_images_that_all_its_bars_have() -> None:
+    records = [made(images=8), made("b", images=16)]
+    for shown, named in ((records[:1], True), (records, False)):
+        figure = chart(shown)
+        assert figure
+        texts = [text.get_text() for text in figure.findobj(Text)]
+        assert any("images per repeat" in text for text in texts) == named
 
 
 def test_tables_in_a_text_are_renewed_and_nothing_else(tmp_path: Path) -> None:

@@ -15,11 +15,12 @@ import pytest
 
 from fastsiam.bench.cases.decode import OUR_PART, OURS, TURBO, TURBO_PART
 from fastsiam.bench.config import BenchConfig
+from fastsiam.bench.images import Images
 from fastsiam.bench.records import read
-from fastsiam.bench.session import run
+from fastsiam.bench.session import _how, run, session
 from fastsiam.errors import BackendError, FastSiamError
 from fastsiam.pipelines.backends import BACKENDS
-from tests.bench.made import bench, wait_for_text
+from tests.bench.made import bench, made, wait_for_text
 from tests.processes import Forked, fastsiam
 
 
@@ -109,6 +110,40 @@ def test_bench_alone_measures_all(little: BenchConfig, tmp_path: Path) -> None:
 
     bench("report", str(file), "--out", str(tmp_path / "report"))
     assert (tmp_path / "report" / "index.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("case", "facts", "turns"),
+    [
+        ("loader", {}, "After a warm-up, runners are interleaved (A B C A B C ...)."),
+        ("storage", {"apart": True}, "a runner ends before the next one starts (A A B B C C ...)."),
+        ("startup", {}, "Each repeat is a new one."),
+    ],
+)
+def test_what_is_printed_below_a_table_is_how_it_was_measured(
+    case: str, facts: dict[str, Any], turns: str
+) -> None:
+    text = _how([made("a", case, facts=facts)])
+    assert turns in text and "above 15% it" in text
+    assert text.endswith("cold cache." if case == "startup" else "in the system's cache.")
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "batches"),
+    [("cpu", 2, 8), ("cpu", 24, 48), ("cpu", 128, 128), ("cuda", 16, 64), ("cuda", 48, 96)],
+)
+def test_workers_load_equally_many_batches(
+    device: str, workers: int, batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or some of a DataLoader's processes would be idle."""
+
+    def take(_: object, count: int, folder: Path, __: object) -> Images:
+        return Images(folder, count, "")
+
+    monkeypatch.setattr("fastsiam.bench.session.take_images", take)
+    with session(BenchConfig(workers=workers, device="cpu")) as own:
+        own.device = device
+        assert own.images(own.loaded_batch).count == batches * own.loaded_batch
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -17,8 +17,10 @@ from torch._inductor import config as inductor
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from fastsiam import kernels
+from fastsiam.bench import runner
 from fastsiam.config import NumericsConfig, RunConfig, TrainConfig
 from fastsiam.distributed import StopSignals, bn_group, cores, place, start
+from fastsiam.environment import environment
 from fastsiam.kernels.cores import own_cores
 from fastsiam.launched import LAUNCHER
 from fastsiam.train.compile import compiling
@@ -69,14 +71,23 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[set[int
 def test_the_quota_of_a_container_counts(
     files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For loaders and torch: more threads than cores in the quota would wait for each other."""
+    """For loaders and torch: more threads than cores in the quota would wait for each other.
+
+    Also for records, and for what bench measures.
+    """
     for name, text in files.items():
         put(tmp_path / name, text)
     monkeypatch.setattr(kernels.cores, "_ROOT", tmp_path)
     kernels.cores._quotas.cache_clear()
-    torch.set_num_threads(12)
-    take(monkeypatch, gpu=0, of=1)
-    assert own_cores() == torch.get_num_threads() == 3
+    for limit in (
+        lambda: take(monkeypatch, gpu=0, of=1),
+        lambda: runner._build("a", lambda: runner.Task(lambda: None, 1)),
+    ):
+        torch.set_num_threads(12)
+        limit()
+        assert own_cores() == torch.get_num_threads() == 3
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert environment()["cores"] == 3
     kernels.cores._quotas.cache_clear()
 
 

@@ -25,6 +25,7 @@ from fastsiam.bench.images import silent
 from fastsiam.bench.runner import Runner, Task
 from fastsiam.bench.session import session
 from fastsiam.config import AugmentConfig, ConvertConfig
+from fastsiam.errors import BackendError
 from fastsiam.pipelines.convert import convert
 from tests.conftest import skip
 from tests.tiers import slow
@@ -106,6 +107,15 @@ def test_images_are_converted_for_ffcv_alone(
         with session(replace(little, peers=(peer,), pipelines=("native",))) as own:
             assert len(cases.measure(own)) == 3
             assert bool([*own.folder.rglob("*.beton")]) == (peer == "ffcv-plain")
+
+
+def test_slipstream_is_left_out_if_its_preset_blurs_another_share(folder: str) -> None:
+    """slipstream itself need not be installed."""
+    job: Any = SimpleNamespace(
+        folder=folder, augment=AugmentConfig.alike(blur_p=0.0), device=torch.device("cpu")
+    )
+    with pytest.raises(BackendError, match="its preset blurs 50% of the views, the recipe 0%"):
+        STARTERS["slipstream"](job)
 
 
 def test_spdls_threads_have_one_thread_of_torch_each(

@@ -53,14 +53,18 @@ def test_an_epoch_is_of_a_loader_that_was_just_opened(tmp_path: Path) -> None:
 def test_other_libraries_yield_every_image(
     reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also with more workers than shards."""
+    """All workers have shards, though there are more of them than usual shards."""
     monkeypatch.setattr(storage, "_SHARDS", 2)
     if reason := STREAMING[reader].missing:
         pytest.skip(f"not installed: {reason}")
     files = sorted(write_images(tmp_path / "images").rglob("*.jpg"))
-    write = storage.convert_for_litdata if reader == "litdata" else storage.pack
-    write(files, tmp_path / "shards")
+    if reader == "litdata":
+        storage.convert_for_litdata(files, tmp_path / "shards")
+    else:
+        storage.pack(files, tmp_path / "shards", storage.shard_count(3))
     asked = job(tmp_path / "shards", tmp_path / "cache", workers=3)
+    loader: Any = STREAMING[reader].open(replace(asked, cache=""))
+    assert loader.num_workers == 3
     task = build_reading(reader=reader, job=asked)
     task.before()
     task.run()  # which counts the images

@@ -1,0 +1,37 @@
+"""Training is timed where the batches come as fast as they are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastsiam.bench.cases import train
+from fastsiam.bench.config import BenchConfig
+from fastsiam.bench.session import session
+from fastsiam.pipelines.backends import BASELINE
+
+
+@pytest.mark.parametrize("workers", [1, 16, 32])
+def test_training_is_not_faster_than_its_loader(
+    workers: int, little: BenchConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU that takes steps faster than torchvision's workers load, two batches each ahead."""
+    monkeypatch.setattr(train, "compare", lambda _, rows: rows)
+    with session(replace(little, batch=2, workers=workers, pipelines=("native",))) as own:
+        own.device = "cuda"
+        rows: dict[str, Any] = {row.name: row for row in train.measure(own)}
+        data = rows[BASELINE].build.keywords["config"].data
+        batches = sum(path.is_file() for path in Path(data.data).rglob("*")) // 2
+    warm, steps = train.window(12, batches, data, whole=True)
+
+    free = [0.0] * workers  # when each has made its last batch, of one second
+    requested, ends = [0.0] * 2 * workers, [0.0]
+    for number in range(warm + steps):
+        own_worker = number % workers
+        free[own_worker] = max(free[own_worker], requested[number]) + 1
+        requested.append(max(ends[-1], free[own_worker]))
+        ends.append(requested[-1] + 0.01)
+    assert steps / (ends[-1] - ends[warm]) <= 1.01 * workers
