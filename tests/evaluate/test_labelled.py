@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate import record_files
 from fastsiam.evaluate.command import evaluate_finetuned, evaluate_linear
 from fastsiam.evaluate.features import fingerprint, frozen
+from fastsiam.evaluate.labelled import LabelledImages
 from fastsiam.evaluate.subject import open_subject
 from fastsiam.evaluate.supervised import SupervisedTraining
 from fastsiam.pipelines import build_eval_loader
@@ -200,6 +202,16 @@ def test_two_ranks_by_the_command_line(run: Path, cached: bool, tmp_path: Path) 
     alone = evaluate_linear(run, config, HERE)
     assert alone.results == both.results and both.images_validated == 12
     assert (alone.images.ranks, both.images.ranks) == (1, 2)
+
+
+def test_a_mixture_is_trained_on_its_first_data_set(run: Path, tmp_path: Path) -> None:
+    subject = open_subject(run, QUICK, HERE)
+    other = write_images(tmp_path / "other", classes=4, each=6)
+    mixture = replace(subject.data, mixed_with=(str(other),))
+    images = LabelledImages(replace(subject, data=mixture), QUICK)
+    with closing(images.augmented(QUICK.batch)) as loader:
+        shown = [name for batch in loader.epoch(0) for name in batch.names]
+    assert sorted(shown) == sorted(images.train.names()) and len(shown) == 24
 
 
 def test_fine_tuning_is_longer_on_one_percent(run: Path, tmp_path: Path) -> None:
