@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fastsiam.config import AugmentConfig, ColumnNames, DataConfig, TrainConfig
-from fastsiam.config.evaluate import EvalConfig, NetworkConfig
+from fastsiam.config.evaluate import EvalConfig, FinetuneConfig, NetworkConfig
 from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD, usual_resize
 from fastsiam.console import Console
 from fastsiam.distributed import Place, check_same_images, from_leader
@@ -26,6 +26,7 @@ from fastsiam.errors import DataError, FastSiamError, NoLabelsError, NoSplitErro
 from fastsiam.evaluate.features import fingerprint, frozen
 from fastsiam.evaluate.record_files import RecordFiles
 from fastsiam.interchange import Input, Pretrained, load_pretrained
+from fastsiam.model.backbones import check_crop
 from fastsiam.model.numerics import autocast_type, keep_freed_memory
 from fastsiam.pipelines import build_eval_loader, has_validation, open_split
 from fastsiam.pipelines.automatic import choose_pipeline, settled, works_on
@@ -254,11 +255,16 @@ def open_subject(
 
     Raises:
         CheckpointError: the file cannot be read or is of no layout that is known.
-        FastSiamError: the images would be smaller than the crop.
+        FastSiamError: the images would be smaller than the crop, or the network does not accept it.
     """
     pretrained = open_network(path, config)
     own = pretrained.config
     augment, resize = _image_settings(pretrained, config)
+    try:
+        training = isinstance(config, FinetuneConfig)
+        check_crop(pretrained.model, augment.crop, training=training)
+    except ValueError as error:
+        raise FastSiamError(str(error)) from error
     network = pretrained.network(layer)
     data = _data_settings(own.data if own else DataConfig(), config, place)
     if place.device.type == "cpu":
