@@ -114,8 +114,8 @@ def _opened(data: DataConfig, split: Split) -> Store:
             cache.keeps = False
             warn_once(
                 f"--cache keeps nothing: {data.data} has {size:,.1f} GB, more than --cache-gb "
-                f"{data.cache_gb:g}, and --shuffle full reads it at random; pass --shuffle "
-                "window:16384 or a larger --cache-gb"
+                f"{data.cache_gb:g}, and a full shuffle, as in evaluations, reads it at random; "
+                "train with --shuffle window:16384 or a larger --cache-gb"
             )
     store.set_rules(ImageRules(exif=data.exif, alpha=data.alpha))
     return store
