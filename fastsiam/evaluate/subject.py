@@ -103,7 +103,7 @@ class EvalImages:
             }
             only = [f"{', '.join(own[:3])} only in {split}" for split, own in found.items() if own]
             raise DataError(
-                f"the training and validation images under {root} have different class folders: "
+                f"the training and validation images under {root} have different classes: "
                 f"{'; '.join(only) or 'the same ones in another order'}"
             )
         if missing := int((train.labels < 0).sum() + (val.labels < 0).sum()):
