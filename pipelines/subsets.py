@@ -9,6 +9,7 @@ positions in the data set, which ``build_loader`` and ``build_eval_loader`` take
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from pathlib import Path
 from typing import get_args
 
@@ -114,8 +115,8 @@ def _opened(data: DataConfig, split: Split) -> Store:
             cache.keeps = False
             warn_once(
                 f"--cache keeps nothing: {data.data} has {size:,.1f} GB, more than --cache-gb "
-                f"{data.cache_gb:g}, and --shuffle full reads it at random; pass --shuffle "
-                "window:16384 or a larger --cache-gb"
+                f"{data.cache_gb:g}, and a full shuffle, as in evaluations, reads it at random; "
+                "train with --shuffle window:16384 or a larger --cache-gb"
             )
     store.set_rules(ImageRules(exif=data.exif, alpha=data.alpha))
     return store
@@ -230,8 +231,8 @@ def read_list(store: Store, path: Path) -> NDArray[np.int64]:
         (n,) int64 positions, ascending, each once.
 
     Raises:
-        DataError: the list cannot be read, is empty, or names images that are not there or that
-            several files could be.
+        DataError: the list cannot be read, is empty, or names images that are not there or there
+            more than once.
     """
     with explained(DataError, f"cannot read the list {path}"):
         text = path.read_text("utf-8", "surrogateescape")
@@ -239,11 +240,10 @@ def read_list(store: Store, path: Path) -> NDArray[np.int64]:
     if not lines:
         raise DataError(f"the list {path} names no image")
     names = [store.name(i) for i in range(len(store))]
-    place = {name.rpartition("/")[2]: _NONE for name in names}
-    for i, name in enumerate(names):
-        base = name.rpartition("/")[2]
-        place[base] = i if place[base] == _NONE else _SEVERAL
-    place |= {name: i for i, name in enumerate(names)}
+    place: dict[str, int] = {}
+    for known in ([name.rpartition("/")[2] for name in names], names):
+        count = Counter(known)
+        place |= {name: i if count[name] == 1 else _SEVERAL for i, name in enumerate(known)}
     found = np.array([place.get(line, _NONE) for line in lines])
     for kind, problem in ((_NONE, "not there"), (_SEVERAL, "there more than once")):
         if wrong := [lines[i] for i in np.flatnonzero(found == kind)]:

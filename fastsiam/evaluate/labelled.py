@@ -111,7 +111,7 @@ class LabelledImages:
         """
         subject, config, place = self.subject, self.config, self.subject.place
         return build_loader(
-            subject.data,
+            subject.data.parts[0],  # a mixture's first data set, as the other loaders open it
             subject.augment.changed(scale_min=config.scale_min, jitter_p=0, gray_p=0, blur_p=0),
             batch=batch,
             seed=config.seed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +58,11 @@ class RecordFiles:
         if place.is_leader:
             if self._asked:
                 check_targets(self._asked)
+            elif run is None:
+                console.warn(
+                    "no run folder: the result is only shown, and a training that is interrupted "
+                    "starts over; --json FILE keeps both"
+                )
             try:
                 check_targets(*filter(None, [own]))
             except FastSiamError as error:
@@ -69,7 +75,10 @@ class RecordFiles:
                 own = None
         self._own = own if from_leader("yes" if own else "") else None
         record = self._own or self._asked
-        self._state = record.with_suffix(".partial") if record else None
+        self._state: Path | None = None
+        if record and (record.is_file() or not record.exists()):  # not a device or a pipe
+            real = Path(os.path.realpath(record))  # such as what /dev/stdout is redirected to
+            self._state = real.with_name(f"{real.name.removesuffix('.json')}.partial")
         # Version 0.2 counted epochs: its states are not resumed.
         self._same = f"steps {evaluation.network.fingerprint} {evaluation.identity}"
         self.results: list[dict[str, Any]] = []

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fastsiam.config import AugmentConfig, ColumnNames, DataConfig, TrainConfig
-from fastsiam.config.evaluate import EvalConfig, NetworkConfig
+from fastsiam.config.evaluate import EvalConfig, FinetuneConfig, NetworkConfig
 from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD, usual_resize
 from fastsiam.console import Console
 from fastsiam.distributed import Place, check_same_images, from_leader
@@ -26,6 +26,7 @@ from fastsiam.errors import DataError, FastSiamError, NoLabelsError, NoSplitErro
 from fastsiam.evaluate.features import fingerprint, frozen
 from fastsiam.evaluate.record_files import RecordFiles
 from fastsiam.interchange import Input, Pretrained, load_pretrained
+from fastsiam.model.backbones import check_crop
 from fastsiam.model.numerics import autocast_type, keep_freed_memory
 from fastsiam.pipelines import build_eval_loader, has_validation, open_split
 from fastsiam.pipelines.automatic import choose_pipeline, settled, works_on
@@ -46,6 +47,8 @@ class EvalImages:
     batch: int = 256
     """Images that go through the network at a time."""
     place: Place
+    ignored_holdout: str = ""
+    """The run's holdout, if it does not apply to these images."""
 
     def __str__(self) -> str:
         """How they are cut, which figures depend on."""
@@ -90,7 +93,8 @@ class EvalImages:
             raise
         except NoSplitError as error:
             raise NoSplitError(
-                f"{error}; --holdout 10% holds out a share of each class instead"
+                f"{error}; --holdout {self.ignored_holdout or '10%'} holds out a share of each "
+                "class instead"
             ) from error
         if train.classes != val.classes:
             found = {
@@ -99,7 +103,7 @@ class EvalImages:
             }
             only = [f"{', '.join(own[:3])} only in {split}" for split, own in found.items() if own]
             raise DataError(
-                f"the training and validation images under {root} have different class folders: "
+                f"the training and validation images under {root} have different classes: "
                 f"{'; '.join(only) or 'the same ones in another order'}"
             )
         if missing := int((train.labels < 0).sum() + (val.labels < 0).sum()):
@@ -149,6 +153,11 @@ class Subject(EvalImages):
         names = (name for loader in loaders for name in loader.names())
         check_same_images(names, self.data.root)
 
+    @property
+    def _on_own_data(self) -> bool:
+        own = self.pretrained.config
+        return own is not None and own.data.has_same_root(self.data)
+
     def introduce(self, *lines: str) -> None:
         """Print what is evaluated, with the conventions that figures depend on."""
         self.console.say(f"{'UNTRAINED: ' * self.untrained}{self.pretrained}")
@@ -156,10 +165,16 @@ class Subject(EvalImages):
             f"images from {self.data.root}, pipeline {self.data.pipeline}: "
             f"{self}; {short_name(self.dtype)} on {devices(self.place)}"
         )
-        own, held = self.pretrained.config, self.data.holdout
-        if held:
+        own, is_own = self.pretrained.config, self._on_own_data
+        if self.ignored_holdout:
+            reason = "has validation images" if is_own else "is not the run's data"
+            self.console.say(
+                f"the run's --holdout {self.ignored_holdout} does not apply: "
+                f"{self.data.root} {reason}"
+            )
+        if held := self.data.holdout:
             self.console.say(f"{held} of each class of the training images held out for validation")
-        if held and own and own.data.holdout != held and own.data.has_same_root(self.data):
+        if own and is_own and self.data.held_percent > own.data.held_percent:
             self.console.say("the network was trained on images that are held out here")
         for line in filter(None, lines):
             self.console.say(line)
@@ -167,8 +182,7 @@ class Subject(EvalImages):
     def data_facts(self, train: EvalLoader, val: EvalLoader) -> DataFacts:
         """Return for a record which images there are, with a checksum of their labels."""
         checksum = zlib.crc32(val.labels.tobytes(), zlib.crc32(train.labels.tobytes()))
-        own, root = self.pretrained.config, self.data.root
-        is_own = own is not None and own.data.has_same_root(self.data)
+        root, is_own = self.data.root, self._on_own_data
         return DataFacts(
             root=str(root),
             train=train.images,
@@ -241,12 +255,18 @@ def open_subject(
 
     Raises:
         CheckpointError: the file cannot be read or is of no layout that is known.
-        FastSiamError: the images would be smaller than the crop.
+        FastSiamError: the images would be smaller than the crop, or the network does not accept it.
     """
     pretrained = open_network(path, config)
     own = pretrained.config
     augment, resize = _image_settings(pretrained, config)
+    try:
+        training = isinstance(config, FinetuneConfig)
+        check_crop(pretrained.model, augment.crop, training=training)
+    except ValueError as error:
+        raise FastSiamError(str(error)) from error
     network = pretrained.network(layer)
+    data = _data_settings(own.data if own else DataConfig(), config, place)
     if place.device.type == "cpu":
         keep_freed_memory()
     torch.backends.cudnn.benchmark = True
@@ -256,7 +276,8 @@ def open_subject(
         network=_placed(network, place),
         features=network.features,
         untrained=config.untrained,
-        data=_data_settings(own.data if own else DataConfig(), config, place),
+        data=data,
+        ignored_holdout=own.data.holdout if own and not (config.holdout or data.holdout) else "",
         augment=augment,
         resize=resize,
         dtype=autocast_of(config, own, place),

@@ -123,6 +123,7 @@ def _images(record: Record) -> list[str]:
     """
     data = record.data
     other = [f"data {Path(data.other_data).name}"] if data.other_data else []
+    other += [f"{data.holdout} of each class held out"] if data.holdout else []
     if isinstance(data, TrainingDataFacts) and data.chosen_crc32 is not None:
         part = f"{data.percent:g}% of the training images"
         if data.subset:

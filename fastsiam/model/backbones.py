@@ -192,24 +192,37 @@ def build_backbone(config: BackboneConfig) -> Backbone:
 
 
 def check_backbone(config: BackboneConfig, *, crop: int) -> None:
+    """Check that the encoder can be trained on views of a size.
+
+    Raises:
+        ValueError: as ``check_crop``.
+        BackendError: timm is not installed, or the network's batch normalisation is unsupported.
+    """
+    if config.is_own:
+        return
+    if unknown := unknown_batch_norm(skeleton(config)):
+        raise BackendError(
+            f"{config.backbone} uses {unknown}, which cannot normalise each view separately; "
+            "choose a network with GroupNorm, LayerNorm or a BatchNorm with running averages"
+        )
+    check_crop(config, crop, training=True)
+
+
+def check_crop(config: BackboneConfig, crop: int, *, training: bool) -> None:
     """Check, on the meta device, that the encoder works on images of a size.
 
     Args:
         config: names the network.
         crop: side of the images, in pixels.
+        training: whether the encoder is used in training mode, where some have other outputs.
 
     Raises:
         ValueError: the network is unknown, does not accept this size, or has no (N, d) features.
-        BackendError: timm is not installed, or the network's batch normalisation is unsupported.
+        BackendError: timm is not installed.
     """
     if config.is_own:
         return
-    backbone, name = skeleton(config), config.backbone
-    if unknown := unknown_batch_norm(backbone):
-        raise BackendError(
-            f"{name} uses {unknown}, which cannot normalise each view separately; choose a network "
-            "with GroupNorm, LayerNorm or a BatchNorm with running averages"
-        )
+    backbone, name = skeleton(config).train(training), config.backbone
     try:
         out = _tried(backbone, crop)
     except Exception as error:  # libraries may raise anything for a wrong size
@@ -227,8 +240,8 @@ def check_backbone(config: BackboneConfig, *, crop: int) -> None:
     if not isinstance(out, Tensor) or out.shape != (2, backbone.features):
         made = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ValueError(
-            f"{name} does not return one feature vector per image in training ({made} for 2 "
-            "images); choose another backbone"
+            f"{name} does not return one feature vector per image{' in training' * training} "
+            f"({made} for 2 images); choose another backbone"
         )
 
 
@@ -266,8 +279,8 @@ def classifier_keys(config: BackboneConfig) -> set[str]:
 
 
 def _tried(backbone: Backbone, side: int) -> Any:
-    """Return the output for two images in training mode, on the meta device."""
-    return backbone.train()(torch.empty(2, 3, side, side, device="meta"))
+    """Return the output for two images, on the meta device."""
+    return backbone(torch.empty(2, 3, side, side, device="meta"))
 
 
 def _usual_side(backbone: Backbone) -> int:

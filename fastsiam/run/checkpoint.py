@@ -187,8 +187,10 @@ def locate(path: Path) -> Path:
             f"{path} is not a run folder: it has neither config.json nor {file.relative_to(path)}"
         )
     if not there:
-        run = f"; start this run with --out {quoted(path)}" if file != path else ""
-        raise CheckpointError(f"no checkpoint at {file}{run}")
+        advice = f"; start this run with --out {quoted(path)}" if file != path else ""
+        if weights := sorted([*path.glob("*.safetensors"), *path.glob("*.bin")]):
+            advice = f"; pass the file with weights, such as {weights[0]}"
+        raise CheckpointError(f"no checkpoint at {file}{advice}")
     return file
 
 

@@ -90,16 +90,22 @@ def test_a_file_takes_the_flag(weights: Path, images: Path, tmp_path: Path) -> N
     assert len(rows(weights, tmp_path / "f.npy", split="val", resize=16, **how)) == 2
 
 
-def test_a_run_that_trained_on_all_says_so(
-    small: TrainConfig, images: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("held", "warned"), [("", True), ("15%", True), ("40%", False)])
+def test_a_run_that_trained_on_held_out_images_says_so(
+    held: str, warned: bool, small: TrainConfig, images: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run = train_here(with_settings(small, data=str(images / "train"), max_steps=1), "imagenet")
+    """A smaller holdout than the run's is part of it."""
+    settings = {"data": str(images / "train"), "holdout": held, "knn_every": 0, "max_steps": 1}
+    run = train_here(with_settings(small, **settings), "imagenet")
     record = evaluate_knn(run, replace(KNN, holdout="25%"), HERE)
     assert record.data.holdout == "25%"
-    assert "was trained on images that are held out here" in capfd.readouterr().err
+    said = "was trained on images that are held out here" in capfd.readouterr().err
+    assert said == warned
 
 
-def test_other_data_than_the_runs(run: Path, images: Path, tmp_path: Path) -> None:
+def test_other_data_than_the_runs(
+    run: Path, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Validation images go before the run's holdout; data that moved hold out the same.
 
     Their records have files of their own.
@@ -107,9 +113,11 @@ def test_other_data_than_the_runs(run: Path, images: Path, tmp_path: Path) -> No
     record = evaluate_knn(run, replace(KNN, data=str(images)), HERE)
     assert (record.data.train, record.data.val, record.data.holdout) == (24, 12, None)
     assert "holdout" not in record.identity
+    said = f"the run's --holdout 25% does not apply: {images} is not the run's data"
+    assert said in capfd.readouterr().err
     before = evaluate_knn(run, KNN, HERE)
     moved = Path(shutil.move(images / "train", tmp_path / "moved"))
-    with pytest.raises(NoSplitError, match=r"--holdout 10% holds out a share"):
+    with pytest.raises(NoSplitError, match=r"--holdout 25% holds out a share"):
         evaluate_knn(run, replace(KNN, data=str(moved)), HERE)
     after = evaluate_knn(run, replace(KNN, data=str(moved), holdout="25%"), HERE)
     assert after.results == before.results
@@ -118,7 +126,7 @@ def test_other_data_than_the_runs(run: Path, images: Path, tmp_path: Path) -> No
 
 
 def test_validation_images_that_came_later_go_before_the_runs_holdout(
-    images: Path, small: TrainConfig, tmp_path: Path
+    images: Path, small: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     shutil.move(images / "val", tmp_path / "val")
     later = train_here(with_settings(small, holdout="25%", batch=6, max_steps=1), "imagenet")
@@ -127,6 +135,8 @@ def test_validation_images_that_came_later_go_before_the_runs_holdout(
     shutil.move(tmp_path / "val", images / "val")
     record = evaluate_knn(later, KNN, HERE)
     assert (record.data.train, record.data.val, record.data.holdout) == (24, 12, None)
+    said = f"the run's --holdout 25% does not apply: {images} has validation images"
+    assert said in capfd.readouterr().err
 
 
 def rows(run: Path, out: Path, **settings: Any) -> list[dict[str, str]]:
@@ -139,7 +149,9 @@ def rows(run: Path, out: Path, **settings: Any) -> list[dict[str, str]]:
     return table
 
 
-def test_features_are_of_every_image(run: Path, images: Path, tmp_path: Path) -> None:
+def test_features_are_of_every_image(
+    run: Path, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Of the run's data with the split of each; of other data, which no holdout applies to."""
     left, held = parts(images / "train", "25%")
     table = rows(run, tmp_path / "f.npy")
@@ -155,8 +167,11 @@ def test_features_are_of_every_image(run: Path, images: Path, tmp_path: Path) ->
         np.load(tmp_path / "v.npy"), every[sorted(map(int, of_val))], rtol=1e-5, atol=1e-6
     )
     own = str(write_images(tmp_path / "own", each=5))
+    capfd.readouterr()
     for settings, count in (({"holdout": "0"}, 24), ({"data": own}, 15)):
         table = rows(run, tmp_path / "f.npy", **settings)
         assert len(table) == count and "split" not in table[0]
+        said = capfd.readouterr().err
+        assert ("the run's --holdout 25% does not apply" in said) == ("data" in settings)
     table = rows(run, tmp_path / "f.npy", data=own, holdout="20%")
     assert sum(row["split"] == "val" for row in table) == 3 and len(table) == 15

@@ -175,7 +175,7 @@ def test_every_process_needs_an_image(run: Path, tmp_path: Path) -> None:
 def test_unlabelled_and_mismatched_data_are_refused(run: Path, tmp_path: Path) -> None:
     write_images(tmp_path / "other" / "train", classes=3)
     write_images(tmp_path / "other" / "val", classes=2)
-    with pytest.raises(DataError, match=r"different class folders: class2 only in training$"):
+    with pytest.raises(DataError, match=r"different classes: class2 only in training$"):
         evaluate_knn(run, KnnConfig(data=str(tmp_path / "other"), workers=0), HERE)
     for split in ("train", "val"):
         (tmp_path / "flat" / split).mkdir(parents=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastsiam.config import TrainConfig
-from fastsiam.config.evaluate import FinetuneConfig, LinearConfig
+from fastsiam.config import BackboneConfig, TrainConfig
+from fastsiam.config.evaluate import EvalConfig, FinetuneConfig, KnnConfig, LinearConfig
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate import record_files
 from fastsiam.evaluate.command import evaluate_finetuned, evaluate_linear
 from fastsiam.evaluate.features import fingerprint, frozen
+from fastsiam.evaluate.labelled import LabelledImages
 from fastsiam.evaluate.subject import open_subject
 from fastsiam.evaluate.supervised import SupervisedTraining
+from fastsiam.model.backbones import build_backbone
 from fastsiam.pipelines import build_eval_loader
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.records import read_records
@@ -202,6 +205,16 @@ def test_two_ranks_by_the_command_line(run: Path, cached: bool, tmp_path: Path) 
     assert (alone.images.ranks, both.images.ranks) == (1, 2)
 
 
+def test_a_mixture_is_trained_on_its_first_data_set(run: Path, tmp_path: Path) -> None:
+    subject = open_subject(run, QUICK, HERE)
+    other = write_images(tmp_path / "other", classes=4, each=6)
+    mixture = replace(subject.data, mixed_with=(str(other),))
+    images = LabelledImages(replace(subject, data=mixture), QUICK)
+    with closing(images.augmented(QUICK.batch)) as loader:
+        shown = [name for batch in loader.epoch(0) for name in batch.names]
+    assert sorted(shown) == sorted(images.train.names()) and len(shown) == 24
+
+
 def test_fine_tuning_is_longer_on_one_percent(run: Path, tmp_path: Path) -> None:
     """One percent of eight images a class is one of each, which is more than one percent."""
     write_images(tmp_path / "many" / "train", classes=2, each=150, side=8)
@@ -227,6 +240,26 @@ def test_an_awkward_number_of_images_is_loaded_in_one_piece(
     evaluate_linear(run, replace(config, feature_batch=4), HERE)
     sizes = [len(call.args[1]) for call in noted.call_args_list]
     assert sum(sizes) == count and max(sizes) <= 4 and len(sizes) <= -(-count // 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "refused", "message", "fits"),
+    [
+        ("timm/vit_tiny_patch16_384", KnnConfig(), "not 224; pass --crop 384", KnnConfig(crop=384)),
+        ("googlenet", FinetuneConfig(), "not return one feature vector .* training", KnnConfig()),
+    ],
+)
+def test_a_network_that_refuses_the_images(
+    name: str, refused: EvalConfig, message: str, fits: EvalConfig, tmp_path: Path, images: Path
+) -> None:
+    """Another library's network, which takes one size, or has other outputs in training."""
+    if name.startswith("timm/"):
+        pytest.importorskip("timm")
+    path = tmp_path / "w.pth"
+    torch.save(build_backbone(BackboneConfig(backbone=name)).state_dict(), path)
+    with pytest.raises(FastSiamError, match=message):
+        open_subject(path, replace(refused, backbone=name, data=str(images)), HERE)
+    open_subject(path, replace(fits, backbone=name, data=str(images)), HERE)
 
 
 def test_bad_input_is_one_line(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

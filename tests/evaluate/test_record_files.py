@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from fastsiam.config.evaluate import FeaturesConfig, KnnConfig, LinearConfig, NeighboursConfig
+from fastsiam.config.evaluate import (
+    EvalConfig,
+    FeaturesConfig,
+    KnnConfig,
+    LinearConfig,
+    NeighboursConfig,
+)
 from fastsiam.errors import FastSiamError
 from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
 from fastsiam.evaluate.feature_files import write_features, write_neighbours
+from fastsiam.evaluate.subject import open_subject
 from fastsiam.files import write_json
+from fastsiam.interchange import load_pretrained
 from fastsiam.report.run import write_report
 from fastsiam.run.records import Record, read_records
 from tests.disks import fill, read_only, small_disk
@@ -40,6 +50,32 @@ def test_a_run_that_cannot_be_written_is_evaluated(
         with pytest.raises(FastSiamError, match=r"^cannot write .*report\.html: "):
             write_report([run], run / "report.html")
     assert (tmp_path / "page.html").stat().st_size > 1000 and not read_records(run)
+
+
+def test_weights_without_a_run(
+    run: Path, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is kept without ``--json``; with it the state is beside the record."""
+    torch.save({"state_dict": load_pretrained(run).part("backbone")}, tmp_path / "w.pth")
+    subject = open_subject(tmp_path / "w.pth", EvalConfig(data=str(images), crop=16), CPU)
+    facts = subject.data_facts(*subject.loaders())
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "file.txt")
+    for asked, state in (
+        ("", []),
+        ("pipe", []),
+        ("x.json", ["x.partial"]),
+        ("lr-0.1", ["lr-0.1.partial"]),
+        ("link", ["file.txt.partial"]),
+    ):
+        config = LinearConfig(json=str(tmp_path / asked) if asked else "")
+        files = subject.record_files("linear", facts, {}, config)
+        files.save_state(1, dict, last=True)
+        assert ("--json FILE keeps both" in capfd.readouterr().err) == (not asked)
+        partial = list(tmp_path.glob("*.partial"))
+        assert [path.name for path in partial] == state
+        for path in partial:
+            path.unlink()
 
 
 def test_a_disk_that_is_full_from_the_start(

@@ -90,6 +90,7 @@ def test_the_card_names_the_images_of_evaluations_on_a_part_or_on_other_data(
         (data, ""),
         (part, "1% of the training images: 100, "),
         (listed, "training images in mine.txt: 100, "),
+        (replace(data, holdout="10%"), "10% of each class held out, 10,000 training images, "),
         (replace(data, other_data=elsewhere), "data photos, 10,000 training images, "),
         (replace(part, other_data=elsewhere), "data photos, 1% of the training images: 100, "),
     ):

@@ -179,3 +179,7 @@ def test_files_without_weights_are_refused(tmp_path: Path) -> None:
         load_pretrained(tmp_path / "nowhere.pth")
     with pytest.raises(CheckpointError, match="is not a run folder"):
         load_pretrained(tmp_path)
+    for name in ("config.json", "model.safetensors"):  # as Hugging Face's libraries write them
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(CheckpointError, match=r"no checkpoint .*; pass the file .*/model\.safe"):
+        load_pretrained(tmp_path)

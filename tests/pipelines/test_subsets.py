@@ -86,6 +86,11 @@ def test_a_list_of_names(folder: Path) -> None:
         listed(folder, "a", "b", "n01_5.JPEG", "c", "class1/n01_5.JPEG")
     with pytest.raises(DataError, match=r"^1 of the 2 .* there more than once in .*: 002\.jpg$"):
         listed(folder, "002.jpg", "n01_5.JPEG")
+    table = folder / "images.csv"
+    table.write_text("path" + "\nimages/class0/n01_5.JPEG" * 2)
+    (folder / "list.txt").write_text("images/class0/n01_5.JPEG")
+    with pytest.raises(DataError, match=r"there more than once in .*: images/class0/n01_5\.JPEG"):
+        read_list(open_store(table, "train"), folder / "list.txt")
 
 
 # A hold-out: a share of each class by the images' names, the same in every command.
