@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.console import tally
-from fastsiam.errors import DataError
+from fastsiam.errors import DataError, NoImagesError
 
 from ..processes import forked
 from ..remote.path import Place
@@ -241,7 +241,7 @@ def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source:
         DataError: there are no images, or a number is no class.
     """
     if not names:
-        raise DataError(f"{source} holds no images")
+        raise NoImagesError(f"{source} holds no images")
     paths = [name.split("/") for name in names]
     # folders that all images share are left out of names, the last level of folders excepted
     folders = {tuple(parts[:-1]) for parts in paths}
