@@ -184,6 +184,17 @@ def test_orientation_is_applied_on_request(form: str, orientation: int) -> None:
         )
 
 
+def test_a_transparent_value_of_16_bits_is_laid_over_a_colour() -> None:
+    """As GDAL marks pixels without data; other values with the same high byte are not meant."""
+    data = encoded(Image.fromarray(ALL_16_BITS), "PNG", transparency=0x1234)
+    assert probe(data).flags & Flags.TRANSPARENT
+    for alpha, value in (("drop", 18), ("white", 255), ("black", 0)):
+        expected = np.rint(ALL_16_BITS.astype(float) * 255 / 65535)
+        expected[0x12, 0x34] = value
+        found = decode(data, rules=ImageRules(alpha=alpha))  # type: ignore[arg-type]
+        assert np.array_equal(np.asarray(found), gray(expected))
+
+
 def test_the_first_page_or_frame_is_taken() -> None:
     pages = [picture(n) for n in range(3)]
     for form in ("TIFF", "GIF", "WEBP", "PNG"):
