@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from fastsiam.config import AUTOMATIC, ColumnNames
@@ -169,6 +170,13 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
         root = root / _KAGGLE
     visible = _folders(root)
     folders = {path.name.lower(): path for path in visible}
+    for path in visible:
+        other = folders[path.name.lower()]
+        if other != path and path.name.lower() in chain(*SPLIT_NAMES.values()):
+            raise DataError(
+                f"{root} has folders {path.name}/ and {other.name}/ for one split: move the images "
+                "of one into the other"
+            )
     val = [folders[name].name for name in SPLIT_NAMES["val"] if name in folders]
     for name in SPLIT_NAMES[split]:
         if name in folders and (val or name != "training"):  # alone it may be a class

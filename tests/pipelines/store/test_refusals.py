@@ -155,6 +155,10 @@ CASES: dict[str, tuple[Build, str]] = {
     # folders
     "nowhere": (lambda root: root / "nowhere", "no data at"),
     "an empty folder": (lambda root: root, "holds no images"),
+    "two folders of one split": (
+        lambda root: put(put(root / "train" / "0.jpg").parents[1] / "Train" / "1.jpg").parents[1],
+        "has folders Train/ and train/ for one split: move the images of one into the other",
+    ),
     "one image": (lambda root: put(root / "a.jpg", jpeg(0)), "is neither a folder of images nor a"),
     "images beside folders": (
         lambda root: put(put(root / "c" / "two.jpg").parents[1] / "one.jpg").parent,
