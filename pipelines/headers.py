@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-from ctypes import CFUNCTYPE, c_int, c_int32, c_int64, c_void_p
-from functools import cache, cached_property
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import ImageError
-from fastsiam.kernels import library
+from fastsiam.kernels.jpeg import decode_corner, decoder
 
 from .job import JPEG, PILLOW, PIXELS, Images
 from .store import BetonStore, Store
@@ -18,14 +16,8 @@ from .store.base import NewChunk
 from .store.decode import MOST_PIXELS
 from .store.probe import Bytes
 
-log = logging.getLogger(__name__)
-
 _UNKNOWN = 254
 """Marks an image whose header was not read yet."""
-DECODE = CFUNCTYPE(c_int, c_void_p, c_int64, c_int32, c_int32, c_void_p, c_void_p, c_void_p)
-"""``Decode`` in ``source/job.h``."""
-_BEHIND = 64
-"""Bytes that may be written behind decoded pixels; also the size of the ``Image`` structure."""
 
 
 class Headers:
@@ -117,13 +109,10 @@ class Headers:
         if self._form[index] == _UNKNOWN:
             self._read(index, data)
         height, width = int(self._height[index]), int(self._width[index])
-        count, at = 3 * height * width, library.at
-        if self.decode and self._form[index] == JPEG and count <= 3 * MOST_PIXELS:
-            box, made = np.array([0, 0, height, width], np.int32), np.empty(_BEHIND, np.uint8)
-            pixels = np.empty(count + _BEHIND, np.uint8)
-            encoded = at(np.frombuffer(data, np.uint8)), len(data), height, width
-            if not DECODE(self.decode)(*encoded, at(box), at(pixels), at(made)):
-                return pixels[:count].reshape(height, width, 3)
+        if self.decode and self._form[index] == JPEG and height * width <= MOST_PIXELS:
+            pixels = decode_corner(data, height, width, rows=height, columns=width)
+            if pixels is not None:
+                return pixels[: 3 * height * width].reshape(height, width, 3)
         return np.asarray(self._store.decode(index))
 
     def _read(self, index: int, data: Bytes) -> None:
@@ -143,18 +132,3 @@ class Headers:
                 form = PILLOW
         self._height[index], self._width[index] = height, width
         self._form[index] = form  # last, because other threads read it first
-
-
-@cache
-def decoder() -> int:
-    """Return the address of the function that decodes JPEGs (``Decode`` in ``source/job.h``).
-
-    0 if fastsiam was compiled without libjpeg-turbo: Pillow decodes then.
-    """
-    if (jpeg := library.jpeg()) is None:
-        log.warning(
-            "fastsiam was compiled without libjpeg-turbo's header: Pillow decodes JPEGs, which is "
-            "slower; install libjpeg-dev and run python -m fastsiam.kernels.build"
-        )
-        return 0
-    return library.address(jpeg.fastsiam_decode)

@@ -10,6 +10,7 @@ from PIL import Image
 
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
+from fastsiam.kernels.jpeg import surely_decodes
 
 from ..store import Store
 from ..store.beton import JPEG, RAW
@@ -96,6 +97,8 @@ def prepare(data: Bytes, raw_size: tuple[int, int] | None, config: ConvertConfig
     how = _why_not(found, rules, config)
     if how != UNCHANGED:
         return _encode(decode(data, rules=rules), config, how, pixels=bool(config.raw))
+    if not surely_decodes(data, found.height, found.width):
+        decode(data)  # what Pillow refuses is bad, as for loaders
     if found.rotation:
         edges = [0, *itertools.chain(*found.rotation), len(data)]
         data = b"".join(data[slice(*own)] for own in zip(edges[::2], edges[1::2], strict=True))

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.console import tally
-from fastsiam.errors import DataError
+from fastsiam.errors import DataError, NoImagesError
 
 from ..processes import forked
 from ..remote.path import Place
@@ -183,10 +183,10 @@ def _parts(number: int, file: File, read: Callable[[int, int], Bytes]) -> list[_
             "gunzip it and name the .tar"
         )
     inner = []
-    for member, start in _members(read, 0, len(file), file.path):
-        path = PurePosixPath(member.name)
-        if path.suffix == ".tar" and not path.name.startswith("."):
-            inner.append(_Part(number, start, start + member.size, path.stem))
+    for name, start, size in _members(read, 0, len(file), file.path):
+        path = PurePosixPath(name)
+        if path.suffix == ".tar":
+            inner.append(_Part(number, start, start + size, path.stem))
         elif is_image_name(path.name):
             inner.clear()  # a tar of images, which ``_scan`` walks; it skips tars among them
             break
@@ -198,23 +198,20 @@ def _scan(file: File, part: _Part, read: Callable[[int, int], Bytes]) -> _Found:
     """Find the images of a part. Of members with one name the last counts, as for ``tar -x``."""
     rows: dict[str, tuple[int, ...]] = {}
     texts: dict[str, str] = {}
-    for member, start in _members(read, part.start, part.end, file.path):
-        path = _safe_name(member.name)
+    for path, start, size in _members(read, part.start, part.end, file.path):
         name = PurePosixPath(path).name
-        if path.startswith(".") or "/." in path:
-            continue  # hidden, as in a folder
-        if name.endswith(".cls") and member.size < _LARGEST_CLASS_FILE:
-            text = bytes(read(start, start + member.size)).decode("utf-8", "replace")
+        if name.endswith(".cls") and size < _LARGEST_CLASS_FILE:
+            text = bytes(read(start, start + size)).decode("utf-8", "replace")
             texts[_sample(path)] = text.strip()
         elif is_image_name(name):
             try:
-                head = probe(read(start, start + member.size))
-                size = head.width, head.height, head.flags
-                if max(size[:2]) > 0xFFFF:  # more than a row can hold: unknown
-                    size = 0, 0, head.flags
+                head = probe(read(start, start + size))
+                facts = head.width, head.height, head.flags
+                if max(facts[:2]) > 0xFFFF:  # more than a row can hold: unknown
+                    facts = 0, 0, head.flags
             except ValueError:
-                size = 0, 0, int(Flags.BAD)
-            rows[path] = start, member.size, -1, part.file, *size
+                facts = 0, 0, int(Flags.BAD)
+            rows[path] = start, size, -1, part.file, *facts
     names = [f"{part.group}/{PurePosixPath(path).name}" if part.group else path for path in rows]
     return np.array([*rows.values()], ROW), names, [texts.get(_sample(path), "") for path in rows]
 
@@ -241,7 +238,7 @@ def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source:
         DataError: there are no images, or a number is no class.
     """
     if not names:
-        raise DataError(f"{source} holds no images")
+        raise NoImagesError(f"{source} holds no images")
     paths = [name.split("/") for name in names]
     # folders that all images share are left out of names, the last level of folders excepted
     folders = {tuple(parts[:-1]) for parts in paths}
@@ -276,8 +273,8 @@ def _files_first(name: str) -> str:
 
 def _members(
     read: Callable[[int, int], Bytes], start: int, end: int, path: Place
-) -> Iterator[tuple[tarfile.TarInfo, int]]:
-    """Walk a tar: yield its regular files, each with the place where its bytes begin.
+) -> Iterator[tuple[str, int, int]]:
+    """Walk a tar: yield path, place of the first byte and size of each visible regular file.
 
     Damage that Python's tarfile accepts is refused: a damaged header, which it takes for the end,
     links to images, and sizes beyond the file.
@@ -300,8 +297,10 @@ def _members(
             while (member := tar.next()) is not None:
                 tar.members.clear()  # type: ignore[attr-defined]  # or a million of them stay
                 at = start + member.offset_data
-                is_link = member.islnk() or member.issym()
-                if is_link and is_image_name(PurePosixPath(member.name).name):
+                own = _safe_name(member.name)
+                is_hidden = own.startswith(".") or "/." in own  # skipped, as in a folder
+                is_image = not is_hidden and is_image_name(PurePosixPath(own).name)
+                if is_image and (member.islnk() or member.issym()):
                     option = "--dereference" if member.issym() else "--hard-dereference"
                     raise DataError(
                         f"{path} cannot be read in place: {member.name} is a link to "
@@ -316,12 +315,13 @@ def _members(
                     )
                 if member.size < 0 or at + member.size > end:
                     raise tarfile.ReadError("unexpected end of data")
-                if member.size > _LARGEST_IMAGE and is_image_name(PurePosixPath(member.name).name):
+                if is_image and member.size > _LARGEST_IMAGE:
                     raise DataError(
                         f"{path} cannot be read in place: {member.name} has {member.size:,} bytes, "
                         f"and an image at most {_LARGEST_IMAGE:,}; create the tar without it"
                     )
-                yield member, at
+                if not is_hidden:
+                    yield own, at, member.size
             # The module takes a damaged header for the end; a whole tar ends with a block of zeros.
             place = start + tar.offset
             rest = bytes(read_little(place, end))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.config import AUTOMATIC, ColumnNames
-from fastsiam.errors import DataError, in_a_line
+from fastsiam.errors import DataError, NoImagesError, in_a_line
 from fastsiam.files import parsed_json
 
 LABELS = ("label", "labels", "fine_label", "cls")
@@ -60,8 +60,8 @@ def columns_of(path: object, schema: Any, names: ColumnNames = AUTOMATIC) -> Col
         names: columns that are taken instead of those that would be found.
 
     Raises:
-        DataError: no column can hold images, or several can; or a named column is not there or is
-            of another type.
+        NoImagesError: no column can hold images.
+        DataError: several can; or a named column is not there or is of another type.
     """
     able = {
         "image": [field.name for field in schema if _can_hold_images(field.type)],
@@ -85,7 +85,7 @@ def columns_of(path: object, schema: Any, names: ColumnNames = AUTOMATIC) -> Col
             f"--image-column {in_a_line(images[0])}"
         )
     if not images:
-        raise DataError(
+        raise NoImagesError(
             f"{path} has no column that can hold images (a struct of bytes and path, or bytes), "
             f"only {in_a_line(', '.join(schema.names))}; a list of image files is a .csv"
         )

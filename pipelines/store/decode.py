@@ -85,7 +85,11 @@ def _as_rgb(image: Image.Image, rules: ImageRules) -> Image.Image:
     if isinstance(image, TiffImagePlugin.TiffImageFile):
         _check_tiff(image)
     if is_deep(image):
-        image = Image.fromarray(_as_eight_bits(image))
+        deep, image = image, Image.fromarray(_as_eight_bits(image))
+        if "transparency" in deep.info:  # of a PNG: the value that is transparent
+            image.putalpha(Image.fromarray(np.asarray(deep) != deep.info["transparency"]))
+    if image.mode == "La":  # of a TIFF; Pillow converts it to nothing else
+        image = image.convert("LA")
     if rules.alpha != "drop" and has_alpha(image):
         behind = Image.new("RGBA", image.size, rules.alpha)
         return Image.alpha_composite(behind, image.convert("RGBA")).convert("RGB")

@@ -146,6 +146,10 @@ class FileReader(io.RawIOBase):
         """Return True."""
         return True
 
+    def read(self, size: int = -1, /) -> Any:
+        """Read at most so many bytes, without memory for more than there are; -1 reads all."""
+        return super().read(min(size, max(0, self._size - self._at)))
+
     def readinto(self, into: Any) -> int:
         """Read as many bytes as there is room for, up to the end."""
         stop = min(self._at + len(into), self._size)

@@ -260,7 +260,7 @@ class ListedStore(FileStore):
             if not file or b"\0" in file:
                 raise DataError(f"{path} has no path in row {row + 1:,}: remove the row")
         label = names.label or next((name for name in LABELS if name in columns), "")
-        texts = columns[label] if label else [""] * len(paths)
+        texts = [text.strip() for text in columns[label]] if label else [""] * len(paths)
         labels, classes = number_classes(parse_labels(texts), path)
         super().__init__(path, path.parent, files, labels[taken], classes)
         self._check_files()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import io
+import logging
 import re
 import struct
 import warnings
@@ -27,6 +28,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
 
 # Of large images and odd metadata, which are read or refused all the same.
 warnings.filterwarnings("ignore", module=r"PIL\.")
+logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 _SOI, _EOI = b"\xff\xd8", b"\xff\xd9"
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")

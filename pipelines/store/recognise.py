@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from fastsiam.config import AUTOMATIC, ColumnNames
@@ -169,19 +170,27 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
         root = root / _KAGGLE
     visible = _folders(root)
     folders = {path.name.lower(): path for path in visible}
+    for path in visible:
+        other = folders[path.name.lower()]
+        if other != path and path.name.lower() in chain(*SPLIT_NAMES.values()):
+            raise DataError(
+                f"{root} has folders {path.name}/ and {other.name}/ for one split: move the images "
+                "of one into the other"
+            )
     val = [folders[name].name for name in SPLIT_NAMES["val"] if name in folders]
     for name in SPLIT_NAMES[split]:
         if name in folders and (val or name != "training"):  # alone it may be a class
             if not val:
                 _warn_of_others(root, folders[name], visible)
             return _open_images(folders[name], split, columns, in_order)
-    if tars := list_visible(root, ".tar"):
-        return ArchiveStore(choose_split(split, tars, root))
-    for name in CIFAR_ARCHIVES:
-        if (root / name).is_file():
-            return CifarStore(on_disk(root / name), split)
-    if any(map(_has_parquet, (root, *folders.values()))):
-        return open_parquet(root, split, columns, in_order=in_order)
+    with _unless_images(root):
+        if tars := list_visible(root, ".tar"):
+            return ArchiveStore(choose_split(split, tars, root))
+        for name in CIFAR_ARCHIVES:
+            if (root / name).is_file():
+                return CifarStore(on_disk(root / name), split)
+        if any(map(_has_parquet, (root, *folders.values()))):
+            return open_parquet(root, split, columns, in_order=in_order)
     if split == "val":
         raise NoSplitError(f"{root} has no val/ or test/ folder and no val.beton")
     for folder in folders.values():
@@ -225,13 +234,30 @@ def _has_image(folder: Path) -> bool:
 
 def _open_images(folder: Place, split: Split, columns: ColumnNames, in_order: bool) -> Store:
     """Open the images of one split: all that a folder holds, in whatever form."""
-    if tars := list_visible(folder, ".tar"):
-        return ArchiveStore(tars)
-    if isinstance(folder, Path) and is_saved_dataset(folder):
-        return ArrowStore(folder, columns)
-    if _has_parquet(folder):
-        return ParquetStore(folder, list_visible(folder, PARQUET), columns, in_order=in_order)
+    with _unless_images(folder):
+        if tars := list_visible(folder, ".tar"):
+            return ArchiveStore(tars)
+        if isinstance(folder, Path) and is_saved_dataset(folder):
+            return ArrowStore(folder, columns)
+        if _has_parquet(folder):
+            return ParquetStore(folder, list_visible(folder, PARQUET), columns, in_order=in_order)
     return FolderStore(on_disk(folder))
+
+
+@contextlib.contextmanager
+def _unless_images(folder: Place) -> Iterator[None]:
+    """Warn of tars or tables without images, instead of an error, if image files are beside them.
+
+    Raises:
+        NoImagesError: as the block, if there are no image files in the folder or below it.
+    """
+    try:
+        yield
+    except NoImagesError as error:
+        tree = os.walk(folder) if isinstance(folder, Path) else ()
+        if not any(is_image_name(name) for _, _, names in tree for name in names):
+            raise
+        warn_once(f"{error}: the image files in {folder} are read instead")
 
 
 def _has_parquet(folder: Place) -> bool:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import random
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from fastsiam.config import ConvertConfig
+from fastsiam.kernels import library
 from fastsiam.pipelines.convert.prepare import prepare
 from fastsiam.pipelines.store.beton import JPEG
+from fastsiam.pipelines.store.decode import decode
 from tests.sources import encoded, gray_jpeg, jpeg, picture, rotated_jpeg, with_junk
 
 
@@ -77,3 +80,28 @@ def test_others_look_the_same(
 def test_what_is_refused(data: bytes, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         prepare(data, None, ConvertConfig())
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_damaged_jpeg_is_bad_if_pillow_refuses_it(
+    progressive: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether its header, its tables or its code is damaged; what Pillow reads keeps its bytes."""
+    if not compiled:
+        monkeypatch.setattr(library, "kernels_if_any", lambda: None)
+    whole, rng, refused = jpeg(0, progressive=progressive), random.Random(0), 0
+    for _ in range(200):
+        data, size = bytearray(whole), rng.choice([1, 2, 64])
+        place = rng.randrange(2, len(data) - size - 2)
+        data[place : place + size] = rng.randbytes(size)
+        try:
+            decode(bytes(data))
+        except ValueError:
+            refused += 1
+            with pytest.raises(ValueError, match=r"."):
+                prepare(bytes(data), None, ConvertConfig())
+        else:
+            record = prepare(bytes(data), None, ConvertConfig())
+            assert record.data == bytes(data) or record.how != "unchanged"
+    assert 20 < refused < 180

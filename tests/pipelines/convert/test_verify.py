@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from fastsiam.pipelines.convert import prepare
 from tests.conftest import write_images
 from tests.conversions import checked, failing, run
 from tests.processes import fastsiam
 
 
-def test_damage_inside_a_jpeg_is_found_by_decoding(tmp_path: Path) -> None:
-    """Pillow decodes a JPEG with a wrong byte; what it cannot decode, verify --decode names."""
+def test_damage_inside_a_jpeg_is_found_by_decoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a conversion, and in files of versions that kept such images by verify --decode."""
     write_images(tmp_path / "images", classes=1, each=3)
     bad = tmp_path / "images" / "class0" / "001.jpg"
     data = bad.read_bytes()
@@ -22,6 +25,10 @@ def test_damage_inside_a_jpeg_is_found_by_decoding(tmp_path: Path) -> None:
     start = data.index(b"\xff\xdb")
     end = data.index(b"\xff\xc0")
     bad.write_bytes(data[:start] + data[end:])
+    (made,) = run("folder", tmp_path / "images", tmp_path / "left", skip_bad=True)
+    assert [own["name"] for own in made.about["left_out"]] == ["class0/001.jpg"]
+    assert checked(tmp_path / "left", decode=True) == []
+    monkeypatch.setattr(prepare, "surely_decodes", lambda *_: True)
     run("folder", tmp_path / "images", tmp_path / "out")
     assert checked(tmp_path / "out", decode=False) == []
     (line,) = checked(tmp_path / "out", decode=True)

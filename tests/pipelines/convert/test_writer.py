@@ -105,6 +105,7 @@ BAD = {
         "it declares 65,280 x 65,280 pixels",
     ),
     "text.jpg": (b"this is no image", "it is not an image"),
+    "damaged.jpg": (jpeg(0)[:-99] + b"\xff\xd8" + jpeg(0)[-97:], "broken data stream"),
     "cut.png": (encoded(picture(0), "PNG")[:300], "truncated|broken|unrecognized"),
 }
 """Bad images of every kind, and the reason that each is reported with."""
@@ -118,14 +119,14 @@ def test_bad_images_are_all_listed_and_can_be_left_out(tmp_path: Path) -> None:
     arguments = ["convert", "folder", "--source", str(folder), "--out", str(out), "--workers", "2"]
     done = fastsiam(*arguments, code=1)
     lines = done.stderr.splitlines()
-    assert lines[-1].startswith("error: 6 of 18 images of ") and "--skip-bad" in lines[-1]
+    assert lines[-1].startswith("error: 7 of 19 images of ") and "--skip-bad" in lines[-1]
     for name, (_, reason) in BAD.items():
         (line,) = [line for line in lines if name in line]
         assert re.search(reason, line), line
     assert not (out / "train.beton").exists() and "Traceback" not in done.stderr
     done = fastsiam(*arguments, "--skip-bad")
-    assert "resuming train.beton: 18 images are done and verified" in done.stderr
-    assert "bad and left out: 6" in done.stdout
+    assert "resuming train.beton: 19 images are done and verified" in done.stderr
+    assert "bad and left out: 7" in done.stdout
     manifest = json.loads((out / "manifest.json").read_text())
     left_out = manifest["files"]["train.beton"]["left_out"]
     assert {Path(item["name"]).name for item in left_out} == set(BAD)

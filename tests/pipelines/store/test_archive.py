@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import tarfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -143,6 +144,18 @@ def test_of_images_and_tars_the_images_are_read(order: int, tmp_path: Path) -> N
     members = [("a.tar", tar_bytes([("0.jpg", jpeg(0))])), ("b/1.jpg", jpeg(1)), ("c.tar", b"")]
     store = ArchiveStore([tar(tmp_path / "t.tar", members[::order])])
     assert [store.name(i) for i in range(len(store))] == ["b/1.jpg"]
+
+
+def test_what_is_hidden_is_skipped(tmp_path: Path) -> None:
+    """Images, tars, and links to images, which are refused elsewhere."""
+    members = [(".a/0.jpg", jpeg(0)), ("b/.c/1.tar", b""), ("b/2.tar", tar_bytes([("2.jpg", b"")]))]
+    path = tar(tmp_path / "t.tar", members)
+    with tarfile.open(path, "a") as file:
+        link = tarfile.TarInfo("./.git/y.jpg")
+        link.type, link.linkname = tarfile.SYMTYPE, "x"
+        file.addfile(link)
+    store = ArchiveStore([path])
+    assert [store.name(i) for i in range(len(store))] == ["2/2.jpg"]
 
 
 def test_of_members_with_one_name_the_last_counts(tmp_path: Path) -> None:

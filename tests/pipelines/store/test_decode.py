@@ -99,6 +99,10 @@ DECODED: dict[str, tuple[bytes, NDArray[Any]]] = {
     "channels beyond the colours": (
         tiff(EIGHT.tobytes(), 4, 5, bits=(8,) * 5, kind=2, tags={EXTRA: (0, 0)}), EIGHT[..., :3]
     ),
+    "gray with associated alpha": (
+        tiff(bytes([50, 255, 0, 255]), 1, 2, bits=(8,) * 2, kind=1, tags={EXTRA: 1}),
+        gray(np.array([[50, 0]])),
+    ),
     "channels beyond gray": (
         tiff(EIGHT[..., :2].tobytes(), 4, 5, bits=(8,) * 2, kind=1, tags={EXTRA: 0}),
         gray(EIGHT[..., 0]),
@@ -112,6 +116,10 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "planes of 16 bits": (planes(RANDOM), r"a TIFF that Pillow misreads .*16-bit planes"),
     "16 bits and more": (
         tiff(bytes(80), 4, 5, bits=(16,) * 2, kind=1, tags={EXTRA: 0}),
+        "it is a TIFF that Pillow does not read; save it as",
+    ),
+    "more than six channels": (
+        tiff(bytes(140), 4, 5, bits=(8,) * 7, kind=2, tags={EXTRA: (0,) * 4}),
         "it is a TIFF that Pillow does not read; save it as",
     ),
     **{
@@ -136,11 +144,14 @@ def test_pixels(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_is_refused_with_the_way_out(kind: str, tmp_path: Path) -> None:
+def test_what_is_refused_with_the_way_out(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     data, words = REFUSED[kind]
     (tmp_path / "x.tif").write_bytes(data)
     with pytest.raises(DataError, match=words):
         open_split(DataConfig(data=str(tmp_path)), "train").decode(0)
+    assert not caplog.records  # of Pillow's own
 
 
 @pytest.mark.parametrize(
@@ -182,6 +193,17 @@ def test_orientation_is_applied_on_request(form: str, orientation: int) -> None:
         assert np.array_equal(
             np.asarray(decode(data)), np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
         )
+
+
+def test_a_transparent_value_of_16_bits_is_laid_over_a_colour() -> None:
+    """As GDAL marks pixels without data; other values with the same high byte are not meant."""
+    data = encoded(Image.fromarray(ALL_16_BITS), "PNG", transparency=0x1234)
+    assert probe(data).flags & Flags.TRANSPARENT
+    for alpha, value in (("drop", 18), ("white", 255), ("black", 0)):
+        expected = np.rint(ALL_16_BITS.astype(float) * 255 / 65535)
+        expected[0x12, 0x34] = value
+        found = decode(data, rules=ImageRules(alpha=alpha))  # type: ignore[arg-type]
+        assert np.array_equal(np.asarray(found), gray(expected))
 
 
 def test_the_first_page_or_frame_is_taken() -> None:

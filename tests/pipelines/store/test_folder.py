@@ -98,6 +98,9 @@ def test_csv_as_spreadsheets_write_it(images: Path) -> None:
     )
     store = open_store(images / "a.csv", "train")
     assert store.classes == ("oak",) and names_of(store) == ["train/class0/000.jpg"]
+    blank = [["train/class0/000.jpg", "3 "], ["train/class0/001.jpg", "-1"]]
+    store = open_store(write_list(images / "c.csv", "path,label", blank), "train")
+    assert store.labels.tolist() == [3, -1] and store.classes == ("0", "1", "2", "3")
     numbered = write_list(images / "b.csv", ",path", [[0, "train/class0/000.jpg"]])  # as pandas
     assert open_store(numbered, "train").labels.tolist() == [-1]
 

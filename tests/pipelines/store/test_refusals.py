@@ -66,6 +66,13 @@ def link_in_tar(kind: bytes) -> Build:
     return build
 
 
+def tar_with_a_huge_header(kind: bytes) -> Build:
+    """A long name (of GNU's tar, or POSIX's) that claims more bytes than any memory has."""
+    header = tarfile.TarInfo("x")
+    header.type, header.size = kind, 2**45
+    return lambda root: put(root / "t.tar", header.tobuf(tarfile.GNU_FORMAT) + bytes(4096))
+
+
 def index_outside(root: Path) -> Path:
     path = tar(root / "t.tar", [("a/0.jpg", jpeg(0))])
     rows = np.zeros(2, ROW)
@@ -148,6 +155,10 @@ CASES: dict[str, tuple[Build, str]] = {
     # folders
     "nowhere": (lambda root: root / "nowhere", "no data at"),
     "an empty folder": (lambda root: root, "holds no images"),
+    "two folders of one split": (
+        lambda root: put(put(root / "train" / "0.jpg").parents[1] / "Train" / "1.jpg").parents[1],
+        "has folders Train/ and train/ for one split: move the images of one into the other",
+    ),
     "one image": (lambda root: put(root / "a.jpg", jpeg(0)), "is neither a folder of images nor a"),
     "images beside folders": (
         lambda root: put(put(root / "c" / "two.jpg").parents[1] / "one.jpg").parent,
@@ -172,6 +183,8 @@ CASES: dict[str, tuple[Build, str]] = {
         lambda root: huge_tar(root / "t.tar", "a/1.jpg"),
         r"a/1.jpg has 4,294,967,296 bytes, and an image at most 4,294,967,295; create",
     ),
+    "a huge long name": (tar_with_a_huge_header(tarfile.GNUTYPE_LONGNAME), WHOLE_TAR),
+    "a huge POSIX header": (tar_with_a_huge_header(tarfile.XHDTYPE), WHOLE_TAR),
     "a sparse member": (sparse_tar, "stored sparsely; create the tar without --sparse"),
     "a link to an image": (link_in_tar(tarfile.SYMTYPE), "a link to 0.jpg; .* tar --dereference$"),
     "an image's second name": (link_in_tar(tarfile.LNKTYPE), "0.jpg; .* tar --hard-dereference$"),

@@ -12,7 +12,7 @@ from fastsiam.pipelines.store import BetonStore, open_store
 from tests.conversions import run
 from tests.forms import as_on_the_hub, rows_of
 from tests.processes import python
-from tests.sources import jpeg, put
+from tests.sources import jpeg, put, tar
 from tests.tables import Row, dataset
 
 CLASSES = ("class0", "class1", "class2")
@@ -121,6 +121,30 @@ def write_table(path: Path, **columns: object) -> None:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns), path)
+
+
+@pytest.mark.parametrize("beside", ["features.parquet", "emb/x.parquet", "notes.tar"])
+@pytest.mark.parametrize("where", ["", "train"])
+def test_image_files_beside_tables_and_tars_without_images_are_the_data(
+    where: str, beside: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("cat/0.jpg", "dog/deep/1.jpg"):
+        put(tmp_path / where / name, jpeg(0))
+    if beside.endswith(".tar"):
+        tar(tmp_path / where / beside, [("notes.txt", b"")])
+    else:
+        write_table(tmp_path / where / beside, feature=[0.5, 1.0])
+    store = open_store(tmp_path, "train")
+    assert [store.name(i) for i in range(len(store))] == ["cat/0.jpg", "dog/deep/1.jpg"]
+    assert store.classes == ("cat", "dog")
+    if (where, beside) != ("train", "emb/x.parquet"):  # as deep, no table is looked for
+        assert beside in caplog.text
+    with pytest.raises(NoSplitError):
+        open_store(tmp_path, "val")
+    rows = dataset([(jpeg(i), None, 0) for i in range(3)], "a")
+    rows.to_parquet(put(tmp_path / "hub" / "data" / "train.parquet"))
+    put(tmp_path / "hub" / "assets" / "logo.png")
+    assert len(open_store(tmp_path / "hub", "train")) == 3
 
 
 def test_labels_of_other_types(tmp_path: Path) -> None:
