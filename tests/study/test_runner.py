@@ -136,7 +136,7 @@ def test_linear_evaluation_beside_knn(data: Path, copy: Path, tmp_path: Path) ->
     assert run.is_trained and not run.is_done and replace(run, linear=False).is_done
     assert do_in_process([run], CPU).returncode == 0
     assert run.linear_top1 is not None and replace(run, scale=SCALE).linear_top1 is None
-    _assert_no_part_or_other_data_count(run)
+    _assert_only_the_usual_evaluation_counts(run)
     study = replace(STUDIES["stop-gradient"], rows=STUDIES["stop-gradient"].rows[:1])
     record = collect(study, run.scale, [run], StudyConfig())
     assert record.rows[0].results[0].images_digest
@@ -242,17 +242,22 @@ def test_runs_side_by_side_share_the_machine(monkeypatch: pytest.MonkeyPatch) ->
     assert slots(replace(CPU, parallel=2), [])[0]["OMP_NUM_THREADS"] == "3"
 
 
-def _assert_no_part_or_other_data_count(run: Run) -> None:
+def _assert_only_the_usual_evaluation_counts(run: Run) -> None:
     """Change the run's only linear record for a while."""
     (path,) = (run.folder / "eval").glob("linear-*.json")
     before = path.read_text()
-    for changes in (
-        {"percent": 1.0, "chosen_crc32": "0"},
-        {"subset": "mine.txt", "chosen_crc32": "0"},
-        {"other_data": "/elsewhere"},
+    for part, changes in (
+        ("data", {"percent": 1.0, "chosen_crc32": "0"}),
+        ("data", {"subset": "mine.txt", "chosen_crc32": "0"}),
+        ("data", {"other_data": "/elsewhere"}),
+        ("data", {"holdout": "10%"}),
+        ("images", {"crop": 24}),
+        ("images", {"exif": "apply"}),
+        ("protocol", {"epochs": 1}),
+        ("protocol", {"batch": 8}),
     ):
         plain = json.loads(before)
-        plain["data"].update(changes)
+        plain[part].update(changes)
         path.write_text(json.dumps(plain))
         assert run.linear_top1 is None and not run.is_done
     path.write_text(before)
