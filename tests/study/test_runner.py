@@ -187,6 +187,28 @@ def test_a_failure_ends_the_study_after_what_is_beside_it(data: Path, tmp_path: 
     assert good.is_done and not other.folder.exists()
 
 
+def test_a_run_that_cannot_be_prepared_ends_the_study_after_what_is_beside_it(
+    data: Path, tmp_path: Path
+) -> None:
+    good, bad = tiny_runs(data, tmp_path, tiny())
+    bad.folder.mkdir()
+    bad.settings_file.symlink_to(Path(__file__) / "study.toml")
+    ended = do_in_process([good, bad], replace(CPU, parallel=2))
+    assert ended.returncode == 1
+    assert re.fullmatch(r".*cannot write .*study\.toml.*\n", ended.stdout)
+    assert good.is_done
+
+
+def test_a_linear_evaluation_without_a_record_is_a_failure(
+    data: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not tried again at once: a folder that cannot be written stays so."""
+    monkeypatch.setattr("fastsiam.study.runner._command", lambda run: ["true"])
+    run = replace(tiny_runs(data, copy, SCALE)[0], linear=True)
+    with pytest.raises(FastSiamError, match=r"failed \(it has no linear evaluation\); see "):
+        do_runs([run], CPU)
+
+
 def test_a_study_that_is_killed_goes_on_bit_for_bit(data: Path, done: Path, tmp_path: Path) -> None:
     """Its run notices a SIGKILL, and saves its state."""
     run, undisturbed = (tiny_runs(data, folder, SCALE)[0] for folder in (tmp_path, done))
