@@ -167,17 +167,17 @@ class Subject(EvalImages):
     def data_facts(self, train: EvalLoader, val: EvalLoader) -> DataFacts:
         """Return for a record which images there are, with a checksum of their labels."""
         checksum = zlib.crc32(val.labels.tobytes(), zlib.crc32(train.labels.tobytes()))
-        own, root = self.pretrained.config, self.data.root
+        own = self.pretrained.config
         is_own = own is not None and own.data.has_same_root(self.data)
         return DataFacts(
-            root=str(root),
+            root=str(self.data.root),
             train=train.images,
             val=val.images,
             classes=len(train.classes),
             labels_crc32=f"{checksum:08x}",
             holdout=self.data.holdout or None,
             image_column=self.data.image_column or None,
-            other_data=None if is_own else str(root.resolve() if isinstance(root, Path) else root),
+            other_data=None if is_own else self.data.full_root,
         )
 
     def record_files(

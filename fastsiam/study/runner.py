@@ -324,6 +324,7 @@ def _command(run: Run) -> list[str]:
     """Return the command of a run's next stage: training, or linear evaluation if it is trained."""
     if not run.is_trained:
         return [*FASTSIAM, "train", "--config", str(run.settings_file), "--out", str(run.folder)]
-    gpus, device = str(run.config.run.gpus), run.config.run.device
+    config = run.config
     own = ["--cached"] if run.scale.cached else []
-    return [*FASTSIAM, "eval", "linear", str(run.folder), *own, "--gpus", gpus, "--device", device]
+    own += ["--data", str(config.data.root), "--gpus", str(config.run.gpus)]
+    return [*FASTSIAM, "eval", "linear", str(run.folder), *own, "--device", config.run.device]

@@ -116,16 +116,19 @@ class Run:
     def has_usual_images(self, record: Record) -> bool:
         """Whether an evaluation is on the run's own images, cut and normalised as in the run.
 
+        They may have moved since the run was trained, as ``study run --data`` says.
+
         Raises:
-            DataError: the run's settings cannot be read.
+            FastSiamError: the run's settings cannot be read.
         """
-        used = RunSettings.read(self.folder).config
+        used, asked = RunSettings.read(self.folder).config, self._asked()
+        moved = asked.data.full_root if asked else None
         images, augment = record.images, used.augment
         return record.data == replace(
             record.data,
             holdout=used.data.holdout or None,
             image_column=used.data.image_column or None,
-            other_data=None,
+            other_data=record.data.other_data and moved,
         ) and images == replace(
             images,
             crop=augment.crop,
@@ -159,18 +162,26 @@ class Run:
         Raises:
             FastSiamError: names the settings that differ.
         """
-        if not self.settings_file.exists():
-            return
-        try:
-            asked = TrainConfig.from_flags(merge(read_settings(self.settings_file)).flags)
-        except ValueError as error:
-            raise FastSiamError(f"{error}; choose another --out, or delete the folder") from error
-        changed = differences(asked, self.config)
+        asked = self._asked()
+        changed = differences(asked, self.config) if asked else {}
         if changed and (read_metrics(self.folder) or self.is_diverged):
             raise FastSiamError(
                 f"{self.folder} holds a run with other settings ({changes_text(changed)}); choose "
                 "another --out, or delete the folder"
             )
+
+    def _asked(self) -> TrainConfig | None:
+        """Return the settings of the last ``study run``; None before the first.
+
+        Raises:
+            FastSiamError: the file cannot be read.
+        """
+        if not self.settings_file.exists():
+            return None
+        try:
+            return TrainConfig.from_flags(merge(read_settings(self.settings_file)).flags)
+        except ValueError as error:
+            raise FastSiamError(f"{error}; choose another --out, or delete the folder") from error
 
 
 def folder_of(config: StudyConfig) -> Path:

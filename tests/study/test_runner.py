@@ -131,8 +131,12 @@ def test_damaged_files_are_named(data: Path, copy: Path) -> None:
 
 
 def test_linear_evaluation_beside_knn(data: Path, copy: Path, tmp_path: Path) -> None:
-    """It is a stage of its own, of the scale's kind; the record and the table have it beside."""
-    run = replace(tiny_runs(data, copy, replace(SCALE, cached=True))[0], linear=True)
+    """It is a stage of its own, of the scale's kind; the record and the table have it beside.
+
+    The data have moved since the training.
+    """
+    moved = Path(shutil.copytree(data, tmp_path / "moved"))
+    run = replace(tiny_runs(moved, copy, replace(SCALE, cached=True))[0], linear=True)
     assert run.is_trained and not run.is_done and replace(run, linear=False).is_done
     assert do_in_process([run], CPU).returncode == 0
     assert run.linear_top1 is not None and replace(run, scale=SCALE).linear_top1 is None
@@ -268,10 +272,12 @@ def _assert_only_the_usual_evaluation_counts(run: Run) -> None:
     """Change the run's only linear record for a while."""
     (path,) = (run.folder / "eval").glob("linear-*.json")
     before = path.read_text()
+    assert json.loads(before)["data"]["other_data"] == run.config.data.full_root
     for part, changes in (
         ("data", {"percent": 1.0, "chosen_crc32": "0"}),
         ("data", {"subset": "mine.txt", "chosen_crc32": "0"}),
         ("data", {"other_data": "/elsewhere"}),
+        ("data", {"other_data": None}),  # the data did not move
         ("data", {"holdout": "10%"}),
         ("images", {"crop": 24}),
         ("images", {"exif": "apply"}),
@@ -281,7 +287,8 @@ def _assert_only_the_usual_evaluation_counts(run: Run) -> None:
         plain = json.loads(before)
         plain[part].update(changes)
         path.write_text(json.dumps(plain))
-        assert run.linear_top1 is None and not run.is_done
+        counts = changes == {"other_data": None}
+        assert run.is_done == (run.linear_top1 is not None) == counts, changes
     path.write_text(before)
 
 
