@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from fastsiam.config.evaluate import KnnConfig
 from fastsiam.config.files import RunSettings
 from fastsiam.config.study import StudyConfig, StudyRunConfig
 from fastsiam.errors import DataError, FastSiamError
+from fastsiam.evaluate.command import evaluate_knn
 from fastsiam.run import checkpoint
 from fastsiam.run.log import read_metrics
 from fastsiam.study.catalogue import STUDIES
@@ -27,6 +29,7 @@ from fastsiam.study.table import caption, cells
 from tests.conftest import write_data, write_images
 from tests.processes import Forked
 from tests.study.tiny import do_in_process, study, tiny, tiny_runs
+from tests.train.runs import CPU as HERE
 from tests.train.runs import same_state
 
 CPU = StudyRunConfig(device="cpu")
@@ -156,6 +159,17 @@ def test_linear_evaluation_beside_knn(data: Path, copy: Path, tmp_path: Path) ->
     half_done = replace(record.rows[0].results[0], seed=1, linear=None)
     rows = (replace(record.rows[0], results=(*record.rows[0].results, half_done)),)
     assert rows[0].linear == []
+
+
+def test_raw_pixels_are_those_of_the_runs_own_images(
+    data: Path, copy: Path, tmp_path: Path
+) -> None:
+    run, knn = tiny_runs(data, copy, SCALE)[0], KnnConfig(baselines=True, workers=0, device="cpu")
+    other = str(shutil.copytree(data, tmp_path / "other"))
+    for changes in ({"data": other}, {"crop": 20}, {"resize": 30}, {}):
+        evaluate_knn(run.folder, replace(knn, **changes), HERE)
+        record = collect(STUDIES["stop-gradient"], run.scale, [run], StudyConfig())
+        assert (record.pixels is not None) == (not changes), changes
 
 
 def test_a_run_that_diverges_is_a_result(data: Path, tmp_path: Path) -> None:
