@@ -12,7 +12,7 @@ import torch
 
 from fastsiam.config.detect import DetectConfig
 from fastsiam.console import Console, counted
-from fastsiam.distributed import Place
+from fastsiam.distributed import Place, check_same_images
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.record_files import RecordFiles, Show
 from fastsiam.evaluate.subject import (
@@ -62,6 +62,8 @@ def evaluate_detection(
     pretrained = open_network(path, config)
     train, val = _open_data(config)
     evaluation = _evaluation(pretrained, config, place, train, val)
+    labels, pictures = evaluation.data.labels_crc32, (*train.pictures, *val.pictures)
+    check_same_images((f"{one.file.name} {labels}" for one in pictures), config.data)
     details = config.task, config.detector, "untrained" if config.untrained else ""
     files = RecordFiles(
         pretrained.run, evaluation, *details, config=config, place=place, console=console
