@@ -82,7 +82,7 @@ def _on_ranks(
     run: Path,
     config: NetworkConfig,
     *,
-    check: Callable[[Path, Any], None],
+    check: Callable[[Path, Any], object],
 ) -> None:
     """Use a network on as many ranks as are asked for, once the settings are checked."""
     from fastsiam import distributed

@@ -193,6 +193,12 @@ class DataConfig(Config):
         return self.places[0]
 
     @property
+    def full_root(self) -> str:
+        """``root`` as a full path or an address."""
+        root = self.root
+        return str(root.resolve() if isinstance(root, Path) else root)
+
+    @property
     def places(self) -> tuple[Path | Url, ...]:
         """Where all data sets of a mixture are, or the one."""
         first = self.data or os.environ.get("FASTSIAM_DATA", "") or "data"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from .data import Alpha, Exif, ImagePipeline, share
 from .model import Stem
@@ -167,6 +167,16 @@ class LabelConfig(EvalConfig):
         """Return the settings with those resolved that depend on the number of training images."""
         return self
 
+    def protocol(self) -> dict[str, Any]:
+        """Return the settings that identify the evaluation in its record, once all are resolved."""
+        return {
+            "batch": self.global_batch,
+            "momentum": self.momentum,
+            "weight_decay": self.weight_decay,
+            "schedule": "cosine per step",
+            "seed": self.seed,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearConfig(LabelConfig):
@@ -233,6 +243,18 @@ class LinearConfig(LabelConfig):
         batch = self.batch or _batch_for_little(images)
         return replace(self, optimizer="sgd", lrs=_RATES_FOR_LITTLE, batch=batch)
 
+    def protocol(self) -> dict[str, Any]:
+        """Return the settings that identify the evaluation in its record, once all are resolved."""
+        return LabelConfig.protocol(self) | {
+            "optimizer": self.optimizer,
+            "lars_trust": self.lars_trust if self.optimizer == "lars" else None,
+            "rates": self.rates,
+            "epochs": self.epochs,
+            "cached": self.cached,
+            "storage": self.storage if self.cached else None,
+            "scale_min": None if self.cached else self.scale_min,
+        }
+
     def why_settled(self, images: int) -> str:
         """Return the meaning of "auto" for this number of images as text; "" if it is not used."""
         if self.optimizer != "auto":
@@ -263,6 +285,15 @@ class FinetuneConfig(LabelConfig):
     def global_batch(self) -> int:
         """Images of a step over all ranks."""
         return self.batch
+
+    def protocol(self) -> dict[str, Any]:
+        """Return the settings that identify the evaluation in its record, once all are resolved."""
+        return LabelConfig.protocol(self) | {
+            "optimizer": "sgd, Nesterov",
+            "lr": self.lr,
+            "epochs": self.epochs,
+            "scale_min": self.scale_min,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,19 +148,11 @@ def evaluate_linear(
     images = LabelledImages(subject, config)
     why = config.why_settled(images.train.images)
     config = replace(config.settled(images.train.images), batch=images.batch)
-    is_lars = config.optimizer == "lars"
-    protocol = {
-        "optimizer": config.optimizer,
-        "lars_trust": config.lars_trust if is_lars else None,
-        "rates": config.rates,
-        "epochs": config.epochs,
-        "cached": config.cached,
-        "storage": config.storage if config.cached else None,
-        "scale_min": None if config.cached else config.scale_min,
-    }
     subject.introduce(*_linear_lines(config, images), images.note, why)
-    details = "" if is_lars else "sgd", "cached" if config.cached else ""
-    files = _record_files("linear", images, config, protocol, *details)
+    details = "sgd" if config.optimizer == "sgd" else "", "cached" if config.cached else ""
+    files = subject.record_files(
+        "linear", images.facts(), config.protocol(), config, *details, images.part
+    )
     held = [part[:2] for part in subject.extract(images.val, "validation: images")]
     if config.cached:
         batches = cached_features(images, autocast_type(config.storage, place.device))
@@ -213,14 +205,8 @@ def evaluate_finetuned(
     images = LabelledImages(subject, config)
     few = images.percent <= _FEW_PERCENT if config.subset else config.percent <= 1
     config = replace(config, batch=images.batch, epochs=config.epochs or (60 if few else 30))
-    protocol = {
-        "optimizer": "sgd, Nesterov",
-        "lr": config.lr,
-        "epochs": config.epochs,
-        "scale_min": config.scale_min,
-    }
     how = f"rate {config.lr:g} x {images.batch} / 256, batch {images.batch}, {config.epochs} epochs"
-    files = _record_files("finetune", images, config, protocol)
+    files = subject.record_files("finetune", images.facts(), config.protocol(), config, images.part)
     subject.introduce(
         f"fine-tuning all of it on {images}: SGD (Nesterov), {how}, {_shared_settings(config)}",
         _augmentation(config),
@@ -245,26 +231,6 @@ def _shared_settings(config: LabelConfig) -> str:
 
 def _augmentation(config: LabelConfig) -> str:
     return f"trained on random crops ({config.scale_min:g} to 1 of the area) and flips"
-
-
-def _record_files(
-    kind: Literal["linear", "finetune"],
-    images: LabelledImages,
-    config: LinearConfig | FinetuneConfig,
-    protocol: dict[str, Any],
-    *details: str,
-) -> RecordFiles:
-    """Return where the record of a training with labels goes."""
-    shared = {
-        "batch": images.batch,
-        "momentum": config.momentum,
-        "weight_decay": config.weight_decay,
-        "schedule": "cosine per step",
-        "seed": config.seed,
-    }
-    return images.subject.record_files(
-        kind, images.facts(), shared | protocol, config, *details, images.part
-    )
 
 
 def _trained(

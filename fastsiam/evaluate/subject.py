@@ -182,16 +182,15 @@ class Subject(EvalImages):
     def data_facts(self, train: EvalLoader, val: EvalLoader) -> DataFacts:
         """Return for a record which images there are, with a checksum of their labels."""
         checksum = zlib.crc32(val.labels.tobytes(), zlib.crc32(train.labels.tobytes()))
-        root, is_own = self.data.root, self._on_own_data
         return DataFacts(
-            root=str(root),
+            root=str(self.data.root),
             train=train.images,
             val=val.images,
             classes=len(train.classes),
             labels_crc32=f"{checksum:08x}",
             holdout=self.data.holdout or None,
             image_column=self.data.image_column or None,
-            other_data=None if is_own else str(root.resolve() if isinstance(root, Path) else root),
+            other_data=None if self._on_own_data else self.data.full_root,
         )
 
     def record_files(

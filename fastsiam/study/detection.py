@@ -115,17 +115,18 @@ def do_detection(
     Raises:
         FastSiamError: a network or the data cannot be read, or an evaluation failed.
     """
-    console, weights = Console(), dict[str, str]()
+    console, weights, labels = Console(), dict[str, str](), ""
     for row in rows:  # all networks are read before the first detector is trained
         if row.network:
-            if not weights:
-                preflight(Path(row.network), detector)
+            labels = labels or preflight(Path(row.network), detector)
             network = open_network(Path(row.network), replace(detector, untrained=row.untrained))
             weights[row.title] = fingerprint(network.network())
         else:
             console.say(f"no row {row.title!r}: {row.missing}")
     return [
-        _with_figures(row, config, detector, folder, weights[row.title]) if row.network else row
+        _with_figures(row, config, detector, folder, weights[row.title], labels)
+        if row.network
+        else row
         for row in rows
     ]
 
@@ -136,12 +137,19 @@ def _with_figures(
     detector: DetectConfig,
     folder: Path,
     weights: str,
+    labels: str,
 ) -> DetectionRow:
     """Search the learning rate with the first trial, then train the other trials."""
 
     def evaluated(lr: float, seed: int) -> Record | None:
         own = replace(detector, lr=lr, seed=seed, trials=1, untrained=row.untrained, json="")
-        return _evaluated(row, own, folder / detector.task, weights)
+        record = _evaluated(row, own, folder / detector.task, weights)
+        if record and record.data.labels_crc32 != labels:
+            raise FastSiamError(
+                f"{row.title}, rate {lr:g}, seed {seed} was trained on other annotations than "
+                f"those of {detector.data}; delete its files in {folder / detector.task}"
+            )
+        return record
 
     found = {lr: evaluated(lr, detector.seed) for lr in config.lrs}
     first = {lr: record for lr, record in found.items() if record}

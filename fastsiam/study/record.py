@@ -303,7 +303,8 @@ def _pixels(runs: Iterable[Run]) -> float | None:
     for run in runs:
         monitor = run.config.monitor
         for record in read_records(run.folder):
-            for line in record.results if record.kind == "knn" else ():
+            usual = record.kind == "knn" and run.has_usual_images(record)
+            for line in record.results if usual else ():
                 votes = min(monitor.knn_k, line["bank"]), monitor.knn_temperature
                 if line["features"] == "pixels" and (line["k"], line["temperature"]) == votes:
                     return float(line["top1"])

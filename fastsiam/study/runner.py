@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -80,8 +80,8 @@ class Child:
         lost = [x for x in self.last_lines if NOT_FINITE in x]
         return lost[0] if self.process.returncode > 0 and lost else ""
 
-    def failure(self, what: str) -> FastSiamError:
-        """Return the error of a process that failed, or left no result."""
+    def failure(self, what: str, missing: str = "") -> FastSiamError:
+        """Return the error of a process that failed, or left no result: what is missing."""
         code, lines = self.process.returncode, self.last_lines
         if code < 0:
             why = f"killed by {signal_name(-code)}"
@@ -89,7 +89,7 @@ class Child:
             errors = [line for line in lines if line.startswith("error: ")]
             why = [f"exit code {code}", *lines, *errors][-1].removeprefix("error: ")
         else:
-            why = "it has no kNN evaluation after its last epoch"
+            why = f"it has no {missing}"
         return FastSiamError(f"{what} failed ({why}); see {self.log}")
 
 
@@ -214,6 +214,8 @@ class _Task:
     run: Run
     slot: dict[str, str]
     child: Child
+    trains: bool
+    """Whether the stage is training, not linear evaluation."""
     began: float
 
 
@@ -233,16 +235,18 @@ class _Work:
             while True:
                 while self._waiting and self._slots and not self._failure and not self._signal:
                     run = self._waiting.popleft()
-                    run.prepare()
-                    verb = "resuming" if (run.folder / "checkpoints").exists() else "starting"
-                    self._console.say(f"{verb} {run.name}; its output is in {run.log_file}")
-                    self._start(run, self._slots.pop(0), time.monotonic())
+                    with self._failures_kept():
+                        run.prepare()
+                        verb = "resuming" if (run.folder / "checkpoints").exists() else "starting"
+                        self._console.say(f"{verb} {run.name}; its output is in {run.log_file}")
+                        self._start(run, self._slots.pop(0), time.monotonic())
                 if not self._tasks:
                     break
                 time.sleep(_TICK)
                 for task in [task for task in self._tasks if task.child.process.poll() is not None]:
                     self._tasks.remove(task)
-                    self._stage_ended(task)
+                    with self._failures_kept():
+                        self._stage_ended(task)
         finally:
             self.kill()
         if self._signal and self._left:
@@ -253,6 +257,14 @@ class _Work:
             )
         if self._failure:
             raise self._failure
+
+    @contextlib.contextmanager
+    def _failures_kept(self) -> Iterator[None]:
+        """Keep an error until the other active runs have ended."""
+        try:
+            yield
+        except FastSiamError as error:
+            self._failure = self._failure or error
 
     def stop(self, number: int) -> None:
         """Ask the runs to save their state and end."""
@@ -272,8 +284,9 @@ class _Work:
 
     def _start(self, run: Run, slot: dict[str, str], began: float) -> None:
         """Start a run's next stage; forward a signal that arrived meanwhile."""
+        trains = not run.is_trained
         child = Child.start(_command(run), run.log_file, **slot)
-        self._tasks.append(_Task(run, slot, child, began))
+        self._tasks.append(_Task(run, slot, child, trains, began))
         if self._signal:
             child.process.terminate()
 
@@ -290,10 +303,11 @@ class _Work:
                 took = duration(time.monotonic() - task.began)
                 said = f"{run.name}: {_figures(result, run)} in {took}; {self._left:,} left"
                 self._console.say(said)
-            elif run.is_trained and not child.process.returncode:
+            elif task.trains and run.is_trained and not child.process.returncode:
                 return self._start(run, task.slot, task.began)
             else:
-                self._failure = self._failure or child.failure(run.name)
+                missing = "kNN evaluation after its last epoch"
+                raise child.failure(run.name, missing if task.trains else "linear evaluation")
         self._slots.append(task.slot)
 
 
@@ -310,6 +324,7 @@ def _command(run: Run) -> list[str]:
     """Return the command of a run's next stage: training, or linear evaluation if it is trained."""
     if not run.is_trained:
         return [*FASTSIAM, "train", "--config", str(run.settings_file), "--out", str(run.folder)]
-    gpus, device = str(run.config.run.gpus), run.config.run.device
+    config = run.config
     own = ["--cached"] if run.scale.cached else []
-    return [*FASTSIAM, "eval", "linear", str(run.folder), *own, "--gpus", gpus, "--device", device]
+    own += ["--data", str(config.data.root), "--gpus", str(config.run.gpus)]
+    return [*FASTSIAM, "eval", "linear", str(run.folder), *own, "--device", config.run.device]

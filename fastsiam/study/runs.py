@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fastsiam.config import TrainConfig
-from fastsiam.config.files import merge, read_settings, to_toml
+from fastsiam.config.evaluate import LinearConfig
+from fastsiam.config.files import RunSettings, merge, read_settings, to_toml
 from fastsiam.config.study import StudyConfig
 from fastsiam.config.train import changes_text, differences
 from fastsiam.errors import FastSiamError
 from fastsiam.files import written_for_user
 from fastsiam.run.log import read_metrics
-from fastsiam.run.records import TrainingDataFacts, read_records
+from fastsiam.run.records import Record, TrainingDataFacts, read_records
 from fastsiam.study.catalogue import Study
 from fastsiam.study.scales import Scale
 
@@ -90,21 +91,53 @@ class Run:
 
     @property
     def linear_top1(self) -> float | None:
-        """Top-1 of the linear evaluation after the last epoch on the scale's kind of features.
+        """Top-1 of the linear evaluation after the last epoch, with the settings of the study's.
 
-        Evaluations on a part of the training images, or on other data than the run's, do not count.
+        Evaluations on a part of the training images, or with other settings or data, do not count.
         """
-        found = [
-            record.headline["top1"]
-            for record in read_records(self.folder)
-            if record.kind == "linear"
-            and record.network.epoch == self.config.optim.epochs
-            and record.protocol.get("cached") == self.scale.cached
-            and isinstance(record.data, TrainingDataFacts)
-            and record.data.chosen_crc32 is None
-            and record.data.other_data is None
-        ]
-        return found[-1] if found else None
+        for record in read_records(self.folder):
+            if (
+                record.kind == "linear"
+                and record.network.epoch == self.config.optim.epochs
+                and isinstance(record.data, TrainingDataFacts)
+                and record.data.chosen_crc32 is None
+                and record.protocol == self._linear_protocol(record)
+                and self.has_usual_images(record)
+            ):
+                return float(record.headline["top1"])
+        return None
+
+    def _linear_protocol(self, record: Record) -> dict[str, Any]:
+        """Return the protocol of the study's linear evaluation, on the images of a record."""
+        linear = LinearConfig(cached=self.scale.cached).settled(record.data.train)
+        most = record.data.train // record.images.ranks * record.images.ranks
+        return replace(linear, batch=min(linear.global_batch, most)).protocol()
+
+    def has_usual_images(self, record: Record) -> bool:
+        """Whether an evaluation is on the run's own images, cut and normalised as in the run.
+
+        They may have moved since the run was trained, as ``study run --data`` says.
+
+        Raises:
+            FastSiamError: the run's settings cannot be read.
+        """
+        used, asked = RunSettings.read(self.folder).config, self._asked()
+        moved = asked.data.full_root if asked else None
+        images, augment = record.images, used.augment
+        return record.data == replace(
+            record.data,
+            holdout=used.data.holdout or None,
+            image_column=used.data.image_column or None,
+            other_data=record.data.other_data and moved,
+        ) and images == replace(
+            images,
+            crop=augment.crop,
+            resize=used.eval_resize,
+            mean=augment.mean,
+            std=augment.std,
+            exif=used.data.exif,
+            alpha=used.data.alpha,
+        )
 
     @property
     def images_digest(self) -> str:
@@ -129,18 +162,26 @@ class Run:
         Raises:
             FastSiamError: names the settings that differ.
         """
-        if not self.settings_file.exists():
-            return
-        try:
-            asked = TrainConfig.from_flags(merge(read_settings(self.settings_file)).flags)
-        except ValueError as error:
-            raise FastSiamError(f"{error}; choose another --out, or delete the folder") from error
-        changed = differences(asked, self.config)
+        asked = self._asked()
+        changed = differences(asked, self.config) if asked else {}
         if changed and (read_metrics(self.folder) or self.is_diverged):
             raise FastSiamError(
                 f"{self.folder} holds a run with other settings ({changes_text(changed)}); choose "
                 "another --out, or delete the folder"
             )
+
+    def _asked(self) -> TrainConfig | None:
+        """Return the settings of the last ``study run``; None before the first.
+
+        Raises:
+            FastSiamError: the file cannot be read.
+        """
+        if not self.settings_file.exists():
+            return None
+        try:
+            return TrainConfig.from_flags(merge(read_settings(self.settings_file)).flags)
+        except ValueError as error:
+            raise FastSiamError(f"{error}; choose another --out, or delete the folder") from error
 
 
 def folder_of(config: StudyConfig) -> Path:

@@ -172,7 +172,7 @@ def _fails(own: Results, reference: Results) -> Verdict:
     reference_works = _works(reference)
     if reference_works.outcome != "holds":
         return Verdict("cannot be told", f"the reference itself: {reference_works.reason}")
-    beyond = [one.gain - SHARE * other.gain for one, other in _pairs(own, reference)]
+    beyond = [one.gain - SHARE * other.gain for one, other in _comparable(own, reference)]
     return _by_mean(beyond, "gain minus a quarter of the reference's {} points", high=0)
 
 
@@ -189,8 +189,10 @@ def _is_unstable(own: Results, reference: Results) -> Verdict:
         return Verdict("holds", f"{len(lost)} of {len(own)} seeds diverged")
     ratios = [
         of_one / of_other
-        for one, other in _comparable(own, reference)
-        if (of_one := roughness(one)) is not None and (of_other := roughness(other))
+        for one, other in _pairs(own, reference)
+        if not other.diverged
+        and (of_one := roughness(one)) is not None
+        and (of_other := roughness(other))
     ]
     return _by_mean(ratios, "loss {} times as rough", low=ROUGHNESS)
 

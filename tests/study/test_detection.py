@@ -12,6 +12,7 @@ import pytest
 from fastsiam.config.detect import DetectConfig
 from fastsiam.config.study import StudyDetectConfig
 from fastsiam.errors import FastSiamError
+from fastsiam.evaluate.detection.command import preflight
 from fastsiam.run.log import read_metrics
 from fastsiam.study import detection
 from fastsiam.study.detection import (
@@ -90,6 +91,13 @@ def test_the_best_rate_is_used_for_all_trials(
     assert "paper: AP50" in head and "75.5" in first and f"{row['lr']:g}" in first
     assert "BYOL" in second and second.split("|")[-2].strip() == "0"
 
+    names = next((made / "voc").rglob("Main/test.txt"))
+    before = names.read_text()
+    names.write_text("\n".join(before.splitlines()[1:]))
+    with pytest.raises(FastSiamError, match="seed 0 was trained on other annotations than those"):
+        do_detection(rows, config, how, tmp_path)
+    names.write_text(before)
+
     broken = next(path for path in files if "seed-1" in path.name)
     broken.write_text("{}")
     with pytest.raises(FastSiamError, match="is no record of an evaluation; delete it"):
@@ -108,6 +116,7 @@ def test_other_weights_data_and_settings_are_other_evaluations(
     plain = record_of("knn").to_dict() | {
         "kind": "detect", "results": [line], "protocol": {"differences": []}
     }  # fmt: skip
+    plain["data"]["labels_crc32"] = preflight(trained_run, replace(QUICK, data=str(made / "voc")))
 
     def evaluate(row: DetectionRow, how: DetectConfig, path: Path, diverged: Path) -> None:
         done.append(path)

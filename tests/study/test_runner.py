@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from fastsiam.config.evaluate import KnnConfig
 from fastsiam.config.files import RunSettings
 from fastsiam.config.study import StudyConfig, StudyRunConfig
 from fastsiam.errors import DataError, FastSiamError
+from fastsiam.evaluate.command import evaluate_knn
 from fastsiam.run import checkpoint
 from fastsiam.run.log import read_metrics
 from fastsiam.study.catalogue import STUDIES
@@ -27,6 +29,7 @@ from fastsiam.study.table import caption, cells
 from tests.conftest import write_data, write_images
 from tests.processes import Forked
 from tests.study.tiny import do_in_process, study, tiny, tiny_runs
+from tests.train.runs import CPU as HERE
 from tests.train.runs import same_state
 
 CPU = StudyRunConfig(device="cpu")
@@ -131,12 +134,16 @@ def test_damaged_files_are_named(data: Path, copy: Path) -> None:
 
 
 def test_linear_evaluation_beside_knn(data: Path, copy: Path, tmp_path: Path) -> None:
-    """It is a stage of its own, of the scale's kind; the record and the table have it beside."""
-    run = replace(tiny_runs(data, copy, replace(SCALE, cached=True))[0], linear=True)
+    """It is a stage of its own, of the scale's kind; the record and the table have it beside.
+
+    The data have moved since the training.
+    """
+    moved = Path(shutil.copytree(data, tmp_path / "moved"))
+    run = replace(tiny_runs(moved, copy, replace(SCALE, cached=True))[0], linear=True)
     assert run.is_trained and not run.is_done and replace(run, linear=False).is_done
     assert do_in_process([run], CPU).returncode == 0
     assert run.linear_top1 is not None and replace(run, scale=SCALE).linear_top1 is None
-    _assert_no_part_or_other_data_count(run)
+    _assert_only_the_usual_evaluation_counts(run)
     study = replace(STUDIES["stop-gradient"], rows=STUDIES["stop-gradient"].rows[:1])
     record = collect(study, run.scale, [run], StudyConfig())
     assert record.rows[0].results[0].images_digest
@@ -152,6 +159,17 @@ def test_linear_evaluation_beside_knn(data: Path, copy: Path, tmp_path: Path) ->
     half_done = replace(record.rows[0].results[0], seed=1, linear=None)
     rows = (replace(record.rows[0], results=(*record.rows[0].results, half_done)),)
     assert rows[0].linear == []
+
+
+def test_raw_pixels_are_those_of_the_runs_own_images(
+    data: Path, copy: Path, tmp_path: Path
+) -> None:
+    run, knn = tiny_runs(data, copy, SCALE)[0], KnnConfig(baselines=True, workers=0, device="cpu")
+    other = str(shutil.copytree(data, tmp_path / "other"))
+    for changes in ({"data": other}, {"crop": 20}, {"resize": 30}, {}):
+        evaluate_knn(run.folder, replace(knn, **changes), HERE)
+        record = collect(STUDIES["stop-gradient"], run.scale, [run], StudyConfig())
+        assert (record.pixels is not None) == (not changes), changes
 
 
 def test_a_run_that_diverges_is_a_result(data: Path, tmp_path: Path) -> None:
@@ -185,6 +203,28 @@ def test_a_failure_ends_the_study_after_what_is_beside_it(data: Path, tmp_path: 
     assert ended.returncode == 1
     assert re.fullmatch(r".*bad failed \(no room\); see .*study.log\n", ended.stdout)
     assert good.is_done and not other.folder.exists()
+
+
+def test_a_run_that_cannot_be_prepared_ends_the_study_after_what_is_beside_it(
+    data: Path, tmp_path: Path
+) -> None:
+    good, bad = tiny_runs(data, tmp_path, tiny())
+    bad.folder.mkdir()
+    bad.settings_file.symlink_to(Path(__file__) / "study.toml")
+    ended = do_in_process([good, bad], replace(CPU, parallel=2))
+    assert ended.returncode == 1
+    assert re.fullmatch(r".*cannot write .*study\.toml.*\n", ended.stdout)
+    assert good.is_done
+
+
+def test_a_linear_evaluation_without_a_record_is_a_failure(
+    data: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not tried again at once: a folder that cannot be written stays so."""
+    monkeypatch.setattr("fastsiam.study.runner._command", lambda run: ["true"])
+    run = replace(tiny_runs(data, copy, SCALE)[0], linear=True)
+    with pytest.raises(FastSiamError, match=r"failed \(it has no linear evaluation\); see "):
+        do_runs([run], CPU)
 
 
 def test_a_study_that_is_killed_goes_on_bit_for_bit(data: Path, done: Path, tmp_path: Path) -> None:
@@ -242,19 +282,27 @@ def test_runs_side_by_side_share_the_machine(monkeypatch: pytest.MonkeyPatch) ->
     assert slots(replace(CPU, parallel=2), [])[0]["OMP_NUM_THREADS"] == "3"
 
 
-def _assert_no_part_or_other_data_count(run: Run) -> None:
+def _assert_only_the_usual_evaluation_counts(run: Run) -> None:
     """Change the run's only linear record for a while."""
     (path,) = (run.folder / "eval").glob("linear-*.json")
     before = path.read_text()
-    for changes in (
-        {"percent": 1.0, "chosen_crc32": "0"},
-        {"subset": "mine.txt", "chosen_crc32": "0"},
-        {"other_data": "/elsewhere"},
+    assert json.loads(before)["data"]["other_data"] == run.config.data.full_root
+    for part, changes in (
+        ("data", {"percent": 1.0, "chosen_crc32": "0"}),
+        ("data", {"subset": "mine.txt", "chosen_crc32": "0"}),
+        ("data", {"other_data": "/elsewhere"}),
+        ("data", {"other_data": None}),  # the data did not move
+        ("data", {"holdout": "10%"}),
+        ("images", {"crop": 24}),
+        ("images", {"exif": "apply"}),
+        ("protocol", {"epochs": 1}),
+        ("protocol", {"batch": 8}),
     ):
         plain = json.loads(before)
-        plain["data"].update(changes)
+        plain[part].update(changes)
         path.write_text(json.dumps(plain))
-        assert run.linear_top1 is None and not run.is_done
+        counts = changes == {"other_data": None}
+        assert run.is_done == (run.linear_top1 is not None) == counts, changes
     path.write_text(before)
 
 

@@ -143,6 +143,15 @@ def test_seeds_that_diverged_in_both_rows_are_not_compared() -> None:
     assert {judged(kind, LOST, LOST).outcome for kind in kinds} == {OPEN}
     both = (*row(60, 61), LOST[2])
     assert judged("alike", both, both).outcome == HOLDS
+    own, reference = row(23, 24, 22, 23, 24, 22), row(60, 61, 59, 60, 61, 59)
+    lost = result(6, diverged=True)
+    with_lost = judged("fails", (*own, lost), (*reference, lost))
+    assert with_lost == judged("fails", own, reference) and with_lost.outcome == HOLDS
+
+
+def test_a_reference_that_diverged_has_no_roughness() -> None:
+    smooth, lost = losses(0.1, 0.1, 0.1), replace(losses(0.1, 0.1, 0.9)[2], diverged=True)
+    assert judged("unstable", losses(0.2, 0.2, 0.2), (*smooth[:2], lost)).outcome == HOLDS
 
 
 def test_holm() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from fastsiam.config.detect import DetectConfig
 from fastsiam.console import Console, counted
-from fastsiam.distributed import Place
+from fastsiam.distributed import Place, check_same_images
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.record_files import RecordFiles, Show
 from fastsiam.evaluate.subject import (
@@ -32,14 +32,14 @@ from .scores import coco_scores, voc_scores
 from .training import DetectorTraining
 
 
-def preflight(path: Path, config: DetectConfig) -> None:
-    """Refuse what cannot work before ranks are started.
+def preflight(path: Path, config: DetectConfig) -> str:
+    """Refuse what cannot work before ranks are started; return the checksum of the annotations.
 
     Raises:
         FastSiamError: says what is wrong.
     """
     open_network(path, config)
-    _open_data(config)
+    return _checksum(*_open_data(config))
 
 
 def evaluate_detection(
@@ -62,6 +62,8 @@ def evaluate_detection(
     pretrained = open_network(path, config)
     train, val = _open_data(config)
     evaluation = _evaluation(pretrained, config, place, train, val)
+    labels, pictures = evaluation.data.labels_crc32, (*train.pictures, *val.pictures)
+    check_same_images((f"{one.file.name} {labels}" for one in pictures), config.data)
     details = config.task, config.detector, "untrained" if config.untrained else ""
     files = RecordFiles(
         pretrained.run, evaluation, *details, config=config, place=place, console=console
@@ -133,6 +135,11 @@ def _open_data(config: DetectConfig) -> tuple[DetectionSet, DetectionSet]:
     return train, val
 
 
+def _checksum(train: DetectionSet, val: DetectionSet) -> str:
+    """Return the checksum of all annotations, for records."""
+    return f"{train.checksum ^ val.checksum:08x}"
+
+
 def _evaluation(
     pretrained: Pretrained,
     config: DetectConfig,
@@ -163,7 +170,7 @@ def _evaluation(
             train=len(train),
             val=len(val),
             classes=len(train.classes),
-            labels_crc32=f"{train.checksum ^ val.checksum:08x}",
+            labels_crc32=_checksum(train, val),
         ),
         images=images,
         protocol=protocol_of(config) | {"differences": differences(config, facts)},

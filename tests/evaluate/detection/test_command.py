@@ -24,7 +24,7 @@ from fastsiam.evaluate.detection.command import evaluate_detection
 from fastsiam.evaluate.detection.training import DetectorTraining
 from fastsiam.report.run import evaluation_tables
 from fastsiam.run.records import read_records
-from tests.processes import Forked
+from tests.processes import Forked, command
 from tests.ranks import fastsiam_on_ranks
 from tests.train.runs import CPU as HERE
 
@@ -138,3 +138,18 @@ def test_two_ranks_make_the_figures_of_one_record(run: Path, made: Path) -> None
     assert "AP50" in done[0].stdout and not done[1].stdout
     (record,) = read_records(run)
     assert record.images.ranks == 2 and record.images_validated == 6
+
+
+def test_ranks_with_other_test_sets_are_refused(run: Path, made: Path, tmp_path: Path) -> None:
+    """On two machines, with folders of one name."""
+    for rank in "01":
+        shutil.copytree(made / "voc", tmp_path / rank / "voc")
+    test = next((tmp_path / "1").rglob("Main/test.txt"))
+    test.write_text("\n".join(reversed(test.read_text().splitlines())))
+
+    def begin(*arguments: str, environment: dict[str, str]) -> Forked:
+        return command(*arguments, environment=environment, folder=tmp_path / environment["RANK"])
+
+    words = ["eval", "detect", str(run), "--data", "voc", "--gpus", "2", *FLAGS]
+    done = fastsiam_on_ranks(2, *words, code=1, begin=begin)
+    assert "this rank finds other images than rank 0, or in another order (" in done[1].stderr
