@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,8 @@ from fastsiam.views.batch import EvalLoader, Loader
 
 _KNN_BATCH = {"cuda": 1024, "cpu": 256}
 """Largest batch of the kNN monitor: on a GPU larger ones need fewer kernel launches."""
+_SHARED = ("pipeline", "bad_images", "extend", "log_every", "save_every", "max_steps")
+"""Settings of ``data`` and ``run`` on which it depends when ranks wait for each other."""
 _FORWARD_ONLY = 8
 """How many times as many images fit into a GPU's memory without the activations for gradients."""
 
@@ -445,11 +448,21 @@ def _refuse_other_settings(config: TrainConfig) -> None:
     leader = TrainConfig.from_dict(
         json.loads(distributed.from_leader(json.dumps(config.to_dict())))
     )
-    if changed := differences(leader, config):
+    changed = differences(leader, config)
+    old, new = _shared_settings(leader), _shared_settings(config)
+    changed |= {name: (old[name], new[name]) for name in old if old[name] != new[name]}
+    if changed:
         raise DeviceError(
             f"settings differ between ranks (rank 0 -> this rank): {changes_text(changed)}; start "
             "the same command on each machine"
         )
+
+
+def _shared_settings(config: TrainConfig) -> dict[str, Any]:
+    """Return the settings that may change on resume, but not differ between ranks."""
+    flags = config.to_flags()
+    shared = config.monitor.to_flags() | config.step.to_flags()
+    return shared | {name: flags[name] for name in _SHARED}
 
 
 def _on_all_ranks(true_here: bool, place: Place) -> bool:
