@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastsiam import distributed
 from fastsiam.bad_image_list import FILE, read_bad_images
@@ -33,7 +34,7 @@ from fastsiam.errors import DataError, DeviceError, FastSiamError
 from fastsiam.evaluate.features import collected, feature_batches
 from fastsiam.evaluate.knn import KnnResult, knn_accuracy
 from fastsiam.evaluate.subject import EvalImages
-from fastsiam.methods import Method, build_method
+from fastsiam.methods import Method, build_method, method_skeleton
 from fastsiam.methods.optim import peak_lr
 from fastsiam.model.backbones import check_backbone
 from fastsiam.model.numerics import check_precision
@@ -72,7 +73,7 @@ def preflight(config: TrainConfig, *, world: int) -> None:
     if config.step.cuda_graphs and (
         world > 1 or config.run.device == "cpu" or not torch.cuda.is_available()
     ):
-        raise DeviceError("--cuda-graphs works on one GPU; leave it out here")
+        raise DeviceError("--cuda-graphs works on one GPU; pass --no-cuda-graphs here")
     if (
         config.step.activation_memory < 1
         and not config.model.is_own
@@ -276,7 +277,9 @@ def _introduce(console: Console, resolved: ResolvedConfig, loader: Loader, run: 
         f"({config.optim.lr:g} x {config.optim.batch} / 256), run folder {run}"
     )
     part = local * place.world
-    doubts = config.model.method.doubts(images=loader.images, batch=part, groups=part // bn)
+    has_bn = any(isinstance(x, _BatchNorm) for x in method_skeleton(config.model).modules())
+    groups = part // bn if has_bn else 0
+    doubts = config.model.method.doubts(images=loader.images, batch=part, groups=groups)
     for doubt in doubts:
         console.warn(doubt)
     if start is not None:
