@@ -27,6 +27,7 @@ from fastsiam.config import (
     StepConfig,
     TrainConfig,
 )
+from fastsiam.config.evaluate import EvalConfig
 from fastsiam.distributed import (
     Place,
     Signalled,
@@ -40,9 +41,11 @@ from fastsiam.distributed import (
 )
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.knn import knn_accuracy
+from fastsiam.evaluate.subject import autocast_of
 from fastsiam.methods import Method, build_method
 from fastsiam.model import batch_norm
 from fastsiam.model.batch_norm import use_view_batch_norm
+from fastsiam.model.numerics import with_resolved_precision
 from fastsiam.pipelines.automatic import Choice
 from fastsiam.pipelines.store import FolderStore
 from fastsiam.train import resolve
@@ -405,6 +408,14 @@ def pipelines(rank: int, world: int) -> tuple[str, str, float]:
         store = FolderStore(write_images(Path(folder)))
     config, line = resolve.with_pipeline(CONFIG, here(rank, world), store, None)
     return config.data.pipeline, line, asked["free"]
+
+
+def precisions(rank: int, world: int) -> list[str]:
+    """Rank 0 alone has AMX; return what "auto" means in training and in evaluations."""
+    vars(torch.cpu)["_is_amx_tile_supported"] = lambda: rank == 0
+    place, auto = here(rank, world), with_settings(CONFIG, precision="auto")
+    trained = with_resolved_precision(auto, place.device).numerics.precision
+    return [trained, str(autocast_of(EvalConfig(), None, place))]
 
 
 def what_a_step_exchanges(rank: int, world: int) -> tuple[int, int, int]:

@@ -44,7 +44,7 @@ class MethodConfig(Config):
         Args:
             images: of the data set.
             batch: images that go through the layers together, of all ranks.
-            groups: that BN cuts them into, each with statistics of its own.
+            groups: that BN cuts them into, each with statistics of its own; 0 without BN.
         """
         return []
 

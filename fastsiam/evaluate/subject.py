@@ -27,7 +27,7 @@ from fastsiam.evaluate.features import fingerprint, frozen
 from fastsiam.evaluate.record_files import RecordFiles
 from fastsiam.interchange import Input, Pretrained, load_pretrained
 from fastsiam.model.backbones import check_crop
-from fastsiam.model.numerics import autocast_type, keep_freed_memory
+from fastsiam.model.numerics import autocast_type, keep_freed_memory, resolved_precision
 from fastsiam.pipelines import build_eval_loader, has_validation, open_split
 from fastsiam.pipelines.automatic import choose_pipeline, settled, works_on
 from fastsiam.pipelines.store import Split
@@ -386,11 +386,11 @@ def _untrained(pretrained: Pretrained) -> Pretrained:
 
 
 def autocast_of(config: NetworkConfig, own: TrainConfig | None, place: Place) -> torch.dtype:
-    """Return the autocast type that is asked for, perhaps as the run had it."""
+    """Return the autocast type that is asked for, perhaps as the run had it; on all ranks."""
     precision = config.precision
     if precision == "run":
         precision = own.numerics.precision if own else "auto"
-    dtype = autocast_type(precision, place.device)
+    dtype = autocast_type(resolved_precision(precision, place.device), place.device)
     # A run on a GPU may have been fp16's, which CPUs do not compute in.
     return torch.float32 if dtype == torch.float16 and place.device.type == "cpu" else dtype
 

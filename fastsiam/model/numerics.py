@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from fastsiam.config import Precision, TrainConfig
-from fastsiam.distributed import Place, minimum_across_ranks
+from fastsiam.distributed import Place, from_all, minimum_across_ranks
 from fastsiam.errors import DeviceError
 
 _TYPES: dict[Precision, torch.dtype] = {
-    "bf16": torch.bfloat16,
     "fp16": torch.float16,
     "fp32": torch.float32,
+    "bf16": torch.bfloat16,
 }
+"""Of the types that "auto" means on the ranks, all of them support the first one here."""
 
 
 def autocast_type(precision: Precision, device: torch.device) -> torch.dtype:
@@ -33,6 +34,13 @@ def autocast_type(precision: Precision, device: torch.device) -> torch.dtype:
         exact = torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if exact else torch.float16
     return torch.bfloat16 if torch.cpu._is_amx_tile_supported() else torch.float32
+
+
+def resolved_precision(precision: Precision, device: torch.device) -> Precision:
+    """Return the precision of all ranks, whose hardware may differ; every rank must call it."""
+    dtype = autocast_type(precision, device)
+    names = from_all(next(name for name, known in _TYPES.items() if known == dtype))
+    return next(name for name in _TYPES if name in names)
 
 
 def check_precision(precision: str, device: str) -> None:
@@ -56,6 +64,8 @@ def with_resolved_precision(
 ) -> TrainConfig:
     """Replace the precision "auto"; a resumed run keeps the precision of its checkpoint.
 
+    Every rank must call it, and gets the same result.
+
     Args:
         config: the settings.
         device: of this rank.
@@ -65,9 +75,8 @@ def with_resolved_precision(
     own = began_with.numerics.precision if began_with else "auto"
     if precision == "auto" and (own != "fp16" or device.type == "cuda"):  # else a check fails later
         precision = own
-    dtype = autocast_type(precision, device)
-    name = next(name for name, known in _TYPES.items() if known == dtype)
-    return replace(config, numerics=replace(config.numerics, precision=name))
+    precision = resolved_precision(precision, device)
+    return replace(config, numerics=replace(config.numerics, precision=precision))
 
 
 def memory_format_of(config: TrainConfig) -> torch.memory_format:

@@ -11,9 +11,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastsiam import distributed
 from fastsiam.bad_image_list import FILE, read_bad_images
@@ -32,7 +34,7 @@ from fastsiam.errors import DataError, DeviceError, FastSiamError
 from fastsiam.evaluate.features import collected, feature_batches
 from fastsiam.evaluate.knn import KnnResult, knn_accuracy
 from fastsiam.evaluate.subject import EvalImages
-from fastsiam.methods import Method, build_method
+from fastsiam.methods import Method, build_method, method_skeleton
 from fastsiam.methods.optim import peak_lr
 from fastsiam.model.backbones import check_backbone
 from fastsiam.model.numerics import check_precision
@@ -50,6 +52,8 @@ from fastsiam.views.batch import EvalLoader, Loader
 
 _KNN_BATCH = {"cuda": 1024, "cpu": 256}
 """Largest batch of the kNN monitor: on a GPU larger ones need fewer kernel launches."""
+_SHARED = ("pipeline", "bad_images", "extend", "log_every", "save_every", "max_steps")
+"""Settings of ``data`` and ``run`` on which it depends when ranks wait for each other."""
 _FORWARD_ONLY = 8
 """How many times as many images fit into a GPU's memory without the activations for gradients."""
 
@@ -69,7 +73,7 @@ def preflight(config: TrainConfig, *, world: int) -> None:
     if config.step.cuda_graphs and (
         world > 1 or config.run.device == "cpu" or not torch.cuda.is_available()
     ):
-        raise DeviceError("--cuda-graphs works on one GPU; leave it out here")
+        raise DeviceError("--cuda-graphs works on one GPU; pass --no-cuda-graphs here")
     if (
         config.step.activation_memory < 1
         and not config.model.is_own
@@ -273,7 +277,9 @@ def _introduce(console: Console, resolved: ResolvedConfig, loader: Loader, run: 
         f"({config.optim.lr:g} x {config.optim.batch} / 256), run folder {run}"
     )
     part = local * place.world
-    doubts = config.model.method.doubts(images=loader.images, batch=part, groups=part // bn)
+    has_bn = any(isinstance(x, _BatchNorm) for x in method_skeleton(config.model).modules())
+    groups = part // bn if has_bn else 0
+    doubts = config.model.method.doubts(images=loader.images, batch=part, groups=groups)
     for doubt in doubts:
         console.warn(doubt)
     if start is not None:
@@ -445,11 +451,21 @@ def _refuse_other_settings(config: TrainConfig) -> None:
     leader = TrainConfig.from_dict(
         json.loads(distributed.from_leader(json.dumps(config.to_dict())))
     )
-    if changed := differences(leader, config):
+    changed = differences(leader, config)
+    old, new = _shared_settings(leader), _shared_settings(config)
+    changed |= {name: (old[name], new[name]) for name in old if old[name] != new[name]}
+    if changed:
         raise DeviceError(
             f"settings differ between ranks (rank 0 -> this rank): {changes_text(changed)}; start "
             "the same command on each machine"
         )
+
+
+def _shared_settings(config: TrainConfig) -> dict[str, Any]:
+    """Return the settings that may change on resume, but not differ between ranks."""
+    flags = config.to_flags()
+    shared = config.monitor.to_flags() | config.step.to_flags()
+    return shared | {name: flags[name] for name in _SHARED}
 
 
 def _on_all_ranks(true_here: bool, place: Place) -> bool:

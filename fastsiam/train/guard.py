@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from fastsiam.errors import TrainingError
 
 SPREAD = 0.5
@@ -9,7 +11,7 @@ SPREAD = 0.5
 UNTRAINED = 0.2
 """Lower bound of untrained ResNets' z_std with any head; MoCo's is lowest, 0.42 to 0.57."""
 RANK = 4.0
-"""An effective rank below this counts as collapse, except in tiny batches."""
+"""An effective rank below this counts as collapse, except in tiny batches and few dimensions."""
 
 
 def lowest_spread(first: float, *, centred: bool) -> float:
@@ -25,16 +27,19 @@ def lowest_spread(first: float, *, centred: bool) -> float:
     return SPREAD * (1.0 if centred else min(max(first, UNTRAINED), 1.0))
 
 
-def is_collapsed(spread: float, rank: float, *, batch: int, bound: float = SPREAD) -> bool:
+def is_collapsed(
+    spread: float, rank: float, *, batch: int, dim: float = math.inf, bound: float = SPREAD
+) -> bool:
     """Return whether a representation is collapsed.
 
     Args:
         spread: its ``z_std``.
         rank: its effective rank.
         batch: number of images that both were measured on.
+        dim: its dimensions, which limit its rank as the images do.
         bound: ``lowest_spread``.
     """
-    return not (spread >= bound and rank >= min(RANK, batch / 4))
+    return not (spread >= bound and rank >= min(RANK, batch / 4, dim / 2))
 
 
 class CollapseGuard:
@@ -43,6 +48,7 @@ class CollapseGuard:
     Args:
         on_collapse: "warn" or "stop".
         batch: number of images that the measures are of.
+        dim: dimensions of the representation.
         centred: whether BN centres the embeddings.
         first: z_std of the untrained network; None if it is unknown.
     """
@@ -53,10 +59,16 @@ class CollapseGuard:
     )
 
     def __init__(
-        self, on_collapse: str, *, batch: int, centred: bool = True, first: float | None = None
+        self,
+        on_collapse: str,
+        *,
+        batch: int,
+        dim: float = math.inf,
+        centred: bool = True,
+        first: float | None = None,
     ) -> None:
         self._stops = on_collapse == "stop"
-        self._batch, self._centred = batch, centred
+        self._batch, self._dim, self._centred = batch, dim, centred
         self.first = first
         """z_std that later values are compared with; None until the first is known."""
         self._warned = False
@@ -70,7 +82,7 @@ class CollapseGuard:
         if self.first is None:
             self.first = spread
         bound = lowest_spread(self.first, centred=self._centred)
-        if not is_collapsed(spread, rank, batch=self._batch, bound=bound):
+        if not is_collapsed(spread, rank, batch=self._batch, dim=self._dim, bound=bound):
             self._warned = False
             return None
         message = (

@@ -130,6 +130,7 @@ class Trainer:
         self._guard = CollapseGuard(
             config.monitor.on_collapse,
             batch=config.optim.batch // config.optim.accumulate,
+            dim=step.method.dim,
             centred=config.model.method.centred,
             first=initial_spread(folder.path),
         )

@@ -75,8 +75,12 @@ def oom_error(
     if not lacks_memory(error):
         return None
     kind = "GPU memory" if isinstance(error, torch.OutOfMemoryError) else "memory"
-    lower = ["--activation-memory 0.5"] if config.step.activation_memory > 0.5 else []
-    lower += ["--prefetch 1"] if config.data.prefetch > 1 else []
+    lower = []
+    if config.step.activation_memory > 0.5 and (config.model.is_own or config.step.compile == "on"):
+        lower += ["--activation-memory 0.5"]
+    # Other pipelines than dali prepare at least two batches.
+    if config.data.prefetch > (1 if config.data.pipeline == "dali" else 2):
+        lower += ["--prefetch 1"]
     return TrainingError(
         f"out of {kind} at step {at:,} with --batch {config.optim.batch:,}; to resume this run, "
         f"pass {' or '.join([*lower, 'fewer --workers'])}; a new run needs less with a lower "

@@ -101,6 +101,7 @@ def test_a_machine_that_never_comes_is_one_line(config: TrainConfig) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"max_steps": 2, "knn_every": 1}, r"knn-every: \d -> \d; max-steps: \d -> \d; start the"),
         ({"lr": 0.7}, r"settings differ between ranks .*: lr: [\d.]+ -> [\d.]+; start the same"),
         ({"data": "fewer"}, r"other images than rank 0, .* \((23 here, 24|24 here, 23) there\): "),
     ],

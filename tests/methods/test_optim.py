@@ -107,6 +107,10 @@ def test_lars_is_its_definition(adapt_all: bool) -> None:
     bias.grad = torch.ones(2)
     alone.step()
     assert torch.equal(bias.detach(), torch.zeros(2))
+    alone, (single,) = lars(torch.ones(1, 1))
+    single.grad = torch.full((1, 1), 4e-43)
+    alone.step()
+    assert single.item() == 1
 
 
 def test_lars_under_a_gradient_scaler() -> None:

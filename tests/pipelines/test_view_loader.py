@@ -22,6 +22,7 @@ from fastsiam.pipelines import (
     transformers_batch,
     workers,
 )
+from fastsiam.pipelines.engine import Engine
 from fastsiam.views.batch import Batch, Crops
 from tests.pipelines.cases import SMALL, WITH_IMAGES, batches, opened, same
 from tests.pipelines.conftest import Loaders
@@ -172,16 +173,25 @@ def test_workers_are_found_while_batches_are_made(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Views are those of any number of threads."""
+    """Views are those of any number of threads. Meanwhile, fewer batches are made ahead."""
     monkeypatch.setattr(workers, "own_cores", lambda: 4)
     caplog.set_level(logging.INFO)
-    tuned, one = (loaders("native", root, batch=4, workers=count) for count in ("auto", 1))
+    ahead: list[int] = []
+
+    def batches(*args: Any, prefetch: int, **others: Any) -> Any:
+        ahead.append(prefetch)
+        return made(*args, prefetch=prefetch, **others)
+
+    one, made = loaders("native", root, batch=4, workers=1, prefetch=1), Engine.batches
+    monkeypatch.setattr(Engine, "batches", batches)
+    tuned = loaders("native", root, batch=4, workers="auto", prefetch=5)
     assert tuned.tuned_workers is None
     for epoch in range(12):
         assert same(list(tuned.epoch(epoch)), list(one.epoch(epoch)))
     assert tuned.tuned_workers in range(1, 5)
     said = f"loader threads: {tuned.tuned_workers}; time of a step with each number: 4: "
     assert said in caplog.text
+    assert set(ahead) == {1, 2, 5} and (own := [x for x in ahead if x > 1]) == sorted(own)
 
 
 def test_a_loader_says_which_pipeline_it_has(root: Path) -> None:

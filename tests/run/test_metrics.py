@@ -76,6 +76,10 @@ def test_rank_sees_the_collapse_that_std_does_not() -> None:
     assert rank_of(z) < 3.1
     guard = CollapseGuard("warn", batch=64)
     assert guard.check(5, z_std(z).item(), rank_of(z))
+    whole = torch.randn(512, 4)  # all of 4 dimensions in use: nothing is wrong
+    guard = CollapseGuard("warn", batch=512, dim=4)
+    assert guard.check(5, z_std(whole).item(), rank_of(whole)) is None
+    assert guard.check(6, z_std(whole[:, :1].expand(-1, 4)).item(), 1.0)
 
 
 def test_guard_warns_once_an_episode_or_stops() -> None:
@@ -209,6 +213,7 @@ def test_ranks_stop_at_a_step_that_all_of_them_know(
     config = with_settings(TrainConfig(), on_collapse="stop", tracker="none")
     place = Place(rank, world, torch.device("cpu"))
     step: Any = SimpleNamespace(config=config, place=place, steps_per_epoch=10, total=100, lr=0.1)
+    step.method = SimpleNamespace(dim=16)
     loader: Any = SimpleNamespace()
     batch: Any = SimpleNamespace(seen=0)
     trainer = Trainer(step, loader, folder=RunFolder(tmp_path), console=Console(quiet=True))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from fastsiam.config.recipes import RECIPES
 from fastsiam.distributed import Place
 from fastsiam.methods import build_method
-from fastsiam.train.memory import training_bytes
+from fastsiam.train.memory import oom_error, training_bytes
 from tests.configs import with_settings
 from tests.train.runs import CPU
 
@@ -59,3 +60,21 @@ def test_what_it_grows_with() -> None:
     assert estimate(Place(0, 2, CPU.device)) < 0.6 * whole
     # 1.5 times the 88 MB that a view of a ResNet-50 keeps in float32, and some for views and heads.
     assert 1.5 * 0.17e9 < whole / 64 < 1.5 * 0.19e9
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({}, "--activation-memory 0.5 or fewer --workers"),
+        ({"prefetch": 3}, "--activation-memory 0.5 or --prefetch 1 or fewer --workers"),
+        ({"pipeline": "dali", "activation_memory": 0.5}, "--prefetch 1 or fewer --workers"),
+        ({"backbone": "convnext_tiny"}, "fewer --workers"),
+        ({"backbone": "convnext_tiny", "compile": "on"}, "--activation-memory 0.5 or fewer"),
+    ],
+)
+def test_what_is_advised_takes_less(settings: dict[str, object], advice: str) -> None:
+    config = with_settings(
+        RECIPES["imagenet"](), **{"pipeline": "native", "compile": "off", **settings}
+    )
+    error = oom_error(MemoryError(), config, at=1, saved="nothing was saved yet")
+    assert f"to resume this run, pass {advice}" in str(error)

@@ -82,11 +82,16 @@ def test_a_run_is_evaluated_exported_and_described(
 def test_a_run_begins_with_what_is_to_be_doubted(
     small: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """MoCo, of one group of BN and of two."""
-    batch = small.optim.batch
-    for images, warns in ((0, True), (batch // 2, False)):
-        config = of("mocov2", small, sync_bn=False, bn_images=images)
-        trained(config, out=tmp_path / str(images))
+    """MoCo, of one group of BN, of two, and of none."""
+    half = small.optim.batch // 2
+    own = {"backbone": "convnext_tiny", "stem": "imagenet", "width": 64, "crop": 32}
+    for settings, warns in (
+        ({"sync_bn": False}, True),
+        ({"sync_bn": False, "bn_images": half}, False),
+        ({**own, "eval_resize": 32}, False),
+    ):
+        config = with_settings(of("mocov2", small, **settings), max_steps=1)
+        trained(config, out=tmp_path / str(len(settings)))
         assert ("learns to cheat" in capsys.readouterr().err) == warns
 
 

@@ -71,6 +71,10 @@ def test_the_leader_chooses_for_all_ranks(ranks: Any) -> None:
     assert free == 1000
 
 
+def test_ranks_on_other_processors_agree_on_a_precision(ranks: Any) -> None:
+    assert ranks("precisions", 2) == [["fp32", "torch.float32"]] * 2
+
+
 def test_the_default_data_are_recorded_by_name(
     small: TrainConfig, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
