@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from fastsiam import cli
 from fastsiam.config import METHOD_CONFIGS, ModelConfig, TrainConfig
@@ -16,10 +17,10 @@ from fastsiam.config.files import RunSettings
 from fastsiam.config.train import differences
 from fastsiam.errors import CheckpointError, DataError
 from fastsiam.interchange import load_pretrained
-from fastsiam.methods import Method, Moment
+from fastsiam.methods import Method, Moment, Output
 from fastsiam.run import checkpoint as checkpoints
 from tests.configs import with_settings
-from tests.methods.barlow_twins import BarlowTwinsConfig
+from tests.methods.barlow_twins import BarlowTwins, BarlowTwinsConfig
 from tests.methods.linear import batch_of, build
 from tests.train.runs import assert_same_runs, killed, trained
 
@@ -59,6 +60,13 @@ def test_it_is_killed_resumed_and_exported(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """With noise of torch's generator in each forward pass."""
+    forward = BarlowTwins.forward
+
+    def noisy(self: BarlowTwins, views: tuple[Tensor, ...], index: Tensor) -> Output:
+        return forward(self, tuple(view + torch.randn_like(view) for view in views), index)
+
+    monkeypatch.setattr(BarlowTwins, "forward", noisy)
     monkeypatch.setitem(METHOD_CONFIGS, BarlowTwinsConfig.name, BarlowTwinsConfig)
     own = BarlowTwinsConfig(dim=16)
     model = ModelConfig(backbone="resnet10", stem="cifar", width=4, method=own)
