@@ -21,10 +21,6 @@ if TYPE_CHECKING:  # loads torch
 
     from .loaders import CropTransform
 
-_inherited: list[Loader] = []
-"""Loaders that were open when this process was forked. It lacks their threads, and deleting or
-closing one would wait for them."""
-
 
 class ViewLoader:
     """Batches of augmented views, as an iterable that resumes in the middle of an epoch.
@@ -206,9 +202,9 @@ class ViewLoader:
         return self._loader
 
     def _leave_inherited(self) -> None:
-        """Leave the loader that was opened before this process was forked."""
+        """Leave the loader that was opened before this process was forked: it lacks its threads."""
         if self._loader is not None and self._process != os.getpid():
-            _inherited.append(self._loader)
+            self._known = self._bad_images()
             self._loader = None
 
     def _bad_images(self) -> str:
