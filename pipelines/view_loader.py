@@ -106,8 +106,9 @@ class ViewLoader:
         epoch, skip = self._next
         self._next, self._position = (epoch + 1, 0), (epoch, skip)
         for done, batch in enumerate(loader.epoch(epoch, skip=skip), skip + 1):
+            made = batch if self._transform is None else self._transform(batch)
             self._position = (epoch, done) if done < loader.steps else (epoch + 1, 0)
-            yield batch if self._transform is None else self._transform(batch)
+            yield made
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the next epoch, from 0. A position within it that was loaded stays."""

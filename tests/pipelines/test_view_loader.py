@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.pipelines import (
@@ -238,3 +239,19 @@ def test_batches_as_other_packages_take_them(root: Path) -> None:
     with ViewLoader(data, SMALL, batch=BATCH, transform=lightly_batch) as loader:
         views, _, names = next(iter(loader))
     assert torch.equal(views[0], batch.view1) and names[0].endswith(".jpg")
+
+
+def test_a_batch_whose_transform_fails_is_not_counted(root: Path) -> None:
+    indices: list[Tensor] = []
+
+    def transform(batch: Batch) -> Tensor:
+        indices.append(batch.index)
+        if len(indices) == 2:
+            raise RuntimeError("in the second batch")
+        return batch.index
+
+    with ViewLoader(root, SMALL, batch=BATCH, transform=transform) as loader:
+        with pytest.raises(RuntimeError, match="in the second batch"):
+            list(loader)
+        loader.load_state_dict(loader.state_dict())
+        assert torch.equal(next(iter(loader)), indices[1])
