@@ -103,7 +103,8 @@ def build_loader(
         shuffle: shuffles the images; by default as ``data`` says, by how the images lie now.
         crop_transform: is called with the uint8 crops of each batch on the device, one tensor
             (V, N, S, S, 3) for each side of the views, and returns tensors like them, on which the
-            colour operations then work. The pipelines ``torchvision`` and ``synthetic`` have none.
+            colour operations then work. Later batches overwrite the crops: clone what you keep. The
+            pipelines ``torchvision`` and ``synthetic`` have none.
 
     Raises:
         BackendError: the pipeline's package is missing.

@@ -88,7 +88,9 @@ class StoreLoader(ABC):
         """
         if self.bad is not None:
             self.bad.share()
-        return self._batches(number, skip)
+        batches = self._batches(number, skip)
+        close_at_exit(batches)
+        return batches
 
     def close(self) -> None:
         """End the epoch and the threads or processes, and free memory."""
@@ -115,7 +117,7 @@ class StoreLoader(ABC):
             size=size,
         )
 
-    def _batches(self, epoch: int, skip: int) -> Iterator[Batch]:
+    def _batches(self, epoch: int, skip: int) -> Generator[Batch]:
         with contextlib.closing(self._run(self._views, epoch, skip)) as made:
             for step, (index, params, views) in enumerate(made, skip):
                 if self.reads_files:

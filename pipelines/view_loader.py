@@ -21,10 +21,6 @@ if TYPE_CHECKING:  # loads torch
 
     from .loaders import CropTransform
 
-_inherited: list[Loader] = []
-"""Loaders that were open when this process was forked. It lacks their threads, and deleting or
-closing one would wait for them."""
-
 
 class ViewLoader:
     """Batches of augmented views, as an iterable that resumes in the middle of an epoch.
@@ -110,8 +106,9 @@ class ViewLoader:
         epoch, skip = self._next
         self._next, self._position = (epoch + 1, 0), (epoch, skip)
         for done, batch in enumerate(loader.epoch(epoch, skip=skip), skip + 1):
+            made = batch if self._transform is None else self._transform(batch)
             self._position = (epoch, done) if done < loader.steps else (epoch + 1, 0)
-            yield batch if self._transform is None else self._transform(batch)
+            yield made
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the next epoch, from 0. A position within it that was loaded stays."""
@@ -206,9 +203,9 @@ class ViewLoader:
         return self._loader
 
     def _leave_inherited(self) -> None:
-        """Leave the loader that was opened before this process was forked."""
+        """Leave the loader that was opened before this process was forked: it lacks its threads."""
         if self._loader is not None and self._process != os.getpid():
-            _inherited.append(self._loader)
+            self._known = self._bad_images()
             self._loader = None
 
     def _bad_images(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import logging
 import os
 import weakref
@@ -31,7 +32,21 @@ class _Closes(Protocol):
 
 _open: weakref.WeakSet[_Closes] = weakref.WeakSet()
 """Loaders, and generators of batches, that may have threads or processes."""
-os.register_at_fork(after_in_child=_open.clear)  # a forked process lacks them, and would wait
+_inherited: list[_Closes] = []
+"""Those that were open when this process was forked."""
+
+
+def _keep_inherited() -> None:
+    """Keep what a forked process inherits, also while it ends.
+
+    The process lacks the threads, and would wait for them if a loader or a generator was deleted.
+    """
+    _inherited.extend(_open)
+    _open.clear()
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_inherited))
+
+
+os.register_at_fork(after_in_child=_keep_inherited)
 
 
 def close_at_exit(loader: _Closes) -> None:

@@ -316,13 +316,23 @@ def all_settings(method: str = SimSiamConfig.name) -> list[Setting]:
     """Return every setting of a training run with a method, and what other methods have beside it.
 
     A name that several of the other methods share occurs repeatedly.
+
+    Raises:
+        ValueError: a method has a setting of the same name as another section.
     """
     own = settings_of(METHOD_CONFIGS[method])
+    of_methods = {name for kind in METHOD_CONFIGS.values() for name in settings_of(kind)}
     found: list[Setting] = []
     for kind in get_type_hints(TrainConfig).values():
-        found += settings_of(kind).values()
+        common = [*settings_of(kind).values()]
         if kind is AugmentConfig:
-            found += settings_of(ViewConfig).values()
+            common += settings_of(ViewConfig).values()
+        for one in common:
+            require(
+                one.name not in of_methods,
+                f"a method cannot have a setting {one.name}: {kind.__name__} has one",
+            )
+        found += common
         if kind is ModelConfig:
             found += own.values()
             for other in map(settings_of, METHOD_CONFIGS.values()):

@@ -113,6 +113,7 @@ class AugmentConfig(Config):
 
     def check(self) -> None:
         """Refuse an empty list of views, and a crop of a view that does not come before."""
+        object.__setattr__(self, "views", tuple(self.views))
         require(len(self.views) >= 1, f"views must be at least 1, not {len(self.views)}")
         for number, view in enumerate(self.views):
             require(

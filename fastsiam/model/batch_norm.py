@@ -36,7 +36,7 @@ class ViewBatchNorm(_BatchNorm):
 
     images: int = 0
     """Number of consecutive images that share statistics: a view, or a part of one. 0 means that
-    the whole batch does."""
+    the whole batch does, as a batch of fewer images does."""
     group: dist.ProcessGroup | None = None
     """Ranks that share statistics; None means this rank alone."""
 
@@ -44,12 +44,21 @@ class ViewBatchNorm(_BatchNorm):
         assert input.dim() >= 2
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise (views * N, C, ...), in any floating type, over all axes but C."""
+        """Normalise (views * N, C, ...), in any floating type, over all axes but C.
+
+        Raises:
+            ValueError: the batch is larger than a view, but does not consist of whole views.
+        """
         if not self.training:
             return super().forward(input)
         self._check_input_dim(input)
-        views = len(input) // self.images if self.images else 1
-        assert len(input) % views == 0
+        several = 0 < self.images < len(input)
+        views, rest = divmod(len(input), self.images) if several else (1, 0)
+        if rest:
+            raise ValueError(
+                f"BN got {len(input)} images, which are no whole views of {self.images}: pass the "
+                "views through Method.by_view"
+            )
         assert self.num_batches_tracked is not None and self.momentum is not None
         assert self.running_mean is not None and self.running_var is not None
         running = self.running_mean, self.running_var

@@ -198,8 +198,8 @@ def _places(
         raise CheckpointError(f"{change}; {_ADVICE_TO_ACCEPT}")
     if gone and image_rows(config.model):
         raise CheckpointError(
-            f"{change}; target-average keeps a target for each image, so missing images cannot be "
-            f"replaced; {_ADVICE}"
+            f"{change}; {config.model.method.name} keeps a row for each image with these settings, "
+            f"so missing images cannot be replaced; {_ADVICE}"
         )
     note = (
         f"{change} (accepted); each missing image is replaced by the next one in the list, and new "

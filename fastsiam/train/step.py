@@ -31,6 +31,7 @@ from fastsiam.train.compile import (
     compiling,
 )
 from fastsiam.views.batch import Batch
+from fastsiam.views.rng import keys
 
 _RECORDING = 3
 """Passes that record CUDA graphs: the first warms up, the second records, the third replays
@@ -101,6 +102,9 @@ class TrainingStep:
     def __call__(self, batch: Batch, *, at: int) -> tuple[Tensor, Tensor]:
         """Take one step.
 
+        torch's generator is seeded by the run's seed, the step and the rank, so that a method that
+        draws random numbers draws the same ones after a restart.
+
         Args:
             batch: this rank's share.
             at: number of the step, from 0.
@@ -113,6 +117,7 @@ class TrainingStep:
             self.optimizer, rates_at(self.config.optim, self.groups, at, self.steps_per_epoch)
         )
         moment = Moment(at, self.steps_per_epoch, self.total)
+        torch.manual_seed(int(keys(self.config.numerics.seed, at, self.place.rank)[0]))
         parts = batch.chunks(self.config.optim.accumulate)
         total = torch.zeros((), device=self.place.device)
         outputs: list[Output] = []
@@ -254,7 +259,7 @@ class TrainingStep:
         step, method = self.config.step, self.method
         method.views_together = self._is_compiled
         method.backbone.recompute = step.activation_memory < 1 and not self._is_compiled
-        images = self.config.numerics.bn_images or (self._images if self._is_compiled else 0)
+        images = self.config.numerics.bn_images or self._images
         use_view_batch_norm(method, images=images, group=self._bn_group)
         vars(method).pop("forward", None)
         if self._is_compiled:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,15 @@ from fastsiam.config import (
     AugmentConfig,
     ColumnNames,
     DataConfig,
+    MethodConfig,
     ModelConfig,
     OptimConfig,
     SimSiamConfig,
     TrainConfig,
     ViewConfig,
 )
-from fastsiam.config.train import differences, train_settings
+from fastsiam.config.setting import setting
+from fastsiam.config.train import all_settings, differences, train_settings
 
 PAPER = TrainConfig()
 
@@ -85,7 +87,8 @@ def test_settings_of_0_2_are_read() -> None:
     }
     config = TrainConfig.from_dict(old)
     views = ViewConfig(crop=32), ViewConfig(blur_p=0.0)
-    assert config.augment == AugmentConfig(views=views, mean=(0.5, 0.5, 0.5))
+    assert config.augment == AugmentConfig(views=[*views], mean=(0.5, 0.5, 0.5))  # type: ignore[arg-type]
+    assert hash(config.augment) == hash(AugmentConfig(views=views, mean=(0.5, 0.5, 0.5)))
     assert config.model.backbone == "resnet18" and config.optim == OptimConfig(lr=0.03)
     assert config.model.method == SimSiamConfig(dim=64, stop_gradient=False)
     assert (config.run.gpus, config.step.compile) == (4, "on")
@@ -109,3 +112,15 @@ def test_settings_of_0_2_are_read() -> None:
 def test_unknown_settings_are_refused_by_name(sections: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TrainConfig.from_dict(sections)
+
+
+@pytest.mark.parametrize("name", ["momentum", "crop", "backbone"])
+def test_a_method_cannot_share_a_setting_with_another_section(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = make_dataclass(
+        "Own", [(name, float, setting(0.25, "Its own."))], bases=(MethodConfig,), frozen=True
+    )
+    monkeypatch.setitem(METHOD_CONFIGS, "own", own)
+    with pytest.raises(ValueError, match=f"a method cannot have a setting {name}: "):
+        all_settings()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from fastsiam import cli
 from fastsiam.config import METHOD_CONFIGS, ModelConfig, TrainConfig
@@ -16,11 +17,11 @@ from fastsiam.config.files import RunSettings
 from fastsiam.config.train import differences
 from fastsiam.errors import CheckpointError, DataError
 from fastsiam.interchange import load_pretrained
-from fastsiam.methods import Method, Moment
+from fastsiam.methods import Method, Moment, Output
 from fastsiam.run import checkpoint as checkpoints
 from tests.configs import with_settings
-from tests.methods.barlow_twins import BarlowTwinsConfig
-from tests.methods.linear import batch_of, build
+from tests.methods.barlow_twins import BarlowTwins, BarlowTwinsConfig
+from tests.methods.linear import batch_of, build, step_of
 from tests.train.runs import assert_same_runs, killed, trained
 
 
@@ -34,6 +35,16 @@ def test_the_loss_is_the_papers() -> None:
     correlation = first.T @ second / len(first)
     weights = np.where(np.eye(6) == 1, 1.0, 5e-3)
     assert loss == pytest.approx((weights * (correlation - np.eye(6)) ** 2).sum(), rel=1e-5)
+
+
+def test_views_in_one_batch_are_normalised_each_by_itself() -> None:
+    """Also uncompiled, if a method joins them itself."""
+    method, batch = build(BarlowTwinsConfig(dim=6)), batch_of(2)
+    step_of(method)
+    losses = []
+    for method.views_together in (False, True):
+        losses.append(method(batch.views, batch.index).loss)
+    torch.testing.assert_close(*losses)
 
 
 def test_hooks_are_called_once_in_each_step(
@@ -59,6 +70,13 @@ def test_it_is_killed_resumed_and_exported(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """With noise of torch's generator in each forward pass."""
+    forward = BarlowTwins.forward
+
+    def noisy(self: BarlowTwins, views: tuple[Tensor, ...], index: Tensor) -> Output:
+        return forward(self, tuple(view + torch.randn_like(view) for view in views), index)
+
+    monkeypatch.setattr(BarlowTwins, "forward", noisy)
     monkeypatch.setitem(METHOD_CONFIGS, BarlowTwinsConfig.name, BarlowTwinsConfig)
     own = BarlowTwinsConfig(dim=16)
     model = ModelConfig(backbone="resnet10", stem="cifar", width=4, method=own)

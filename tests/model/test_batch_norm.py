@@ -91,6 +91,15 @@ def test_one_view_alone_is_torchs_batch_norm_to_the_last_bit() -> None:
         assert all(map(torch.equal, layer.buffers(), reference.buffers()))
 
 
+def test_parts_of_views_are_batches_of_their_own_or_refused() -> None:
+    reference, layer = bn(), bn()
+    use_view_batch_norm(layer, images=8)
+    x = torch.randn(12, 6, 5, 5)
+    assert torch.equal(layer(x[:6]), reference(x[:6]))
+    with pytest.raises(ValueError, match="BN got 12 images, which are no whole views of 8: pass"):
+        layer(x)
+
+
 def test_recomputing_moves_no_statistics() -> None:
     for images in (0, 4):
         layer = bn()

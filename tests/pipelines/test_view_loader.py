@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
+from torch import Tensor
 
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.pipelines import (
@@ -24,7 +26,7 @@ from fastsiam.pipelines import (
 )
 from fastsiam.pipelines.engine import Engine
 from fastsiam.views.batch import Batch, Crops
-from tests.pipelines.cases import SMALL, WITH_IMAGES, batches, opened, same
+from tests.pipelines.cases import NEEDS, SMALL, WITH_IMAGES, batches, data_of, opened, same
 from tests.pipelines.conftest import Loaders
 
 BATCH = 8
@@ -109,19 +111,28 @@ def test_a_state_of_another_order_is_refused(root: Path, images: Path) -> None:
         loader.load_state_dict({"model": {}, "loader": state})
 
 
-@pytest.mark.parametrize("taken", [0, 1])
-def test_a_forked_process_opens_the_images_again(root: Path, taken: int) -> None:
-    """It lacks the threads of the loader that its parent opened."""
-    data = DataConfig(data=str(root), pipeline="native", workers=2)
-    with ViewLoader(data, SMALL, batch=BATCH) as loader:
-        steps, shown = len(loader), [*islice(loader, taken)]
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [("native", 0), ("native", 1), ("memory", 1), pytest.param("dali", 1, marks=NEEDS["dali"])],
+)
+def test_a_forked_process_opens_the_images_again(name: str, taken: int, tmp_path: Path) -> None:
+    """It lacks the threads of the loader that its parent opened, which decode large images."""
+    (tmp_path / "images" / "a").mkdir(parents=True)
+    noise = Image.effect_noise((1500, 1500), 100).convert("RGB")
+    for number in range(12):
+        noise.save(tmp_path / "images" / "a" / f"{number}.jpg")
+    data = data_of(name, tmp_path / "images", workers=2)
+    with ViewLoader(data, SMALL, batch=2) as loader:
+        steps, passes = len(loader), [iter(loader)]
+        assert len([*islice(passes[0], taken)]) == taken
         if not (child := os.fork()):
             signal.alarm(60)  # ends it, if it waits for a thread
+            passes.clear()
             done = len([*loader])
             loader.close()
             os._exit(done)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == steps
-        assert len(shown) == taken and len([*loader]) == steps
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == steps == 6
+        assert len([*passes[0]]) == steps - taken
 
 
 def test_a_state_holds_the_bad_images(images: Path) -> None:
@@ -136,6 +147,9 @@ def test_a_state_holds_the_bad_images(images: Path) -> None:
         new.load_state_dict(state)
         assert same([*new], later) and new.state_dict()["bad"] == state["bad"]
         assert pickle.loads(pickle.dumps(new)).state_dict()["bad"] == state["bad"]
+        if not (child := os.fork()):
+            os._exit(whole.state_dict()["bad"] == state["bad"])
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
         new.close()
         assert new.state_dict()["bad"] == state["bad"]
     assert 0 not in [index for batch in [*shown, *later] for index in batch.index.tolist()]
@@ -235,3 +249,19 @@ def test_batches_as_other_packages_take_them(root: Path) -> None:
     with ViewLoader(data, SMALL, batch=BATCH, transform=lightly_batch) as loader:
         views, _, names = next(iter(loader))
     assert torch.equal(views[0], batch.view1) and names[0].endswith(".jpg")
+
+
+def test_a_batch_whose_transform_fails_is_not_counted(root: Path) -> None:
+    indices: list[Tensor] = []
+
+    def transform(batch: Batch) -> Tensor:
+        indices.append(batch.index)
+        if len(indices) == 2:
+            raise RuntimeError("in the second batch")
+        return batch.index
+
+    with ViewLoader(root, SMALL, batch=BATCH, transform=transform) as loader:
+        with pytest.raises(RuntimeError, match="in the second batch"):
+            list(loader)
+        loader.load_state_dict(loader.state_dict())
+        assert torch.equal(next(iter(loader)), indices[1])
