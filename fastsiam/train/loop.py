@@ -412,7 +412,8 @@ class Trainer:
         try:
             yield
         except Signalled as asked:
-            if self._unlogged:
+            # Not after a save: the checkpoint's digest begins at the log line before.
+            if self._unlogged and self._saved != self.done:
                 self.check_finite()
                 self.log()
             self._clock.pause()
