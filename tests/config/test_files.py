@@ -114,6 +114,16 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
             read_settings(path)
 
 
+@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/last.pt"])
+def test_a_run_is_found_by_a_checkpoint_on_another_disk(name: str, tmp_path: Path) -> None:
+    run, link, target = tmp_path / "run", tmp_path / "run" / name, tmp_path / "disk" / name
+    link.parent.mkdir(parents=True)
+    checkpoints.last(tmp_path / "disk").parent.mkdir(parents=True)
+    checkpoints.last(tmp_path / "disk").touch()
+    link.symlink_to(target)
+    assert run_folder(checkpoints.last(run)) == run
+
+
 @pytest.mark.parametrize(
     ("method", "read"),
     [
