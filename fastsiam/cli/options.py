@@ -297,7 +297,7 @@ def merge_sources(flags: Mapping[str, Any]) -> Settings:
     resume = str(flags.get("resume") or file.flags.get("resume", ""))
     if resume in _FRESH:
         return merge(file, options, recipe=recipe)
-    run = _resumed_run(resume, str(flags.get("out", "")))
+    run = _resumed_run(resume, str(flags.get("out") or file.flags.get("out", "")))
     merged = merge(run, file, options, recipe=recipe)
     flags = {**merged.flags, "out": merged.flags["out"] or run.flags["out"]}  # a file may have ""
     return replace(merged, flags=flags, recipe=run.recipe or merged.recipe)
