@@ -242,8 +242,8 @@ def _trainer(
             raise lacking from error
         raise
     if place.is_leader:  # write only after data, settings and model are known to work
+        bad.write()  # before a branch gets its checkpoint, after which it reads its own list
         _begin_folder(resolved, recipe, folder)
-        bad.write()
     return Trainer(
         step,
         loader,
