@@ -109,6 +109,25 @@ def _refusal(error: BaseException, path: Path) -> OSError | None:
     return None
 
 
+def is_file(path: Path) -> bool:
+    """Return whether a file exists; unlike ``Path.is_file``, raise an error if that is unknown.
+
+    ``Path.is_file`` also returns False for a link to a disk that is not mounted and, since Python
+    3.14, if a file server does not answer. A run that relied on it would start over.
+
+    Raises:
+        OSError: the path cannot be read, or leads through a link to something that does not exist.
+    """
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        for link in (path, *path.parents):
+            if link.is_symlink() and not link.exists():
+                target = f"{link} is a link to {os.readlink(link)}, which does not exist"
+                raise OSError(errno.ENOENT, f"{target} (is its disk mounted?)") from None
+        return False
+
+
 def write_at(file: int, data: bytes | memoryview, offset: int) -> None:
     """Write all bytes to an open file, from an offset on."""
     written = os.pwrite(file, data, offset)

@@ -27,7 +27,7 @@ from fastsiam.config.setting import Config, Setting, as_text, settings_of, title
 from fastsiam.config.train import BRANCH_SETTINGS, TrainConfig, all_settings, train_settings
 from fastsiam.config.views import ViewConfig
 from fastsiam.errors import FastSiamError
-from fastsiam.files import explained, require_local
+from fastsiam.files import explained, is_file, require_local
 
 _FRESH = "auto", "never", ""
 """Values of ``--resume`` that name no run."""
@@ -297,7 +297,7 @@ def merge_sources(flags: Mapping[str, Any]) -> Settings:
     resume = str(flags.get("resume") or file.flags.get("resume", ""))
     if resume in _FRESH:
         return merge(file, options, recipe=recipe)
-    run = _resumed_run(resume, str(flags.get("out", "")))
+    run = _resumed_run(resume, str(flags.get("out") or file.flags.get("out", "")))
     merged = merge(run, file, options, recipe=recipe)
     flags = {**merged.flags, "out": merged.flags["out"] or run.flags["out"]}  # a file may have ""
     return replace(merged, flags=flags, recipe=run.recipe or merged.recipe)
@@ -333,7 +333,7 @@ def _resumed_run(path: str, out: str) -> Settings:
 
 def _has_settings(run: Path) -> bool:
     with explained(FastSiamError, f"cannot read {run}"):
-        found = (run / "config.json").is_file()
+        found = is_file(run / "config.json")
     return found
 
 

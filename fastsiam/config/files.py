@@ -206,8 +206,11 @@ def run_folder(path: Path) -> Path | None:
     with explained(FastSiamError, f"cannot read {path}"):
         if path.is_dir():
             return path
-    folder = path.resolve().parent
-    return folder.parent if folder.name == "checkpoints" else None
+    # First without following links: the folder or its files may lie on another disk.
+    for file in (path.absolute(), path.resolve()):
+        if file.parent.name == "checkpoints":
+            return file.parents[1]
+    return None
 
 
 def merge(*sources: Settings, recipe: str = "") -> Settings:

@@ -24,6 +24,7 @@ from fastsiam.config import TrainConfig
 from fastsiam.errors import CheckpointError, DamagedError
 from fastsiam.files import (
     explained,
+    is_file,
     parsed_json,
     quoted,
     reason,
@@ -86,7 +87,7 @@ def exists(run: Path) -> bool:
         CheckpointError: its folder cannot be read.
     """
     with explained(CheckpointError, f"cannot read {run}"):
-        found = last(run).is_file() or previous(run).is_file()
+        found = is_file(last(run)) or is_file(previous(run))
     return found
 
 
@@ -128,7 +129,7 @@ def _keep(path: Path, other: Path) -> None:
     link leads there, it is copied.
     """
     path = path.resolve()
-    if not path.is_file():
+    if not is_file(path):
         return
     spare = other.with_name(f"{other.name}.tmp")
     spare.unlink(missing_ok=True)
@@ -181,7 +182,7 @@ def locate(path: Path) -> Path:
     require_local(path, reads=True)
     with explained(CheckpointError, f"cannot read {path}"):
         file = last(path) if path.is_dir() else path
-        there = file.is_file()
+        there = is_file(file)
     if not there and path.is_dir() and not (path / "config.json").is_file():
         raise CheckpointError(
             f"{path} is not a run folder: it has neither config.json nor {file.relative_to(path)}"
@@ -266,18 +267,19 @@ def load_newest(run: Path) -> tuple[Checkpoint | None, str]:
     path, before = last(run), previous(run)
     if not exists(run):
         return None, ""
+    with explained(CheckpointError, f"cannot read {path}"):
+        what = "corrupt" if is_file(path) else "missing"
     with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
         _check_schedule(parsed_json((run / "config.json").read_bytes())["config"], run)
     try:
         return load(path, resumes=True), ""
     except CheckpointError as error:
-        if path.is_file() and not isinstance(error, DamagedError):
+        if what == "corrupt" and not isinstance(error, DamagedError):
             raise
         try:
             found = load(before, resumes=True)
         except CheckpointError:
             raise error from None
-    what = "corrupt" if path.is_file() else "missing"
     return found, f"{path} is {what}: resuming from the previous one, at step {found.step:,}"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from fastsiam.console import counted
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.files import explained, parsed_json, reason, write_at, written_whole
+from fastsiam.files import explained, is_file, parsed_json, reason, write_at, written_whole
 from fastsiam.run.folder import RunFolder
 from fastsiam.run.trackers import Trackers
 
@@ -182,7 +182,7 @@ def _lines(run: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
     """Yield the lines of a run's ``metrics.jsonl`` as text and as values; None for corrupt ones."""
     path = run / "metrics.jsonl"
     with explained(FastSiamError, f"cannot read {path}"):
-        if not path.exists():
+        if not is_file(path):
             return
         with path.open(encoding="utf-8", errors="replace") as file:
             for text in file:

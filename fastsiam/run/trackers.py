@@ -59,7 +59,11 @@ class _Wandb:
         _keep_id(run, "wandb", own)
 
     def log(self, step: int, figures: dict[str, float]) -> None:
-        self._run.log(figures, step=step)  # a resumed run repeats steps, which wandb drops
+        # wandb drops steps before starting_step, which a resumed run repeats. An evaluation that
+        # was interrupted belongs to the last of these steps, but is new.
+        if "knn/top1" in figures and step == self._run.starting_step - 1:
+            step += 1
+        self._run.log(figures, step=step)
 
     def close(self, *, complete: bool) -> None:
         self._run.finish(exit_code=0 if complete else 1)

@@ -100,6 +100,8 @@ def check_run(config: TrainConfig) -> int:
     """
     if config.run.max_nodes > 1 and not config.run.out:
         raise ValueError("several machines need --out: a run folder that all of them share")
+    if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0" and not config.run.out:
+        raise ValueError("torchrun --max-restarts needs --out: a restart resumes from that folder")
     machines = range(config.run.min_nodes, config.run.max_nodes + 1)
     *fewer, most = [number * config.run.gpus for number in machines]
     if distributed.is_worker():
@@ -178,6 +180,8 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
     if (restarts := os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) != "0":
         of = os.environ.get("TORCHELASTIC_MAX_RESTARTS")
         console.say(f"restart {restarts} of {of}, from the last checkpoint")
+        if config.run.resume == "never":  # as given to torchrun, for the first start
+            config = replace(config, run=replace(config.run, resume="auto"))
     if config.run.max_restarts and not distributed.is_worker():
         console.warn(
             "--max-restarts restarts several ranks, not a run of one process; if it ends, start "
@@ -242,8 +246,8 @@ def _trainer(
             raise lacking from error
         raise
     if place.is_leader:  # write only after data, settings and model are known to work
+        bad.write()  # before a branch gets its checkpoint, after which it reads its own list
         _begin_folder(resolved, recipe, folder)
-        bad.write()
     return Trainer(
         step,
         loader,

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from fastsiam.config.urls import Url
 from fastsiam.errors import CheckpointError, DataError
-from fastsiam.files import explained, parsed_json, quoted
+from fastsiam.files import explained, is_file, parsed_json, quoted
 from fastsiam.pipelines.store import BetonStore, Store
 
 FILE = "images.npz"
@@ -67,7 +67,7 @@ class ImageList:
         """
         path = run / FILE
         with explained(CheckpointError, f"cannot read {path}"):
-            if not path.is_file():
+            if not is_file(path):
                 return None
             content = path.read_bytes()
         try:

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -126,13 +127,18 @@ class Trainer:
                 trackers=config.run.trackers,
                 settings=config.to_flags(),
             )
+        first = initial_spread(folder.path)
+        if first is None and "run" in self._branch:
+            first = initial_spread(Path(self._branch["run"]))
+            if first is not None:  # a branch has its own copy, because its parent may be deleted
+                self._log_initial(first)
         self._gauges = Gauges(self._log, console=console) if self._log else None
         self._guard = CollapseGuard(
             config.monitor.on_collapse,
             batch=config.optim.batch // config.optim.accumulate,
             dim=step.method.dim,
             centred=config.model.method.centred,
-            first=initial_spread(folder.path),
+            first=first,
         )
         stops = config.monitor.on_collapse == "stop"
         self._judges = place.is_leader or stops
@@ -214,8 +220,11 @@ class Trainer:
         spread = z_std(gather(embedding)).item()
         if math.isfinite(spread):  # else the first check of the losses ends the run
             self._guard.first = spread
-            if self._log:
-                self._log.write("initial", {"step": 0, "epoch": 0.0, "z_std": spread})
+            self._log_initial(spread)
+
+    def _log_initial(self, spread: float) -> None:
+        if self._log:
+            self._log.write("initial", {"step": 0, "epoch": 0.0, "z_std": spread})
 
     @property
     def _evaluation_is_due(self) -> bool:
@@ -411,7 +420,8 @@ class Trainer:
         try:
             yield
         except Signalled as asked:
-            if self._unlogged:
+            # Not after a save: the checkpoint's digest begins at the log line before.
+            if self._unlogged and self._saved != self.done:
                 self.check_finite()
                 self.log()
             self._clock.pause()

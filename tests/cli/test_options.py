@@ -243,6 +243,8 @@ def test_the_settings_of_a_run_that_continues(
     (branch / "config.json").write_text(json.dumps(record))
     config = parse("--resume", str(run), "--out", str(branch))[1]
     assert config == with_settings(begun, max_steps=6, **own)
+    file.write_text(f'resume = "{run}"\nout = "{branch}"\n')
+    assert parse("--config", str(file))[1] == config
 
     whole = (run / "config.json").read_text()  # of a branch its length alone counts
     record["config"] = with_settings(begun, epochs=9, extend=9).to_dict()
@@ -250,6 +252,9 @@ def test_the_settings_of_a_run_that_continues(
     for given, epochs in (([], 9), (["--epochs", "7"], 7), (["--epochs", "11"], 11)):
         config = parse("--resume", str(run), "--out", str(tmp_path / "other"), *given)[1]
         assert (config.optim.epochs, config.run.extend) == (epochs, 0)
+    file.write_text(f'resume = "{run}"\nout = "{tmp_path / "other"}"\nepochs = 7\n')
+    config = parse("--config", str(file))[1]
+    assert (config.optim.epochs, config.run.extend) == (7, 0)
     assert parse("--resume", str(run))[1].run.extend == 9
     (run / "config.json").write_text(whole)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from fastsiam.config.recipes import RECIPES
 from fastsiam.config.train import train_settings
 from fastsiam.errors import FastSiamError
 from fastsiam.run import checkpoint as checkpoints
+from fastsiam.train.image_list import ImageList
 from tests.configs import with_settings
 from tests.conversions import failing
 
@@ -112,18 +114,35 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
             read_settings(path)
 
 
+@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/last.pt"])
+def test_a_run_is_found_by_a_checkpoint_on_another_disk(name: str, tmp_path: Path) -> None:
+    run, link, target = tmp_path / "run", tmp_path / "run" / name, tmp_path / "disk" / name
+    link.parent.mkdir(parents=True)
+    checkpoints.last(tmp_path / "disk").parent.mkdir(parents=True)
+    checkpoints.last(tmp_path / "disk").touch()
+    link.symlink_to(target)
+    assert run_folder(checkpoints.last(run)) == run
+
+
 @pytest.mark.parametrize(
     ("method", "read"),
     [
         ("is_dir", read_settings),
         ("is_dir", run_folder),
         ("is_file", checkpoints.exists),
-        ("is_file", lambda run: merge_sources({"resume": run})),
+        ("is_file", ImageList.load),
+        ("is_file", lambda run: merge_sources({"resume": run / "checkpoints" / "last.pt"})),
     ],
 )
 def test_a_folder_that_cannot_be_read_is_one_line(
     method: str, read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Path, method, failing(errno.EACCES))
+    """Also where Python hides the error, as it does since 3.14."""
+    if method == "is_file":
+        for name in ("is_dir", "is_file"):
+            monkeypatch.setattr(Path, name, lambda _: False)
+        monkeypatch.setattr(os, "stat", failing(errno.EACCES))
+    else:
+        monkeypatch.setattr(Path, method, failing(errno.EACCES))
     with pytest.raises(FastSiamError, match=r"^cannot read \S+: Permission denied; check the perm"):
         read(tmp_path)

@@ -150,6 +150,19 @@ def test_the_one_before_is_kept_if_the_last_is_a_link_to_another_disk(tmp_path: 
         assert path.is_symlink() and [one.name for one in disk.iterdir()] == ["last.pt"]
 
 
+@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/last.pt"])
+def test_a_checkpoint_on_a_disk_that_is_not_mounted_is_not_taken_for_none(
+    name: str, tmp_path: Path
+) -> None:
+    link = tmp_path / name
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(tmp_path / "disk" / name)
+    said = rf"^cannot read {tmp_path}: {link} is a link to \S+, which does not exist \(is its disk"
+    for read in (checkpoints.exists, checkpoints.load_newest, checkpoints.load):
+        with pytest.raises(CheckpointError, match=said):
+            read(tmp_path)
+
+
 def test_a_disk_that_fills_at_the_last_moment_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ import sys
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -91,6 +92,20 @@ def test_wandb_offline(small: TrainConfig, tmp_path: Path) -> None:
                 rows.setdefault(int(items["_step"]), {}).update(row)
     assert rows == {step: pytest.approx(row) for step, row in expected(run).items()}
     assert sorted(rows) == list(range(7)) and list((run / "tensorboard").iterdir())
+
+
+def test_wandb_keeps_an_evaluation_that_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server drops steps before the one after the last logged one."""
+    wandb = Mock()
+    wandb.init.return_value.starting_step = 4
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    trackers = Trackers(["wandb"], run=tmp_path, settings={}, step=3, console=Console())
+    for step, name in ((2, "knn/top1"), (3, "train/loss"), (3, "knn/top1"), (4, "knn/top1")):
+        trackers.log(step, {name: 0.5})
+    logged = [(call.kwargs["step"], *call.args[0]) for call in wandb.init().log.mock_calls]
+    assert logged == [(2, "knn/top1"), (3, "train/loss"), (4, "knn/top1"), (4, "knn/top1")]
 
 
 def test_mlflow_files(small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

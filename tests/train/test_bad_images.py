@@ -6,6 +6,7 @@ import csv
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from tests.configs import flags, with_settings
 from tests.pipelines.cases import WITH_IMAGES, change_image, readable
 from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
-from tests.train.runs import CPU, assert_same_runs, killed, trained, verified
+from tests.train.runs import CPU, Killed, assert_same_runs, killed, trained, verified
 
 BAD = ("class0/003.jpg", "class1/004.jpg")
 
@@ -112,8 +113,17 @@ def test_stopped_by_one_it_continues_with_another_instead(
 def test_a_branch_copies_the_list_and_a_new_run_does_not(
     config: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
+    """A branch before it has a checkpoint, whose next start reads its own list."""
     good = damage(images)
-    run = trained(config, max_steps=4)
+    run, save = trained(config, max_steps=4), checkpoints.save
+
+    def save_and_end(*content: Any) -> None:
+        save(*content)
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(checkpoints, "save", save_and_end)
+        trained(config, resume=run, out=tmp_path / "branch")
     branch = trained(config, resume=run, out=tmp_path / "branch", max_steps=5)
     assert read_bad_images(branch) == read_bad_images(run)
     checkpoints.last(run).unlink()

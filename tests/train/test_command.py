@@ -14,7 +14,8 @@ from fastsiam.config import TrainConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import CheckpointError, FastSiamError
 from fastsiam.interchange import load_pretrained
-from fastsiam.train.command import _knn_batch, preflight
+from fastsiam.run import checkpoint as checkpoints
+from fastsiam.train.command import _knn_batch, check_run, preflight
 from tests.configs import flags, with_settings
 from tests.conftest import write_images
 from tests.processes import fastsiam
@@ -105,6 +106,18 @@ def test_training_starts_from_a_files_weights(
     assert not lost.exists()
     some.unlink()  # a run that continues needs it no more
     preflight(with_settings(stopped, out=tmp_path / "some", init=some), world=1)
+
+
+def test_torchrun_restarts_a_run_from_its_checkpoint(
+    begun: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the same folder, also a run that was to resume nothing."""
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    with pytest.raises(ValueError, match="--max-restarts needs --out"):
+        check_run(with_settings(begun, out=""))
+    assert check_run(begun) == 1
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert checkpoints.load(trained(begun, resume="never", max_steps=7)).step == 7
 
 
 def test_nobody_restarts_a_run_of_one_process(

@@ -99,8 +99,8 @@ def test_lines_and_files_of_a_run(
     assert set(events.Tags()["scalars"]) == written - places
 
 
-def test_collapse_is_judged_by_the_untrained_network(small: TrainConfig) -> None:
-    """It is measured once, also in a run that is resumed."""
+def test_collapse_is_judged_by_the_untrained_network(small: TrainConfig, tmp_path: Path) -> None:
+    """It is measured once, also in a run that is resumed or branches off."""
     config = with_settings(small, head_bn="none", knn_every=0)
     run = trained(config, max_steps=2)
     (found,) = [line["z_std"] for line in read_metrics(run) if line["kind"] == "initial"]
@@ -109,6 +109,11 @@ def test_collapse_is_judged_by_the_untrained_network(small: TrainConfig) -> None
         method = build_method(config.model, images=loader.images)
         batch = next(iter(loader.epoch(0)))
         assert z_std(method(batch.views, batch.index).embedding).item() == pytest.approx(found)
+    branch = tmp_path / "branch"
+    for resume, steps in ((run, 3), ("auto", 4)):
+        trained(config, resume=resume, out=branch, max_steps=steps)
+        lines = read_metrics(branch)
+        assert [line["z_std"] for line in lines if line["kind"] == "initial"] == [found]
     trained(config)
     assert [line["z_std"] for line in read_metrics(run) if line["kind"] == "initial"] == [found]
     assert initial_spread(run) == found

@@ -29,7 +29,7 @@ from tests.configs import flags, with_settings
 from tests.conftest import ROOT
 from tests.processes import Forked, command, fork_programs, until
 from tests.tiers import slow
-from tests.train.runs import history, trained
+from tests.train.runs import history, trained, verified
 
 
 def press(process: Forked) -> None:
@@ -134,8 +134,8 @@ def test_twice_in_the_first_evaluation(small: TrainConfig, images: Path, tmp_pat
 def test_an_evaluation_is_left_at_its_next_batch(
     small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And made when the run continues."""
-    config = with_settings(small, max_steps=6, knn_every=1)
+    """And made when the run continues, whose log lines are those of an undisturbed one."""
+    config = with_settings(small, max_steps=6, knn_every=1, log_every=2)
     run, evaluate = Path(config.run.out), feature_batches
 
     def signalled(*given: Any, **how: Any) -> Iterator[Any]:
@@ -153,6 +153,7 @@ def test_an_evaluation_is_left_at_its_next_batch(
     assert [line["epoch"] for line in read_metrics(run) if line["kind"] == "knn"] == [0]
     assert checkpoints.load(trained(config)).step == 6
     assert [line["epoch"] for line in read_metrics(run) if line["kind"] == "knn"] == [0, 1]
+    assert "3 log lines agree: images and augmentations of steps 1 to 6" in verified(run)
 
 
 @pytest.mark.parametrize("before", [None, signal.SIGTERM])
