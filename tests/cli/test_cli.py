@@ -27,7 +27,6 @@ from fastsiam.train.command import train_here
 from tests.configs import flags, with_settings
 from tests.processes import fastsiam, python
 
-
 UNWRITABLE = (
     "error: cannot write to standard output: No space left on device; free some space and try "
     "again\n"
@@ -150,6 +149,34 @@ def test_an_error_is_one_line(
 def test_an_input_of_another_machine_is_refused(command: str) -> None:
     said = fastsiam(*command.split(), "s3://b/run", code=1).stderr
     assert said.startswith("error: cannot read s3://b/run: only data are read from other machines")
+
+
+@pytest.mark.parametrize("command", [
+    "report ~/run", "train --device cpu --out ~/run", "info --json ~/run", "train --data ~/run",
+    "study run cifar10 --scale demo --out ~/run",
+])  # fmt: skip
+def test_a_tilde_that_no_shell_expanded_is_refused(
+    command: str, images: Path, tmp_path: Path
+) -> None:
+    environment = {"FASTSIAM_DATA": str(images), "HOME": "/home/me"}
+    said = fastsiam(*command.split(), folder=tmp_path, environment=environment, code=1).stderr
+    assert said.endswith(" (~ is expanded by a shell, not here: write /home/me/run)\n")
+    assert not (tmp_path / "~").exists()
+
+
+@pytest.mark.parametrize(
+    ("variables", "missing"),
+    [
+        ({"LOCAL_RANK": "0"}, "LOCAL_RANK set without WORLD_SIZE: start ranks by --gpus or "),
+        ({"RANK": "1"}, "RANK set without WORLD_SIZE: "),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE set without RANK, MASTER_ADDR, MASTER_PORT: "),
+    ],
+)
+def test_a_part_of_a_launchers_variables_is_refused(
+    variables: dict[str, str], missing: str, small: TrainConfig
+) -> None:
+    said = fastsiam("train", *flags(small), environment=variables, code=1).stderr
+    assert f"error: {missing}" in said and "Traceback" not in said
 
 
 def test_how_errors_end_the_program(
