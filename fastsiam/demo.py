@@ -132,8 +132,9 @@ def make_images_once(folder: Path) -> None:
     """Write the demo's images unless they exist.
 
     Raises:
-        DataError: the folder cannot be written.
+        FastSiamError: the folder cannot be written.
     """
+    require_local(folder.parent)
     with explained(DataError, f"cannot write images in {folder}"):
         if (folder / "done").exists():
             return
@@ -154,7 +155,6 @@ def convert_demo(config: ConvertConfig) -> None:
     if config.parts:
         raise DataError("the demo has too few images for --parts; leave it out")
     out = Path(config.out or f"{config.root}/demo")
-    require_local(out)
     make_images_once(out / "images")
     convert_data("folder", replace(config, source=str(out / "images"), out=str(out)))
 

@@ -205,16 +205,20 @@ def written_for_user(path: Path) -> Iterator[Path]:
 
 
 def require_local(path: Path, *, reads: bool = False) -> None:
-    """Check that a path is no address: as a path, ``s3://bucket`` is a folder ``s3:`` here.
+    """Check that a path is no address, and has no ``~`` that the shell did not expand.
+
+    As paths, ``s3://bucket`` is a folder ``s3:`` here, and ``~/runs`` is below a folder ``~``.
 
     Args:
         path: an output, or, if ``reads``, an input.
         reads: whether it is an input.
 
     Raises:
-        FastSiamError: it is one.
+        FastSiamError: it is one, or has one.
     """
     first, *others = path.parts or ("",)
+    if hint := tilde_hint(path):
+        raise FastSiamError(f"cannot {'read' if reads else 'write to'} {path}{hint}")
     if first not in ("s3:", "gs:", "az:", "http:", "https:"):
         return
     if reads:
@@ -226,6 +230,14 @@ def require_local(path: Path, *, reads: bool = False) -> None:
         f"cannot write to {first}//{'/'.join(others)}: results are written to the disks of this "
         "machine; name a path there, and upload it afterwards"
     )
+
+
+def tilde_hint(path: object) -> str:
+    """Return what to do about a path with a ``~`` that the shell did not expand; "" if none."""
+    name = str(path)
+    if name.split("/")[0] != "~":
+        return ""
+    return f" (~ is expanded by a shell, not here: write {os.path.expanduser(name)})"
 
 
 def parsed_json(text: str | bytes) -> Any:

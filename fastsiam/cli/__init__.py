@@ -6,6 +6,7 @@ torch is imported by the commands that need it, never for ``--help``.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import logging
 import os
@@ -13,6 +14,7 @@ import re
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from typing import Annotated, NoReturn
 
 import typer
@@ -21,6 +23,7 @@ import fastsiam
 from fastsiam.cli import bench, convert, evaluate, export, look, slurm, study, train
 from fastsiam.cli.options import Commands
 from fastsiam.errors import ERROR, RANK_LOST, FastSiamError, Interrupted, OtherRankError
+from fastsiam.files import reason
 from fastsiam.launched import begin, is_worker
 
 _LAST = 0.5
@@ -51,8 +54,14 @@ def main() -> None:
     for NCCL, NCCL for the other ranks, and they for this one.
     """
     _open_what_is_closed()
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="surrogateescape")  # paths need not be UTF-8
+    if type(out := sys.stdout) is io.TextIOWrapper:
+        sys.stdout = _Output(
+            out.buffer,
+            out.encoding,
+            "surrogateescape",  # paths need not be UTF-8
+            line_buffering=out.line_buffering,
+            write_through=out.write_through,
+        )
     begin()
     try:
         _run()
@@ -70,15 +79,49 @@ def _open_what_is_closed() -> None:
     """
     for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:
-            with contextlib.suppress(OSError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+            _discard(number)
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+
+
+def _discard(number: int) -> None:
+    """Have what is written to an open file go nowhere."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+
+
+class _Output(io.TextIOWrapper):
+    """Standard output that reports in one line what cannot be written."""
+
+    def write(self, text: str) -> int:
+        if text == "":  # Typer tries this, and ignores a full disk's error
+            return 0
+        with _writing():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with _writing():
+            super().flush()
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    """Convert an ``OSError`` to an error for users; exit silently if a pipe's reader has ended."""
+    try:
+        yield
+    except OSError as error:
+        _discard(1)  # the interpreter would try again on its way out
+        if error.errno == errno.EPIPE:
+            sys.exit(ERROR)
+        raise FastSiamError(f"cannot write to standard output: {reason(error)}") from error
 
 
 def _run() -> None:
     """Run the command line, and say what went wrong if the user or another rank can mend it."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except Interrupted as error:
         if os.environ.get("RANK", "0") == "0":
             _say(error)
@@ -126,7 +169,6 @@ def _leave_at_once(ending: BaseException) -> NoReturn:
             rank, whole = os.environ.get("RANK", "0"), "".join(traceback.format_exception(ending))
             # in one piece: other ranks may write too
             sys.stderr.write(f"rank {rank} ended by an unexpected error\n{whole}")
-        sys.stdout.flush()
         sys.stderr.flush()
     finally:
         os._exit(code if isinstance(code, int) else 1)

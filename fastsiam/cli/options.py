@@ -52,7 +52,8 @@ class Command(typer.core.TyperCommand):
         except Exception as error:  # versions of Typer differ in the class for unknown options
             option = getattr(error, "option_name", "")
             name = option.removeprefix("--").removeprefix("no-").replace("-", "_")
-            if name in train_settings() and any(x.name == "assignments" for x in self.params):
+            known = {x for one in self.params for x in (one.name, *one.opts, *one.secondary_opts)}
+            if name in train_settings() and "assignments" in known and option not in known:
                 error.message = f"No such option: {option}; pass --set {name}=VALUE"  # type: ignore[attr-defined]
             raise
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import textwrap
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -143,13 +144,25 @@ def _parsed(text: str, suffix: str) -> Any:
     if suffix == ".toml":
         return tomllib.loads(text)
     if suffix == ".json":
-        return parsed_json(text)
+        return json.loads(text, object_pairs_hook=_table)
     import yaml
 
+    class Loader(yaml.BaseLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            _table([(str(name.value), value) for name, value in node.value])
+            return super().construct_mapping(node, deep)
+
     try:
-        return yaml.load(text, yaml.BaseLoader) or {}  # nosec B506
+        return yaml.load(text, Loader) or {}  # nosec B506
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
+
+
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a table of names and values, as TOML has it: each name is there once."""
+    for name, count in Counter(name for name, _ in pairs).items():
+        require(count == 1, f"{name} is there twice")
+    return dict(pairs)
 
 
 def _known_name(text: object) -> str:

@@ -239,7 +239,7 @@ def require(condition: bool, message: str) -> None:
 def check_name(what: str, name: object, known: Collection[str]) -> None:
     """Raise ``ValueError`` unless a name is known; suggest the nearest one."""
     if name not in known:
-        hint = nearest(str(name), known) or f"there are {', '.join(known)}"
+        hint = nearest(str(name), known) or f"there are {', '.join(filter(None, known))}"
         raise ValueError(f"unknown {what} {name!r}; {hint}")
 
 

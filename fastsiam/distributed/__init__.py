@@ -26,6 +26,7 @@ from .parallel import bn_group as bn_group
 from .parallel import data_parallel as data_parallel
 from .parallel import share_buffers as share_buffers
 from .place import Place as Place
+from .place import assigned_rank_and_world as assigned_rank_and_world
 from .place import check_devices as check_devices
 from .place import finish as finish
 from .place import meet as meet

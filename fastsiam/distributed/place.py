@@ -13,6 +13,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from fastsiam.config.run import NodesConfig
 from fastsiam.errors import DeviceError
+from fastsiam.launched import is_worker
 
 from .cores import take_cores
 
@@ -67,6 +68,25 @@ def check_devices(config: NodesConfig) -> None:
         )
 
 
+def assigned_rank_and_world() -> tuple[int, int]:
+    """Return the rank of this process, and the number of ranks, as a launcher has set them.
+
+    Raises:
+        DeviceError: a part of a launcher's variables is missing.
+    """
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    needed = ("RANK", "MASTER_ADDR", "MASTER_PORT") if world > 1 else ()
+    if rank or is_worker():
+        needed = ("WORLD_SIZE", *needed)
+    if missing := [name for name in needed if name not in os.environ]:
+        there = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in os.environ]
+        raise DeviceError(
+            f"{', '.join(there)} set without {', '.join(missing)}: start ranks by --gpus or "
+            f"torchrun, or run `unset {' '.join(there)}` first"
+        )
+    return rank, world
+
+
 def start(config: NodesConfig, *, numa_binding: bool = True) -> Place:
     """Choose this process's device and cores; with several ranks, initialise the process group.
 
@@ -75,10 +95,10 @@ def start(config: NodesConfig, *, numa_binding: bool = True) -> Place:
         numa_binding: whether a process of several with GPUs takes the cores of its GPU's NUMA node.
 
     Raises:
-        DeviceError: the requested devices do not exist.
+        DeviceError: the requested devices do not exist, or a launcher's variables.
     """
     check_devices(config)
-    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    rank, world = assigned_rank_and_world()
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if config.device != "cpu" and torch.cuda.is_available():
         if local_rank >= torch.cuda.device_count():

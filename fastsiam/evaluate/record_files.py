@@ -124,14 +124,16 @@ class RecordFiles:
             The record.
 
         Raises:
-            FastSiamError: it cannot be written.
+            FastSiamError: it cannot be written, or shown.
         """
         if not self._place.is_leader:
             return record
-        if show:
-            show(record)
-        for target in filter(None, (self._asked, self._own)):
-            write_json(target, record.to_dict())
+        try:
+            if show:
+                show(record)
+        finally:  # even if it cannot be shown
+            for target in filter(None, (self._asked, self._own)):
+                write_json(target, record.to_dict())
         if self._state:
             self._state.unlink(missing_ok=True)
         return record

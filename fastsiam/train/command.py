@@ -105,7 +105,7 @@ def check_run(config: TrainConfig) -> int:
     machines = range(config.run.min_nodes, config.run.max_nodes + 1)
     *fewer, most = [number * config.run.gpus for number in machines]
     if distributed.is_worker():
-        fewer, most = [], int(os.environ["WORLD_SIZE"])
+        fewer, (_, most) = [], distributed.assigned_rank_and_world()
     preflight(config, world=most)
     for world in fewer:
         check_shares(config, world)

@@ -20,7 +20,7 @@ from fastsiam.config import ColumnNames, ConvertConfig
 from fastsiam.config.urls import Url
 from fastsiam.console import FileProgress
 from fastsiam.errors import DataError, NoLabelsError, NoSplitError
-from fastsiam.files import explained, require_local
+from fastsiam.files import explained, require_local, tilde_hint
 
 from ..remote.path import Place, opened
 from ..store import BetonStore, Split, Store, open_parquet, open_store
@@ -148,7 +148,8 @@ def find_source(kind: Kind, root: Path | Url) -> Place:
     with explained(DataError, f"cannot look for the data in {root}"):
         place = opened(root)
         if not place.exists():
-            raise DataError(f"no data at {place}: name them with --source or $FASTSIAM_DATA")
+            hint = tilde_hint(place)
+            raise DataError(f"no data at {place}: name them with --source or $FASTSIAM_DATA{hint}")
         is_below = kind in ("imagenet", "cifar10") and (place / kind).is_dir()
         return place / kind if is_below else place
 

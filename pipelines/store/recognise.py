@@ -13,7 +13,7 @@ from pathlib import Path
 from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.config.urls import Url
 from fastsiam.errors import DataError, NoImagesError, NoSplitError
-from fastsiam.files import explained
+from fastsiam.files import explained, tilde_hint
 
 from ..remote.path import Place, RemotePath, opened
 from .archive import ArchiveStore
@@ -65,7 +65,7 @@ def open_store(
     with explained(DataError, f"cannot open the data at {root}"):
         root = opened(root)
         if not root.exists():
-            hint = root.hint() if isinstance(root, RemotePath) else ""
+            hint = root.hint() if isinstance(root, RemotePath) else tilde_hint(root)
             raise DataError(
                 f"no data at {root}: name a folder of images, a .beton, a .tar, a .parquet or a "
                 f".csv with --data or $FASTSIAM_DATA{hint}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -25,6 +26,11 @@ from fastsiam.pipelines.backends import Backend
 from fastsiam.train.command import train_here
 from tests.configs import flags, with_settings
 from tests.processes import fastsiam, python
+
+UNWRITABLE = (
+    "error: cannot write to standard output: No space left on device; free some space and try "
+    "again\n"
+)
 
 
 def test_help_does_not_import_torch() -> None:
@@ -54,6 +60,32 @@ def test_wrong_usage_exits_2(arguments: list[str], message: str) -> None:
 def test_a_path_that_is_not_utf_8_is_printed_as_it_is() -> None:
     command = [sys.executable, "-m", "fastsiam", "config", "--data", "caf\udce9"]
     assert b'data = "caf\xe9"\n' in subprocess.run(command, check=True, capture_output=True).stdout
+
+
+def without_output(*arguments: str, **environment: str) -> str:
+    """Run a command line whose standard output is on a full disk; return what it says."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "fastsiam", *arguments],
+            stdout=full, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment},
+        )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["config", "--help", "--version", "slurm"])
+def test_output_on_a_full_disk_is_an_error(command: str, unbuffered: str) -> None:
+    assert without_output(command, PYTHONUNBUFFERED=unbuffered) == UNWRITABLE
+
+
+def test_output_whose_reader_has_ended_is_dropped() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe:
+        command = [sys.executable, "-m", "fastsiam", "--version"]
+        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_interrupted_before_the_first_step_it_says_so(
@@ -119,6 +151,34 @@ def test_an_input_of_another_machine_is_refused(command: str) -> None:
     assert said.startswith("error: cannot read s3://b/run: only data are read from other machines")
 
 
+@pytest.mark.parametrize("command", [
+    "report ~/run", "train --device cpu --out ~/run", "info --json ~/run", "train --data ~/run",
+    "study run cifar10 --scale demo --out ~/run",
+])  # fmt: skip
+def test_a_tilde_that_no_shell_expanded_is_refused(
+    command: str, images: Path, tmp_path: Path
+) -> None:
+    environment = {"FASTSIAM_DATA": str(images), "HOME": "/home/me"}
+    said = fastsiam(*command.split(), folder=tmp_path, environment=environment, code=1).stderr
+    assert said.endswith(" (~ is expanded by a shell, not here: write /home/me/run)\n")
+    assert not (tmp_path / "~").exists()
+
+
+@pytest.mark.parametrize(
+    ("variables", "missing"),
+    [
+        ({"LOCAL_RANK": "0"}, "LOCAL_RANK set without WORLD_SIZE: start ranks by --gpus or "),
+        ({"RANK": "1"}, "RANK set without WORLD_SIZE: "),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE set without RANK, MASTER_ADDR, MASTER_PORT: "),
+    ],
+)
+def test_a_part_of_a_launchers_variables_is_refused(
+    variables: dict[str, str], missing: str, small: TrainConfig
+) -> None:
+    said = fastsiam("train", *flags(small), environment=variables, code=1).stderr
+    assert f"error: {missing}" in said and "Traceback" not in said
+
+
 def test_how_errors_end_the_program(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,6 +226,10 @@ def test_eval_knn_prints_its_protocol(small: TrainConfig, tmp_path: Path) -> Non
     again = fastsiam("eval", "knn", str(run / "checkpoints" / "last.pt"), *votes)
     assert again.stdout.splitlines() == lines[2:]
     assert "is not a run folder" in fastsiam("eval", "knn", str(tmp_path), code=1).stderr
+    out.unlink()
+    said = without_output("eval", "knn", str(run), *votes, "--json", str(out))
+    assert UNWRITABLE in said and "Traceback" not in said
+    assert json.loads(out.read_text())["trained"] == record["trained"]
 
 
 def test_views_writes_the_sheet_and_the_draws(images: Path, tmp_path: Path) -> None:

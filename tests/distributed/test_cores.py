@@ -196,8 +196,9 @@ def test_all_groups_wait_as_long_as_is_said(device: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(place, "take_cores", lambda device, beside_gpu: None)
-    for name, value in {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 4}.items():
-        monkeypatch.setenv(name, str(value))
+    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
     here = start(RunConfig(gpus=4, rank_timeout=5))
     StopSignals(here)
     bn_group(here, NumericsConfig(sync_bn_ranks=2))
