@@ -12,7 +12,7 @@ import re
 import secrets
 import shlex
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -240,14 +240,20 @@ def tilde_hint(path: object) -> str:
     return f" (~ is expanded by a shell, not here: write {os.path.expanduser(name)})"
 
 
-def parsed_json(text: str | bytes) -> Any:
+def parsed_json(
+    text: str | bytes, *, table: Callable[[list[tuple[str, Any]]], Any] | None = None
+) -> Any:
     """Parse JSON.
+
+    Args:
+        text: the JSON.
+        table: makes an object of its names and values; a dict by default.
 
     Raises:
         ValueError: the text is not JSON, or nested too deeply.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=table)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

@@ -144,7 +144,7 @@ def _parsed(text: str, suffix: str) -> Any:
     if suffix == ".toml":
         return tomllib.loads(text)
     if suffix == ".json":
-        return json.loads(text, object_pairs_hook=_table)
+        return parsed_json(text, table=_table)
     import yaml
 
     class Loader(yaml.BaseLoader):

@@ -93,6 +93,7 @@ def test_the_same_settings_in_every_format(name: str, text: str, tmp_path: Path)
         ("a.yaml", "optim:\n  lr: 1\n  lr: 1", "lr is there twice"),
         ("a.yaml", "? [lr]\n: 1", "line 1"),
         ("a.json", '{"recipe": "demo", "recipe": "byol"}', "recipe is there twice"),
+        ("a.json", '{"optim":' * 100_000, "nested too deeply"),
         ("a.toml", "recipe = 'resnet50'", "unknown recipe 'resnet50'; there are imagenet, "),
         ("a.yaml", "optim:\n  lr: ~", "lr has no value: leave it out"),
         ("a.json", '{"out": null}', "out has no value: leave it out"),
