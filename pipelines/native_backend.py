@@ -83,25 +83,19 @@ class NativeLoader(CropLoader):
         """Yield views if they are to be finished on the CPU, else crops on the device."""
         if self._tuner is not None:
             self._tuner.pause()
-        step = skip
-        while step < self.steps:
+        batches = self._engine.batches(
+            partial(self._order.indices, epoch),
+            range(skip, self.steps),
+            partial(self._submit, epoch, finished),
             # More batches made ahead would hide for long that a number of threads is too low.
-            prefetch = self._prefetch if self._tuner is None else min(2, self._prefetch)
-            batches = self._engine.batches(
-                partial(self._order.indices, epoch),
-                range(step, self.steps),
-                partial(self._submit, epoch, finished),
-                prefetch=prefetch,
-                read=self._read,
-            )
-            with contextlib.closing(batches):
-                for index, params, (made, copied) in batches:
-                    step += 1
-                    take_over(made, copied)
-                    yield index, params, made
-                    self._tune()
-                    if self._tuner is None and prefetch < self._prefetch:
-                        break
+            prefetch=self._prefetch if self._tuner is None else min(2, self._prefetch),
+            read=self._read,
+        )
+        with contextlib.closing(batches):
+            for index, params, (made, copied) in batches:
+                take_over(made, copied)
+                yield index, params, made
+                self._tune()
 
     def _tune(self) -> None:
         """Time the loop, which asks for the next batch; try another number of threads."""

@@ -200,7 +200,7 @@ def test_workers_are_found_while_batches_are_made(
     monkeypatch.setattr(Engine, "batches", batches)
     tuned = loaders("native", root, batch=4, workers="auto", prefetch=5)
     assert tuned.tuned_workers is None
-    for epoch in range(12):
+    for epoch in range(14):
         assert same(list(tuned.epoch(epoch)), list(one.epoch(epoch)))
     assert tuned.tuned_workers in range(1, 5)
     said = f"loader threads: {tuned.tuned_workers}; time of a step with each number: 4: "
