@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torchvision
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.checkpoint import checkpoint
 from torchvision.models.resnet import BasicBlock, Bottleneck
@@ -191,8 +192,13 @@ def build_backbone(config: BackboneConfig) -> Backbone:
     return backbone
 
 
-def check_backbone(config: BackboneConfig, *, crop: int) -> None:
+def check_backbone(config: BackboneConfig, *, crop: int, joins_views: bool = False) -> None:
     """Check that the encoder can be trained on views of a size.
+
+    Args:
+        config: names the network.
+        crop: side of the views, in pixels.
+        joins_views: whether BN gets several views in one batch, and has to tell them apart.
 
     Raises:
         ValueError: as ``check_crop``.
@@ -206,6 +212,21 @@ def check_backbone(config: BackboneConfig, *, crop: int) -> None:
             "choose a network with GroupNorm, LayerNorm or a BatchNorm with running averages"
         )
     check_crop(config, crop, training=True)
+    if joins_views and _norm_batches(config, crop) - {2}:
+        raise BackendError(
+            f"{config.backbone} passes parts of images to BN as images, which would mix up views: "
+            "pass --compile off and no --bn-images"
+        )
+
+
+def _norm_batches(config: BackboneConfig, crop: int) -> set[int]:
+    """Return the sizes of the batches that BN layers get for two images."""
+    backbone, sizes = skeleton(config).train(), set[int]()
+    for module in backbone.modules():
+        if isinstance(module, _BatchNorm):
+            module.register_forward_pre_hook(lambda _, inputs: sizes.add(len(inputs[0])))
+    _tried(backbone, crop)
+    return sizes
 
 
 def check_crop(config: BackboneConfig, crop: int, *, training: bool) -> None:

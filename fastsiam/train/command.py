@@ -84,7 +84,8 @@ def preflight(config: TrainConfig, *, world: int) -> None:
             "compilation only fastsiam's own ResNets recompute activations"
         )
     for side in config.augment.by_side:
-        check_backbone(config.model, crop=side)
+        joins_views = config.step.compile != "off" or config.numerics.bn_images > 0
+        check_backbone(config.model, crop=side, joins_views=joins_views)
     if config.run.init and not distributed.is_worker() and not will_resume(config):
         initial_weights(config)
     if world > 1 and config.data.loads_images and not distributed.is_worker():
@@ -100,8 +101,10 @@ def check_run(config: TrainConfig) -> int:
     """
     if config.run.max_nodes > 1 and not config.run.out:
         raise ValueError("several machines need --out: a run folder that all of them share")
-    if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0" and not config.run.out:
-        raise ValueError("torchrun --max-restarts needs --out: a restart resumes from that folder")
+    if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+        needed = "--out" if not config.run.out else "--resume auto"
+        if not config.run.out or config.run.resume == "never":
+            raise ValueError(f"torchrun --max-restarts needs {needed}: a restart resumes the run")
     machines = range(config.run.min_nodes, config.run.max_nodes + 1)
     *fewer, most = [number * config.run.gpus for number in machines]
     if distributed.is_worker():
@@ -180,8 +183,6 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
     if (restarts := os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) != "0":
         of = os.environ.get("TORCHELASTIC_MAX_RESTARTS")
         console.say(f"restart {restarts} of {of}, from the last checkpoint")
-        if config.run.resume == "never":  # as given to torchrun, for the first start
-            config = replace(config, run=replace(config.run, resume="auto"))
     if config.run.max_restarts and not distributed.is_worker():
         console.warn(
             "--max-restarts restarts several ranks, not a run of one process; if it ends, start "

@@ -262,7 +262,7 @@ class TrainingStep:
         step, method = self.config.step, self.method
         method.views_together = self._is_compiled
         method.backbone.recompute = step.activation_memory < 1 and not self._is_compiled
-        images = self.config.numerics.bn_images or self._images
+        images = self.config.numerics.bn_images or (self._images if self._is_compiled else 0)
         use_view_batch_norm(method, images=images, group=self._bn_group)
         vars(method).pop("forward", None)
         if self._is_compiled:

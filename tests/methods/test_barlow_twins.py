@@ -21,7 +21,7 @@ from fastsiam.methods import Method, Moment, Output
 from fastsiam.run import checkpoint as checkpoints
 from tests.configs import with_settings
 from tests.methods.barlow_twins import BarlowTwins, BarlowTwinsConfig
-from tests.methods.linear import batch_of, build, step_of
+from tests.methods.linear import batch_of, build
 from tests.train.runs import assert_same_runs, killed, trained
 
 
@@ -35,16 +35,6 @@ def test_the_loss_is_the_papers() -> None:
     correlation = first.T @ second / len(first)
     weights = np.where(np.eye(6) == 1, 1.0, 5e-3)
     assert loss == pytest.approx((weights * (correlation - np.eye(6)) ** 2).sum(), rel=1e-5)
-
-
-def test_views_in_one_batch_are_normalised_each_by_itself() -> None:
-    """Also uncompiled, if a method joins them itself."""
-    method, batch = build(BarlowTwinsConfig(dim=6)), batch_of(2)
-    step_of(method)
-    losses = []
-    for method.views_together in (False, True):
-        losses.append(method(batch.views, batch.index).loss)
-    torch.testing.assert_close(*losses)
 
 
 def test_hooks_are_called_once_in_each_step(

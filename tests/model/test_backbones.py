@@ -207,9 +207,17 @@ def test_what_is_no_backbone_is_refused_in_a_line(name: str, crop: int, message:
     assert "\n" not in str(caught.value)
 
 
+def test_bn_of_tokens_cannot_tell_views_apart() -> None:
+    pytest.importorskip("timm")
+    levit = ModelConfig(backbone="timm/levit_128s")
+    check_backbone(levit, crop=224)
+    with pytest.raises(BackendError, match=r"levit_128s passes parts of .*: pass --compile off"):
+        check_backbone(levit, crop=224, joins_views=True)
+
+
 def test_what_is_a_backbone_passes_and_timm_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("resnet18", "convnext_tiny", "regnet_x_400mf", "swin_t"):
-        check_backbone(ModelConfig(backbone=name), crop=64)
+        check_backbone(ModelConfig(backbone=name), crop=64, joins_views=True)
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(BackendError, match=r"pip install 'fastsiam\[timm\]'"):
         check_backbone(ModelConfig(backbone="timm/resnet18"), crop=224)
