@@ -14,8 +14,8 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Iterator
-from typing import Annotated, NoReturn
+from collections.abc import Callable
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -54,14 +54,10 @@ def main() -> None:
     for NCCL, NCCL for the other ranks, and they for this one.
     """
     _open_what_is_closed()
-    if type(out := sys.stdout) is io.TextIOWrapper:
-        sys.stdout = _Output(
-            out.buffer,
-            out.encoding,
-            "surrogateescape",  # paths need not be UTF-8
-            line_buffering=out.line_buffering,
-            write_through=out.write_through,
-        )
+    if isinstance(out := sys.stdout, io.TextIOWrapper):
+        out.reconfigure(errors="surrogateescape")  # paths need not be UTF-8
+        if "write" not in vars(out):
+            vars(out).update(write=_reporting(out.write), flush=_reporting(out.flush))
     begin()
     try:
         _run()
@@ -89,30 +85,24 @@ def _discard(number: int) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
-class _Output(io.TextIOWrapper):
-    """Standard output that reports in one line what cannot be written."""
+def _reporting(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of standard output that reports in one line what cannot be written.
 
-    def write(self, text: str) -> int:
-        if text == "":  # Typer tries this, and ignores a full disk's error
+    If a pipe's reader has ended, the program exits silently.
+    """
+
+    def call(*text: str) -> Any:
+        if text == ("",):  # Typer tries this, and ignores a full disk's error
             return 0
-        with _writing():
-            return super().write(text)
+        try:
+            return method(*text)
+        except OSError as error:
+            _discard(1)  # the interpreter would try again on its way out
+            if error.errno == errno.EPIPE:
+                sys.exit(ERROR)
+            raise FastSiamError(f"cannot write to standard output: {reason(error)}") from error
 
-    def flush(self) -> None:
-        with _writing():
-            super().flush()
-
-
-@contextlib.contextmanager
-def _writing() -> Iterator[None]:
-    """Convert an ``OSError`` to an error for users; exit silently if a pipe's reader has ended."""
-    try:
-        yield
-    except OSError as error:
-        _discard(1)  # the interpreter would try again on its way out
-        if error.errno == errno.EPIPE:
-            sys.exit(ERROR)
-        raise FastSiamError(f"cannot write to standard output: {reason(error)}") from error
+    return call
 
 
 def _run() -> None:
