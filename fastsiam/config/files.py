@@ -220,10 +220,11 @@ def run_folder(path: Path) -> Path | None:
         if path.is_dir():
             return path
     # First without following links: the folder or its files may lie on another disk.
-    for file in (path.absolute(), path.resolve()):
-        if file.parent.name == "checkpoints":
-            return file.parents[1]
-    return None
+    files = [x for x in (path.absolute(), path.resolve()) if x.parent.name == "checkpoints"]
+    folders = [file.parents[1] for file in files]
+    with explained(FastSiamError, f"cannot read {path}"):
+        runs = [folder for folder in folders if (folder / "config.json").exists()]
+    return next(iter(runs or folders), None)
 
 
 def merge(*sources: Settings, recipe: str = "") -> Settings:

@@ -128,6 +128,8 @@ def test_a_run_is_found_by_a_checkpoint_on_another_disk(name: str, tmp_path: Pat
     checkpoints.last(tmp_path / "disk").touch()
     link.symlink_to(target)
     assert run_folder(checkpoints.last(run)) == run
+    (tmp_path / "disk" / "config.json").touch()  # the run is there, and the link a name for it
+    assert run_folder(checkpoints.last(run)) == tmp_path / "disk"
 
 
 @pytest.mark.parametrize(
