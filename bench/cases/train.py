@@ -34,7 +34,8 @@ _STEADY = 12
 def measure(session: Session) -> list[Record]:
     """Measure each pipeline; one that reads .beton files on each form of the images."""
     batch = session.trained_batch
-    least = 2 * _batches_ahead(session.workers) if session.gpu else 4
+    chosen = session.config.images or not session.gpu
+    least = 4 if chosen else 2 * _batches_ahead(session.workers)
     images = session.images(batch, at_least=least)
     config = session.train_config(batch)
 

@@ -59,10 +59,8 @@ class RecordFiles:
             if self._asked:
                 check_targets(self._asked)
             elif run is None:
-                console.warn(
-                    "no run folder: the result is only shown, and a training that is interrupted "
-                    "starts over; --json FILE keeps both"
-                )
+                restart = ", and to resume after an interruption" * (evaluation.kind != "knn")
+                console.warn(f"no run folder: pass --json FILE to keep the result{restart}")
             try:
                 check_targets(*filter(None, [own]))
             except FastSiamError as error:

@@ -63,7 +63,7 @@ def decode_corner(
 
 
 def surely_decodes(data: bytes | memoryview, height: int, width: int) -> bool:
-    """Tell whether a JPEG decodes as far as the compiled decoder can tell; Pillow knows the others.
+    """Tell whether a JPEG surely decodes; if False, decode it with Pillow to find out.
 
     Of a baseline image, the decoder reads the header and the first row, and looks for markers in
     the rest. Of a progressive one it reads all code.

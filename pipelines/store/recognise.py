@@ -254,10 +254,13 @@ def _unless_images(folder: Place) -> Iterator[None]:
     try:
         yield
     except NoImagesError as error:
-        tree = os.walk(folder) if isinstance(folder, Path) else ()
-        if not any(is_image_name(name) for _, _, names in tree for name in names):
+        if not isinstance(folder, Path):
             raise
-        warn_once(f"{error}: the image files in {folder} are read instead")
+        with contextlib.suppress(NoImagesError):
+            FolderStore(folder)
+            warn_once(f"{error}: the image files in {folder} are read instead")
+            return
+        raise
 
 
 def _has_parquet(folder: Place) -> bool:

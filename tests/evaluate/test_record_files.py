@@ -71,7 +71,9 @@ def test_weights_without_a_run(
         config = LinearConfig(json=str(tmp_path / asked) if asked else "")
         files = subject.record_files("linear", facts, {}, config)
         files.save_state(1, dict, last=True)
-        assert ("--json FILE keeps both" in capfd.readouterr().err) == (not asked)
+        assert ("--json FILE to keep the result, and to resume" in capfd.readouterr().err) == (
+            not asked
+        )
         partial = list(tmp_path.glob("*.partial"))
         assert [path.name for path in partial] == state
         for path in partial:
