@@ -73,6 +73,13 @@ def without_output(*arguments: str, **environment: str) -> str:
     return done.stderr
 
 
+def test_what_a_program_printed_before_is_kept() -> None:
+    """In a program of the user's, such as one that registers a method."""
+    program = "print('before'); from fastsiam.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", program, "--version"], capture_output=True)
+    assert done.stdout.startswith(b"before\nfastsiam ")
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("command", ["config", "--help", "--version", "slurm"])
 def test_output_on_a_full_disk_is_an_error(command: str, unbuffered: str) -> None:
