@@ -117,7 +117,7 @@ def test_bench_alone_measures_all(little: BenchConfig, tmp_path: Path) -> None:
     [
         ("loader", {}, "After a warm-up, runners are interleaved (A B C A B C ...)."),
         ("storage", {"apart": True}, "a runner ends before the next one starts (A A B B C C ...)."),
-        ("startup", {}, "Each repeat is a new one."),
+        ("startup", {}, "Each repeat starts a new process."),
     ],
 )
 def test_what_is_printed_below_a_table_is_how_it_was_measured(

@@ -20,7 +20,7 @@ def test_training_is_not_faster_than_its_loader(
 ) -> None:
     """On a GPU that takes steps faster than torchvision's workers load, two batches each ahead."""
     monkeypatch.setattr(train, "compare", lambda _, rows: rows)
-    with session(replace(little, batch=2, workers=workers, pipelines=("native",))) as own:
+    with session(replace(little, batch=2, images=0, workers=workers, pipelines=("native",))) as own:
         own.device = "cuda"
         rows: dict[str, Any] = {row.name: row for row in train.measure(own)}
         data = rows[BASELINE].build.keywords["config"].data
