@@ -211,7 +211,7 @@ def _evaluate(row: DetectionRow, detector: DetectConfig, path: Path, diverged: P
     words = ["eval", "detect", row.network, "--json", str(path), *_options(detector)]
     child = Child.start([*FASTSIAM, *words], log)
     if child.process.wait() and not child.divergence:
-        raise child.failure(said)
+        raise child.failure(said, "record")
     if child.process.returncode:
         Console().say(f"{said}: diverged")
         with written_for_user(diverged) as temporary:

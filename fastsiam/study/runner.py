@@ -80,7 +80,7 @@ class Child:
         lost = [x for x in self.last_lines if NOT_FINITE in x]
         return lost[0] if self.process.returncode > 0 and lost else ""
 
-    def failure(self, what: str, missing: str = "") -> FastSiamError:
+    def failure(self, what: str, missing: str) -> FastSiamError:
         """Return the error of a process that failed, or left no result: what is missing."""
         code, lines = self.process.returncode, self.last_lines
         if code < 0:
