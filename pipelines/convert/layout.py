@@ -59,7 +59,7 @@ def block_edges(sizes: NDArray[np.int64], groups: NDArray[np.int64] | None) -> N
     for first, last in itertools.pairwise(edges):
         # Each block of a group reads the group from its start, so a group has few blocks.
         cuts += range(first, last, max(_BLOCK_IMAGES, -(-(last - first) // 16)))
-    return np.array([*cuts, len(sizes)], np.int64)
+    return np.array([*(cuts or [0]), len(sizes)], np.int64)
 
 
 def image_offset(offset: int, length: int) -> int:

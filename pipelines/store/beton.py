@@ -217,8 +217,6 @@ class _Part:
         kinds = self._fields["type_id"].tolist()
         row = np.dtype([(f"f{i}", _FORMATS[kind]) for i, kind in enumerate(kinds)], align=True)
         count = int(self._header["num_samples"])
-        if not count and not self.about.get("left_out"):  # a part may lack images, as all were bad
-            raise DataError(f"{self.path} holds no images")
         end = self._tables + count * row.itemsize
         if end > len(self.file):
             raise self._damaged(f"it ends before its metadata of {count:,} images")
