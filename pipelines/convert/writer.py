@@ -8,7 +8,6 @@ follow, then the header, and at last the file gets its name.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
@@ -94,7 +93,7 @@ def write(
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise DataError(
                 f"no space for {path} ({error.strerror}): "
-                f"{_space(store.sizes()[indices], done, path.parent)}free some, and run the same "
+                f"{_space(store.sizes()[indices], done, path.parent)}; free some, and run the same "
                 "command again to resume"
             ) from error
         raise DataError(f"cannot write {path}: {reason(error)}") from error
@@ -104,8 +103,6 @@ def write(
 def _space(sizes: NDArray[np.int64], done: list[Block], folder: Path) -> str:
     """Say how much space the images left take, at the rate of the first blocks, and is free.
 
-    Empty if only the tables at the end are left, or the free space cannot be found out.
-
     Args:
         sizes: (images,) bytes of each in the source.
         done: the first blocks.
@@ -114,12 +111,8 @@ def _space(sizes: NDArray[np.int64], done: list[Block], folder: Path) -> str:
     images = sum(len(block.rows) + len(block.bad) for block in done)
     written = sum(block.end - block.start for block in done)
     ratio = written / max(1, int(sizes[:images].sum())) if images else 1.0
-    rest = ratio * int(sizes[images:].sum())
-    with contextlib.suppress(OSError):
-        free = shutil.disk_usage(folder).free
-        if rest:
-            return f"it needs about {rest / 1e6:,.1f} MB more, and {free / 1e6:,.1f} MB are free; "
-    return ""
+    rest, free = ratio * int(sizes[images:].sum()), shutil.disk_usage(folder).free
+    return f"it needs about {rest / 1e6:,.1f} MB more, and {free / 1e6:,.1f} MB are free"
 
 
 def _write_blocks(
