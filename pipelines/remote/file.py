@@ -109,7 +109,7 @@ class RemoteFile:
                         get = partial(storage.get, self.path, self.facts, chunk.start, chunk.stop)
                         future = storage.submit(partial(cache.fetch, chunk, get))
                         _fetching[chunk.name] = future
-                        future.add_done_callback(partial(_end, chunk.name))
+                        future.add_done_callback(partial(_fetching.pop, chunk.name))
 
     def _read_chunk(self, cache: Cache, chunk: Chunk, start: int, into: memoryview) -> None:
         """Read bytes of a chunk from the cache; fetch them if it could not keep the chunk."""
@@ -157,7 +157,3 @@ _ahead = _Ahead()
 _fetching: dict[str, Future[None]] = {}
 """Chunks that this process fetches, by the names of their files."""
 _fetching_lock = threading.Lock()
-
-
-def _end(name: str, _: Future[None]) -> None:
-    _fetching.pop(name, None)
