@@ -1,8 +1,7 @@
 """Conversion of any source to one verified data set file that every pipeline reads.
 
 prepare.py decides how an image is stored, writer.py writes images in parallel and completes the
-file, journal.py lets a conversion resume, layout.py places images and tables, manifest.py describes
-the file, and verify.py checks it.
+file, journal.py lets a conversion resume, manifest.py describes the file, and verify.py checks it.
 """
 
 from __future__ import annotations

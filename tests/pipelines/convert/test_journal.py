@@ -16,7 +16,7 @@ import pytest
 from fastsiam import cli
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
-from fastsiam.pipelines.convert import convert, layout, writer
+from fastsiam.pipelines.convert import convert, writer
 from fastsiam.pipelines.convert.journal import Block
 from fastsiam.pipelines.store import BetonStore, FolderStore
 from tests.conftest import write_images
@@ -32,7 +32,7 @@ def start_slowly(source: Path, out: Path, *extra: str) -> Forked:
 
 
 def convert_slowly(arguments: tuple[str, ...]) -> None:
-    layout.BLOCK_BYTES = 20_000
+    writer.BLOCK_BYTES = 20_000
     write = writer.Job.write_block
 
     def slow(job: writer.Job, task: Any) -> Block:
@@ -75,7 +75,7 @@ def test_killed_and_started_again_it_goes_on(
     assert "resuming train.beton: " in errors
     said = int(errors.split("resuming train.beton: ")[1].split(" ")[0])
     assert 20 < said < 180
-    monkeypatch.setattr(layout, "BLOCK_BYTES", 20_000)
+    monkeypatch.setattr(writer, "BLOCK_BYTES", 20_000)
     (straight,) = run("folder", tmp_path / "images", tmp_path / "straight")
     assert (out / "train.beton").read_bytes() == straight.path.read_bytes()
     assert checked(out) == []
@@ -92,7 +92,7 @@ def resumed(source: Path, out: Path, **options: Any) -> str:
 def test_what_is_resumed_and_what_starts_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layout, "BLOCK_BYTES", 10_000)
+    monkeypatch.setattr(writer, "BLOCK_BYTES", 10_000)
     source, out = tmp_path / "images", tmp_path / "out"
     write_images(source, classes=3, each=100, side=60)
 

@@ -14,7 +14,7 @@ import pytest
 
 from fastsiam import cli
 from fastsiam.errors import DataError
-from fastsiam.pipelines.convert import layout
+from fastsiam.pipelines.convert import writer
 from fastsiam.pipelines.store import BetonStore, open_store
 from tests.conftest import write_images
 from tests.conversions import checked, failing, run
@@ -73,7 +73,7 @@ def with_small_files(arguments: tuple[str, ...]) -> None:
 def test_the_file_is_the_same_for_any_number_of_workers(
     real_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layout, "BLOCK_BYTES", 2**20)  # many blocks
+    monkeypatch.setattr(writer, "BLOCK_BYTES", 2**20)  # many blocks
     files = []
     for workers in (1, 3):
         (written,) = run("folder", real_images, tmp_path / str(workers), workers=workers)
