@@ -49,7 +49,10 @@ def convert_slowly(arguments: tuple[str, ...]) -> None:
 def test_killed_and_started_again_it_goes_on(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGKILL hits the parent alone; Ctrl-C and a scheduler's SIGTERM hit the workers too."""
+    """SIGKILL hits the parent alone; Ctrl-C and a scheduler's SIGTERM hit the workers too.
+
+    The file is the same as one that was made straight, by another number of workers.
+    """
     write_images(tmp_path / "images", classes=3, each=60, side=60)
     out = tmp_path / "out"
     process = start_slowly(tmp_path / "images", out, "--workers", "2")
