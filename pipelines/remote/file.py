@@ -37,10 +37,8 @@ class RemoteFile:
     def __init__(self, path: RemotePath, facts: Facts | None = None) -> None:
         self.path = path
         found = facts or path.facts()
-        if found is None:
-            raise DataError(f"{path} does not exist: check the address")
-        if not found.size:
-            raise DataError(f"{path} is empty")
+        if found is None or not found.size:
+            raise DataError(f"{path} does not exist or is empty: check the address")
         self.facts, self._cache = found, path.cache
         version = f"{path}\n{found.etag} {found.modified}\n{found.size}".encode()
         self._version = hashlib.blake2b(version, digest_size=16).hexdigest()

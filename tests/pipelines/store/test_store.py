@@ -29,6 +29,7 @@ from fastsiam.pipelines.store import (
 )
 from fastsiam.pipelines.store.base import BLOCK_IMAGES, blocks
 from fastsiam.pipelines.store.decode import decode
+from tests.conftest import write_images
 from tests.forms import FORMS
 from tests.pipelines.dali_cases import KINDS
 from tests.sources import cifar
@@ -160,13 +161,14 @@ def test_cifars_pixels_are_picked_too(tmp_path: Path) -> None:
     ]
 
 
-def test_blocks_are_neighbours_in_one_file(real_images: Path, tmp_path: Path) -> None:
+def test_blocks_are_neighbours_in_one_file(tmp_path: Path) -> None:
     file = np.repeat([1, 0], [100, 10])
     offset = np.concatenate([np.arange(100)[::-1], np.arange(10)])
     found = blocks(file, offset)
     assert found[100:].tolist() == [0] * 10  # file 0 comes first
     assert (found[100 - BLOCK_IMAGES : 100] == 1).all() and (found[: 100 - BLOCK_IMAGES] == 2).all()
     assert blocks(np.zeros(0, int), np.zeros(0, int)).shape == (0,)
+    images = write_images(tmp_path / "images", classes=2, each=BLOCK_IMAGES + 9)
     for form in ("folder", "converted"):
-        store = open_store(FORMS[form](real_images, tmp_path / form), "train")
+        store = open_store(FORMS[form](images, tmp_path / form), "train")
         assert store.blocks().tolist() == base.in_order(len(store)).tolist()
