@@ -1,8 +1,7 @@
 """Conversion of any source to one verified data set file that every pipeline reads.
 
 prepare.py decides how an image is stored, writer.py writes images in parallel and completes the
-file, journal.py lets a conversion resume, layout.py places images and tables, manifest.py describes
-the file, and verify.py checks it.
+file, journal.py lets a conversion resume, manifest.py describes the file, and verify.py checks it.
 """
 
 from __future__ import annotations
@@ -91,17 +90,7 @@ def convert(kind: Kind, config: ConvertConfig, watcher: FileProgress) -> list[Wr
         path = out / f"{split}{part}.beton"
         if part:
             _check_parts(out, split, count)
-        if len(images) >= count:
-            if part and (whole := out / f"{split}.beton").exists():
-                raise DataError(
-                    f"{whole} is there, and pipelines read it instead of parts beside it: delete "
-                    "it, or choose another --out"
-                )
             images = np.array_split(images, count)[number - 1]
-        elif number == 1:  # too few to share: the first part has them all
-            path = out / f"{split}.beton"
-        else:
-            continue
         there = path.exists()
         if split == "train" and number == 1 and not there:
             for note in survey(store, ImageRules(config.exif, config.alpha)):
@@ -119,14 +108,18 @@ def convert(kind: Kind, config: ConvertConfig, watcher: FileProgress) -> list[Wr
     if failures:
         bad = [image for failure in failures for image in failure.bad]
         raise BadImagesError("; ".join(map(str, failures)), bad)
-    if written:
-        abouts = {file.path.name: file.about for file in written}
-        write_manifest(out / f"manifest{part}.json", sources["train"].classes, abouts)
+    abouts = {file.path.name: file.about for file in written}
+    write_manifest(out / f"manifest{part}.json", sources["train"].classes, abouts)
     return written
 
 
 def _check_parts(out: Path, split: Split, count: int) -> None:
-    """Raise a ``DataError`` if a folder has parts of a split that was cut into another number."""
+    """Raise a ``DataError`` if parts of a split would be no data set with what is in a folder."""
+    if (whole := out / f"{split}.beton").exists():
+        raise DataError(
+            f"{whole} is there, and pipelines read it instead of parts beside it: delete it, or "
+            "choose another --out"
+        )
     with explained(DataError, f"cannot list {out}"):
         others = sorted(out.glob(f"{split}-*-of-*.beton"))
     for other in others:

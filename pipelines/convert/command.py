@@ -38,9 +38,6 @@ def convert_data(kind: Kind, config: ConvertConfig) -> None:
         raise
     for file in written:
         print(_summary(file))
-    if not written:
-        print(f"part {config.part} has no images: there are so few that part 1 has them all")
-        return
     out = quoted(written[0].path.parent)
     if all(file.there for file in written):
         files = " ".join(quoted(file.path) for file in written)

@@ -13,10 +13,9 @@ from fastsiam.errors import DataError
 from fastsiam.kernels.jpeg import surely_decodes
 
 from ..store import Store
-from ..store.beton import JPEG, RAW
+from ..store.beton import JPEG, LARGEST_PAGE, RAW
 from ..store.decode import MOST_PIXELS, ImageRules, decode
 from ..store.probe import Bytes, Flags, Probe, ends, probe
-from .layout import LARGEST_PAGE
 
 UNCHANGED = "unchanged"
 _LARGEST_SIDE = 65_500

@@ -8,8 +8,8 @@ follow, then the header, and at last the file gets its name.
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import itertools
 import os
 import shutil
 import zlib
@@ -30,13 +30,17 @@ from fastsiam.files import reason, write_at
 
 from ..processes import forked
 from ..store import Store
-from ..store.beton import METADATA, RECORD
+from ..store.beton import FIELD, HEADER, METADATA, RECORD, head, pack_annex, page_size
 from ..store.probe import Bytes
-from . import journal, layout
+from . import journal
 from .journal import ROW, Block
 from .manifest import check_existing, describe, plan_of
 from .prepare import read_image
 
+BLOCK_BYTES = 2**23
+"""About how many bytes the images of a block have in the source."""
+_BLOCK_IMAGES = 4096
+"""The most images in a block; blocks of a long group hold more, so that it has at most 16."""
 _NO_BLOCK = 2**62
 _AHEAD = 64
 """How many images of a remote source are requested at a time, while as many are prepared."""
@@ -94,7 +98,7 @@ def write(
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise DataError(
                 f"no space for {path} ({error.strerror}): "
-                f"{_space(store.sizes()[indices], done, path.parent)}free some, and run the same "
+                f"{_space(store.sizes()[indices], done, path.parent)}; free some, and run the same "
                 "command again to resume"
             ) from error
         raise DataError(f"cannot write {path}: {reason(error)}") from error
@@ -104,8 +108,6 @@ def write(
 def _space(sizes: NDArray[np.int64], done: list[Block], folder: Path) -> str:
     """Say how much space the images left take, at the rate of the first blocks, and is free.
 
-    Empty if only the tables at the end are left, or the free space cannot be found out.
-
     Args:
         sizes: (images,) bytes of each in the source.
         done: the first blocks.
@@ -114,12 +116,8 @@ def _space(sizes: NDArray[np.int64], done: list[Block], folder: Path) -> str:
     images = sum(len(block.rows) + len(block.bad) for block in done)
     written = sum(block.end - block.start for block in done)
     ratio = written / max(1, int(sizes[:images].sum())) if images else 1.0
-    rest = ratio * int(sizes[images:].sum())
-    with contextlib.suppress(OSError):
-        free = shutil.disk_usage(folder).free
-        if rest:
-            return f"it needs about {rest / 1e6:,.1f} MB more, and {free / 1e6:,.1f} MB are free; "
-    return ""
+    rest, free = ratio * int(sizes[images:].sum()), shutil.disk_usage(folder).free
+    return f"it needs about {rest / 1e6:,.1f} MB more, and {free / 1e6:,.1f} MB are free"
 
 
 def _write_blocks(
@@ -133,10 +131,11 @@ def _write_blocks(
 ) -> None:
     """Write the missing blocks, and append each to ``done`` and the journal."""
     sizes = store.sizes()[indices]
-    edges = layout.block_edges(sizes, None if store.groups is None else store.groups[indices])
+    edges = _block_edges(sizes, None if store.groups is None else store.groups[indices])
     images, size = edges.tolist(), np.append(0, np.cumsum(sizes))[edges].tolist()
     watcher.progress(images[len(done)], size[len(done)])
-    start = done[-1].end if done else layout.first_image(len(indices))
+    tables = HEADER.itemsize + 2 * FIELD.itemsize + len(indices) * METADATA.itemsize
+    start = done[-1].end if done else _aligned(tables, 4096)
     job = Job(store, config, partial, len(done), start)
     tasks = list(enumerate(np.split(indices, edges[1:-1])))[len(done) :]
     with forked(config.workers, job.write_block, forks=not store.is_remote) as run:
@@ -145,6 +144,29 @@ def _write_blocks(
             log.write(block.line())
             log.flush()
             watcher.progress(images[len(done)], size[len(done)])
+
+
+def _block_edges(sizes: NDArray[np.int64], groups: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    """Return the first image of every block, and the number of images: (blocks + 1,).
+
+    Args:
+        sizes: (images,) bytes of each in the source.
+        groups: (images,) the piece of the source that each image lies in, if the source reads
+            whole pieces. No block crosses two.
+    """
+    if groups is None:
+        groups = (np.cumsum(sizes) - sizes) // BLOCK_BYTES
+    edges = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(sizes)]
+    cuts: list[int] = []
+    for first, last in itertools.pairwise(edges):
+        # Each block of a group reads the group from its start, so a group has few blocks.
+        cuts += range(first, last, max(_BLOCK_IMAGES, -(-(last - first) // 16)))
+    return np.array([*(cuts or [0]), len(sizes)], np.int64)
+
+
+def _aligned(offset: int, unit: int) -> int:
+    """Round an offset up to a multiple of ``unit``."""
+    return offset + -offset % unit
 
 
 class Job:
@@ -225,10 +247,15 @@ class Job:
 
 
 def _placed(block: Block, start: int) -> Block:
-    """Return a block with its offsets and those of its images in the file, from ``start`` on."""
+    """Return a block with its offsets and those of its images in the file, from ``start`` on.
+
+    FFCV reads a file in pages. No image crosses a page of its size, a power of 2; so it crosses
+    no larger page either, and none crosses the file's pages.
+    """
     end, starts = start, []
     for size in block.rows["size"].tolist():
-        starts.append(layout.image_offset(end, size))
+        page = page_size(size)
+        starts.append(_aligned(end, page) if end % page + size > page else end)
         end = starts[-1] + size
     block.rows["start"] = starts
     return block._replace(start=start, end=end)
@@ -261,11 +288,11 @@ def _finish(store: Store, done: list[Block], partial: Path, plan: dict[str, Any]
     table["ptr"], table["size"] = rows["start"], rows["size"]
     about = describe(store, done, plan, zlib.crc32(table.tobytes(), zlib.crc32(metadata.tobytes())))
     names = list(map(store.name, rows["source"].tolist()))
-    annex = layout.pack_annex(about, store.classes, rows["crc"].astype(np.uint32), names)
-    annex_start = layout.aligned(done[-1].end, 8)
-    table_start = layout.aligned(annex_start + len(annex), 8)
-    page = layout.page_size(int(rows["size"].max(initial=0)))
-    header = layout.head(len(rows), page, table_start, annex_start, annex)
+    annex = pack_annex(about, store.classes, rows["crc"].astype(np.uint32), names)
+    annex_start = _aligned(done[-1].end, 8)
+    table_start = _aligned(annex_start + len(annex), 8)
+    page = page_size(int(rows["size"].max(initial=0)))
+    header = head(len(rows), page, table_start, annex_start, annex)
     with partial.open("r+b") as file:
         file.truncate(table_start)
         for offset, data in (

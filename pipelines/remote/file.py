@@ -37,10 +37,8 @@ class RemoteFile:
     def __init__(self, path: RemotePath, facts: Facts | None = None) -> None:
         self.path = path
         found = facts or path.facts()
-        if found is None:
-            raise DataError(f"{path} does not exist: check the address")
-        if not found.size:
-            raise DataError(f"{path} is empty")
+        if found is None or not found.size:
+            raise DataError(f"{path} does not exist or is empty: check the address")
         self.facts, self._cache = found, path.cache
         version = f"{path}\n{found.etag} {found.modified}\n{found.size}".encode()
         self._version = hashlib.blake2b(version, digest_size=16).hexdigest()
@@ -109,7 +107,7 @@ class RemoteFile:
                         get = partial(storage.get, self.path, self.facts, chunk.start, chunk.stop)
                         future = storage.submit(partial(cache.fetch, chunk, get))
                         _fetching[chunk.name] = future
-                        future.add_done_callback(partial(_end, chunk.name))
+                        future.add_done_callback(partial(_fetching.pop, chunk.name))
 
     def _read_chunk(self, cache: Cache, chunk: Chunk, start: int, into: memoryview) -> None:
         """Read bytes of a chunk from the cache; fetch them if it could not keep the chunk."""
@@ -157,7 +155,3 @@ _ahead = _Ahead()
 _fetching: dict[str, Future[None]] = {}
 """Chunks that this process fetches, by the names of their files."""
 _fetching_lock = threading.Lock()
-
-
-def _end(name: str, _: Future[None]) -> None:
-    _fetching.pop(name, None)

@@ -6,7 +6,7 @@ import fnmatch
 import re
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple, Self
 
 from fastsiam.config.urls import Url
@@ -138,10 +138,6 @@ class RemotePath(Url):
                     yield path
             else:
                 yield from path.rglob(pattern)
-
-    def relative_to(self, other: Self) -> PurePosixPath:
-        """Return where it lies below another."""
-        return PurePosixPath(self.key).relative_to(other.key)
 
     def read_bytes(self) -> bytes:
         """Return the bytes of a small object."""

@@ -11,7 +11,6 @@ from .cifar import CifarStore
 from .folder import FolderStore, ListedStore
 from .mixed import MixedStore
 from .parquet import ParquetStore, open_parquet
-from .probe import Bytes
 from .recognise import beton_files, open_store
 from .table import ArrowStore
 
@@ -19,7 +18,6 @@ __all__ = [
     "ArchiveStore",
     "ArrowStore",
     "BetonStore",
-    "Bytes",
     "CifarStore",
     "FolderStore",
     "ListedStore",

@@ -31,7 +31,7 @@ from ..processes import forked
 from ..remote.path import Place
 from .base import PlacedStore, is_image_name
 from .files import File, FileReader, Mapped, open_file
-from .index import ROW, Index, are_small, file_facts, open_index, pack_texts, unpack_texts
+from .index import ROW, Index, file_facts, open_index, pack_texts, unpack_texts
 from .labels import number_classes, parse_labels
 from .probe import Bytes, Flags, probe
 
@@ -43,6 +43,8 @@ _LARGEST_READ = 2**20
 """No header of a tar is longer, whatever it says of itself."""
 _BLOCK, _MAGIC = tarfile.BLOCKSIZE, b"ustar"
 """A tar's unit, and what the headers of POSIX's and GNU's tars contain."""
+_SMALL_BYTES = 2**28
+"""Tars with fewer bytes are indexed in a moment, by one process."""
 _REMOTE_TARS = 8
 """Tars on another machine that are read at a time."""
 _HEADERS, _STRETCH = 2**15, 2**25
@@ -69,9 +71,8 @@ class ArchiveStore(PlacedStore):
 
     def __init__(self, paths: Sequence[Place]) -> None:
         self.root = paths[0] if len(paths) == 1 else paths[0].parent
-        source = str(self.root) if len(paths) == 1 else f"{len(paths)} tars in {self.root}"
         files = [open_file(path) for path in paths]
-        index = open_index(files, source, lambda: build_index(files, source))
+        index = open_index(files, partial(build_index, files))
         self.classes, self._packed = tuple(unpack_texts(index["classes"])), index["names"]
         self._rows = rows = index["rows"]
         self.labels = rows["label"].astype(np.int64)
@@ -165,7 +166,7 @@ def build_index(files: Sequence[File], source: str) -> Index:
         parts = list(chain(*run(find, range(len(files)))))
         done = stack.enter_context(tally(f"indexing {source}, tars", len(parts)))
         scan_all: Callable[[Iterable[_Part]], Iterable[_Found]] = partial(run, scan)
-        if local and not are_small(files):
+        if local and sum(map(len, files)) >= _SMALL_BYTES:
             scan_all = stack.enter_context(forked(-1, scan))
         found: list[_Found] = []
         for own in scan_all(parts):
@@ -300,27 +301,22 @@ def _members(
                 own = _safe_name(member.name)
                 is_hidden = own.startswith(".") or "/." in own  # skipped, as in a folder
                 is_image = not is_hidden and is_image_name(PurePosixPath(own).name)
-                if is_image and (member.islnk() or member.issym()):
+                reason = ""
+                if member.islnk() or member.issym():
                     option = "--dereference" if member.issym() else "--hard-dereference"
-                    raise DataError(
-                        f"{path} cannot be read in place: {member.name} is a link to "
-                        f"{member.linkname}; create the tar with tar {option}"
+                    reason = f"is a link to {member.linkname}; create the tar with tar {option}"
+                elif member.sparse is not None:
+                    reason = "is stored sparsely; create the tar without --sparse"
+                elif member.size > _LARGEST_IMAGE:
+                    reason = (
+                        f"has {member.size:,} bytes, and an image at most {_LARGEST_IMAGE:,}; "
+                        "create the tar without it"
                     )
-                if not member.isreg():
-                    continue
-                if member.sparse is not None:
-                    raise DataError(
-                        f"{path} cannot be read in place: {member.name} is stored sparsely; create "
-                        "the tar without --sparse"
-                    )
-                if member.size < 0 or at + member.size > end:
+                if is_image and reason:
+                    raise DataError(f"{path} cannot be read in place: {member.name} {reason}")
+                if member.isreg() and (member.size < 0 or at + member.size > end):
                     raise tarfile.ReadError("unexpected end of data")
-                if is_image and member.size > _LARGEST_IMAGE:
-                    raise DataError(
-                        f"{path} cannot be read in place: {member.name} has {member.size:,} bytes, "
-                        f"and an image at most {_LARGEST_IMAGE:,}; create the tar without it"
-                    )
-                if not is_hidden:
+                if member.isreg() and not is_hidden:
                     yield own, at, member.size
             # The module takes a damaged header for the end; a whole tar ends with a block of zeros.
             place = start + tar.offset

@@ -18,7 +18,8 @@ from fastsiam.errors import DataError, ImageError, NoSplitError
 from fastsiam.files import quoted
 from fastsiam.trace import span
 
-from ..remote.path import Place, RemotePath
+from ..remote import RemoteFile, RemotePath
+from ..remote.path import Place
 from .decode import ImageRules, decode
 from .files import File, Mapped
 from .probe import Bytes, Probe, probe
@@ -84,11 +85,9 @@ class Store(ABC):
     """The whole data set, if this is not all of it."""
 
     def __str__(self) -> str:
-        """Say where the images come from."""
         return f"{self.root} ({self.kind})"
 
     def __len__(self) -> int:
-        """Count the images."""
         return len(self.labels)
 
     @abstractmethod
@@ -198,7 +197,9 @@ class Store(ABC):
     @property
     def is_remote(self) -> bool:
         """Whether images lie on another machine."""
-        return isinstance(self.root, RemotePath)
+        return isinstance(self.root, RemotePath) or any(
+            isinstance(file, RemoteFile) for file in self.files
+        )
 
     def check(self) -> None:
         """Raise if a mapped file has another size now: what was read of it may be wrong.

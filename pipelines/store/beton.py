@@ -1,4 +1,4 @@
-"""FFCV's file format, read without FFCV: encoded images and labels in mapped files.
+"""FFCV's file format, read and written without FFCV: encoded images and labels in mapped files.
 
 The layout is that of FFCV 1.0 (``ffcv/types.py``, version 2): header, field descriptors, metadata,
 records, allocation table. Files that ``fastsiam convert`` wrote hold an *annex* besides: names,
@@ -12,6 +12,7 @@ import io
 import json
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any
@@ -61,6 +62,7 @@ checksum of all that is before the metadata."""
 MAGIC = b"fastsiam"
 ANNEX_FORMAT = 1
 _MOST_FIELDS = 64
+_SMALLEST_PAGE, LARGEST_PAGE = 2**23, 2**31
 
 
 class BetonStore(PlacedStore):
@@ -97,8 +99,6 @@ class BetonStore(PlacedStore):
                     f"{part.path} and {first.path} were made of different images or with "
                     "different options: convert one of them again"
                 )
-            if part.classes != first.classes:
-                raise DataError(f"{part.path} has other classes than {first.path}")
         self._parts = parts
         self.classes, self.about = first.classes, first.about
         """``about`` is the file's part of the manifest; empty in files of FFCV's own making."""
@@ -217,8 +217,6 @@ class _Part:
         kinds = self._fields["type_id"].tolist()
         row = np.dtype([(f"f{i}", _FORMATS[kind]) for i, kind in enumerate(kinds)], align=True)
         count = int(self._header["num_samples"])
-        if not count and not self.about.get("left_out"):  # a part may lack images, as all were bad
-            raise DataError(f"{self.path} holds no images")
         end = self._tables + count * row.itemsize
         if end > len(self.file):
             raise self._damaged(f"it ends before its metadata of {count:,} images")
@@ -310,3 +308,53 @@ class _Part:
 
     def _damaged(self, why: str) -> DataError:
         return DataError(f"{self.path} is damaged or no .beton file: {why}; convert it again")
+
+
+def page_size(length: int) -> int:
+    """Return the smallest page that holds an image: a power of 2, at least 8 MiB."""
+    return max(_SMALLEST_PAGE, 1 << (length - 1).bit_length())
+
+
+def pack_annex(
+    about: dict[str, Any], classes: Sequence[str], crc: NDArray[np.uint32], names: Sequence[str]
+) -> bytes:
+    """Return what a file holds beyond FFCV's format, as an npz archive with checksums of its own.
+
+    Args:
+        about: the split's part of the manifest.
+        classes: their names.
+        crc: (images,) CRC-32 of each record.
+        names: of the images.
+    """
+    text = json.dumps({"about": about, "classes": list(classes)}).encode()
+    joined = "\0".join(name.replace("\0", "_") for name in names)
+    buffer = io.BytesIO()
+    np.savez_compressed(
+        buffer,
+        text=np.frombuffer(text, np.uint8),
+        crc=crc,
+        names=np.frombuffer(joined.encode("utf-8", "surrogateescape"), np.uint8),
+    )
+    return buffer.getvalue()
+
+
+def head(images: int, page_size: int, table: int, annex_start: int, annex: bytes) -> bytes:
+    """Return the first bytes of a file that this program wrote: header and field descriptors.
+
+    Args:
+        images: how many there are.
+        page_size: a power of 2 that no record crosses.
+        table: where the allocation table begins.
+        annex_start: where the annex begins.
+        annex: as it is packed.
+    """
+    header, fields = np.zeros(1, HEADER), np.zeros(2, FIELD)
+    header[0] = (VERSION, 2, page_size, images, table)
+    fields[1] = (INT_FIELD, b"label", bytes(1024))
+    mark = [MAGIC, ANNEX_FORMAT, annex_start, len(annex), zlib.crc32(annex)]
+
+    def with_check(check: int) -> bytes:
+        fields[0] = (IMAGE_FIELD, b"image", MARK.pack(*mark, check).ljust(1024, b"\0"))
+        return header.tobytes() + fields.tobytes()
+
+    return with_check(zlib.crc32(with_check(0)))

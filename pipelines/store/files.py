@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import mmap
 import os
@@ -22,6 +21,8 @@ from .probe import Bytes
 
 _WORTH_A_CALL = 2**14
 """Bytes from which on a range is read ahead."""
+_OPEN_FILES = 2**17
+"""Files that may be open at once, if the system allows it: twice as many as an index holds."""
 
 
 class Mapped:
@@ -35,9 +36,10 @@ class Mapped:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        _allow_many_files()
         try:
-            with explained(DataError, f"cannot read {path}"):
-                self._map = _mapped(path)
+            with explained(DataError, f"cannot read {path}"), path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError as error:
             raise DataError(f"{path} is empty") from error
         self.view = memoryview(self._map)
@@ -83,24 +85,14 @@ class Mapped:
         return len(self.view)
 
     def __reduce__(self) -> tuple[type[Mapped], tuple[Path]]:
-        """Return how to make it again: from its path."""
         return Mapped, (self.path,)
 
 
-def _mapped(path: Path) -> mmap.mmap:
-    """Map a file, which holds it open: raise the limit on open files before half of it is used."""
+def _allow_many_files() -> None:
+    """Raise the limit on open files: each map holds its file open."""
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        with path.open("rb") as file:
-            number = os.dup(file.fileno())  # as the map will have; the file's is free again then
-            os.close(number)
-            if number <= limit // 2 or limit == most:
-                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        if error.errno != errno.EMFILE or limit == most:
-            raise
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return _mapped(path)
+    if limit < (wanted := min(most, _OPEN_FILES)):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 File = Mapped | RemoteFile

@@ -271,11 +271,10 @@ class ListedStore(FileStore):
         there = [os.path.isfile(self._file(index)) for index in some.tolist()]
         if all(there):
             return
-        gone = f"{there.count(False):,} of {len(some):,} files"
-        looked_for = " that were looked for" if len(some) < len(self) else ""
         raise DataError(
-            f"{self.root} names files that are not there: {gone}{looked_for}, the first "
-            f"{self.path(int(some[there.index(False)]))}; relative paths begin at the list's folder"
+            f"{self.root} names files that are not there: {there.count(False):,} of {len(some):,} "
+            f"that were looked for, the first {self.path(int(some[there.index(False)]))}; relative "
+            "paths begin at the list's folder"
         )
 
 

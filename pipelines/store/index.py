@@ -15,9 +15,10 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from fastsiam.errors import DataError
@@ -25,9 +26,6 @@ from fastsiam.files import explained, written_whole
 
 from ..remote.path import Place
 from .files import File
-
-if TYPE_CHECKING:
-    from filelock import FileLock
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +41,6 @@ ROW = np.dtype(
     ]
 )
 """An image of an index: where its bytes are, its class, its size in pixels, ``Flags``."""
-_SMALL_BYTES = 2**28
 _FORMAT = 3
 """Noted with the facts, and with null, where version 0.2 had more."""
 _MOST_FILES = 0xFFFF
@@ -57,15 +54,12 @@ Index = dict[str, NDArray[Any]]
 """Named arrays; ``rows`` (images,) of type ROW is always there."""
 
 
-def open_index(
-    files: Sequence[File], source: str, build: Callable[[], Index], *, column: str = ""
-) -> Index:
+def open_index(files: Sequence[File], build: Callable[[str], Index], *, column: str = "") -> Index:
     """Load the index of files; if it is missing or of other files, build and keep it.
 
     Args:
         files: what is indexed.
-        source: their names, for messages.
-        build: makes the index.
+        build: makes the index; gets the files' names, for messages.
         column: what of the files is indexed, where that is not always the same.
 
     Raises:
@@ -76,6 +70,7 @@ def open_index(
             f"{len(files):,} files are more than the {_MOST_FILES:,} that can be indexed"
         )
     paths = [file.path for file in files]
+    source = str(paths[0]) if len(paths) == 1 else f"{len(paths)} files in {paths[0].parent}"
     facts, places = file_facts(paths), homes(paths)
     if column:
         facts.append([column])
@@ -84,10 +79,8 @@ def open_index(
     with _locked(places, source):
         if (index := load(places, facts)) is not None:  # another process built it meanwhile
             return index
-        began, size = time.monotonic(), sum(map(len, files))
-        if not are_small(files):
-            log.info(f"indexing {source} ({size / 1e9:,.1f} GB), which is done once")
-        index = build()
+        began = time.monotonic()
+        index = build(source)
         kept = keep(index, places, facts)
         log.info(
             f"indexed {len(index['rows']):,} images in {source} in "
@@ -102,8 +95,6 @@ def _locked(homes: Sequence[Path], source: str) -> Iterator[None]:
 
     The lock is a file beside the first place that takes one. If no place does, nothing is locked.
     """
-    from filelock import FileLock, Timeout  # its import is slow, and an index is built once
-
     with contextlib.ExitStack() as stack:
         for home in homes:
             lock = FileLock(home.with_name(f"{home.name}.lock"), fallback_to_soft=False)
@@ -114,20 +105,11 @@ def _locked(homes: Sequence[Path], source: str) -> Iterator[None]:
                 except Timeout:
                     log.info(f"waiting for another process, which indexes {source}")
                     lock.acquire()
-                stack.callback(_release, lock)
+                stack.callback(lock.release)
+                # first, so that waiting processes notice
+                stack.callback(Path(lock.lock_file).unlink, missing_ok=True)
                 break
         yield
-
-
-def _release(lock: FileLock) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(lock.lock_file)  # before the release, so that waiting processes notice
-    lock.release()
-
-
-def are_small(files: Sequence[File]) -> bool:
-    """Tell whether files have so few bytes that one process indexes them in a moment."""
-    return sum(map(len, files)) < _SMALL_BYTES
 
 
 def file_facts(paths: Sequence[Place]) -> Facts:

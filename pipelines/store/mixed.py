@@ -41,7 +41,6 @@ class MixedStore(Store):
         self.labels = np.concatenate([_labels(store, number) for store in stores])
 
     def __str__(self) -> str:
-        """Say where the images come from."""
         return " and ".join(map(str, self._stores))
 
     def check(self) -> None:
@@ -112,17 +111,16 @@ class MixedStore(Store):
         for store, _, own in self._parts(np.asarray(indices, np.int64)):
             store.ahead(own.tolist())
 
-    @property
-    def is_remote(self) -> bool:
-        """Whether images lie on another machine."""
-        return any(store.is_remote for store in self._stores)
-
     def ways_out(self) -> str:
         """Say what can be done about a bad image."""
         return "repair the image, or train with another one in its place by --bad-images replace"
 
     def _blocks(self) -> NDArray[np.int64]:
-        return _join_numbers([store.blocks() for store in self._stores])
+        columns, first = [], 0
+        for store in self._stores:
+            columns.append(store.blocks() + first)
+            first = int(columns[-1].max(initial=first - 1)) + 1
+        return np.concatenate(columns)
 
     def _of_whole(self, columns: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
         """Return a column of the images, from those of the data sets."""
@@ -150,12 +148,3 @@ def _labels(store: Store, number: dict[str, int]) -> NDArray[np.int64]:
     """Return the labels of a data set's images among all classes, -1 where they have none."""
     own = np.array([*(number[name] for name in store.classes), -1], np.int64)
     return own[np.where(store.labels < len(store.classes), store.labels, -1)]
-
-
-def _join_numbers(columns: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Join columns of numbers, each raised above those of the ones before."""
-    raised, first = [], 0
-    for column in columns:
-        raised.append(column + first)
-        first += int(column.max(initial=-1)) + 1
-    return np.concatenate(raised)

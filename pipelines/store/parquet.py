@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path, PurePath
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -114,8 +115,7 @@ class ParquetStore(TableStore):
         if len(here) < len(self._paths):
             raise self._unplaced("are on another machine")
         files = [Mapped(path) for path in here]
-        source = str(here[0]) if len(here) == 1 else f"{len(here)} parquet files in {self.root}"
-        index = open_index(files, source, lambda: self._build(files, source), column=self._named)
+        index = open_index(files, partial(self._build, files), column=self._named)
         rows = index["rows"]
         if len(rows) != len(self):
             raise DataError(f"{self.root} is damaged: its columns are of several lengths")
@@ -214,26 +214,25 @@ def open_parquet(
     """
     if root.is_file():
         return ParquetStore(root, find_split(root, split), names, in_order=in_order)
+
+    def below(path: Place) -> str:
+        return str(path).removeprefix(f"{root}/")
+
     found: list[Place] = sorted(
         path
         for path in root.rglob(f"*{PARQUET}")
-        if not any(part.startswith(".") for part in _below(path, root).parts) and path.is_file()
+        if "/." not in f"/{below(path)}" and path.is_file()
     )
     if not found:
         raise DataError(f"{root} holds no {PARQUET} files")
     files = choose_split(split, found, root)
     if len(homes := sorted({path.parent for path in files})) > 1:
-        some = ", ".join(str(_below(home, root)) for home in homes[:3])
+        some = ", ".join(map(below, homes[:3]))
         raise DataError(
             f"{root} has {split} images in several folders of parquet files ({some}): name one "
             f"of them, such as {homes[0]}"
         )
     return ParquetStore(root, files, names, in_order=in_order)
-
-
-def _below(path: Place, folder: Place) -> PurePath:
-    """Return where a file lies below a folder."""
-    return path.relative_to(folder)  # type: ignore[arg-type]
 
 
 def _open_table(path: Place, metadata: Any = None) -> Any:

@@ -152,7 +152,7 @@ def _open_file(path: Place, split: Split, columns: ColumnNames, in_order: bool) 
 def _open_beton(*files: Place) -> BetonStore:
     store = BetonStore(*files)
     if not len(store):
-        raise DataError(f"{store.root} holds no images: all were bad when it was converted")
+        raise DataError(f"{store.root} holds no images")  # as a part may, but not all of them
     return store
 
 
@@ -181,7 +181,7 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
     for name in SPLIT_NAMES[split]:
         if name in folders and (val or name != "training"):  # alone it may be a class
             if not val:
-                _warn_of_others(root, folders[name], visible)
+                _warn_of_others(root, folders[name], folders.values())
             return _open_images(folders[name], split, columns, in_order)
     with _unless_images(root):
         if tars := list_visible(root, ".tar"):
@@ -215,7 +215,7 @@ def _folders(root: Place) -> list[Place]:
     return sorted(path for path in entries if path.is_dir() and not path.name.startswith("."))
 
 
-def _warn_of_others(root: Place, train: Place, folders: Sequence[Place]) -> None:
+def _warn_of_others(root: Place, train: Place, folders: Iterable[Place]) -> None:
     """Warn if folders beside train/ hold images: they may be classes, and train/ one of them."""
     others = [folder for folder in folders if isinstance(folder, Path) and folder != train]
     if left_out := [other.name for other in others if _has_image(other)]:

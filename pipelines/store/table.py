@@ -62,6 +62,7 @@ class TableStore(PlacedStore):
         self._columns = [
             columns_of(path, schema, names) for path, schema in zip(paths, schemas, strict=True)
         ]
+        files = list(zip(paths, self._columns, strict=True))
         self._named = next((own.named for own in self._columns if own.named), "")
         """The image column, if it would not have been found."""
         self._first_rows = np.cumsum([0, *rows])
@@ -70,18 +71,16 @@ class TableStore(PlacedStore):
         if not images:
             raise DataError(f"{root} holds tables without rows")
         self.labels, self.classes = np.full(images, -1), ()
-        unlabelled = [
-            path for path, own in zip(paths, self._columns, strict=True) if own.label is None
-        ]
+        unlabelled = [path for path, own in files if own.label is None]
         if unlabelled and len(unlabelled) < len(paths):
             warn_once(f"no image of {root} has a label: {unlabelled[0]} has no column of labels")
         if not unlabelled:
             labels = []
-            for file, (path, own) in enumerate(zip(paths, self._columns, strict=True)):
+            for file, (path, own) in enumerate(files):
                 with reading(f"{path} is damaged in column {own.label!r}"):
                     labels.append(self._read_leaf(file, str(own.label)))
             known = self._columns[0].classes
-            for path, own in zip(paths, self._columns, strict=True):
+            for path, own in files:
                 if own.classes and known and own.classes != known:
                     raise DataError(
                         f"{path} has other classes than {paths[0]}: pass them as data sets of "

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastsiam import demo
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import BadImagesError, beside, convert
@@ -71,21 +72,12 @@ def test_limit_keeps_the_balance_and_the_seed_chooses(tmp_path: Path) -> None:
     assert names[0] != names[1] and names[0] == sorted(names[0])
 
 
-def test_a_split_too_small_for_its_parts_is_the_first_parts(tmp_path: Path) -> None:
-    write_images(tmp_path / "images" / "train", each=5)
+def test_a_part_may_have_no_images(tmp_path: Path) -> None:
+    """As the split has too few, or all are bad: its file belongs to the data set like others."""
+    train = write_images(tmp_path / "images" / "train", classes=2, each=2)
     write_images(tmp_path / "images" / "val", classes=1, each=1)
-    for number in (2, 1):
-        run("folder", tmp_path / "images", tmp_path / "out", part=f"{number}/2")
-    assert len(open_store(tmp_path / "out", "train")) == 15
-    assert len(open_store(tmp_path / "out", "val")) == 1
-    assert checked(tmp_path / "out") == []
-
-
-def test_a_part_may_have_bad_images_alone(tmp_path: Path) -> None:
-    """Its file is empty, and belongs to the data set as the others do."""
-    write_images(tmp_path / "images", classes=2, each=2)
     for number in range(2):
-        (tmp_path / "images" / "class0" / f"00{number}.jpg").write_bytes(b"")
+        (train / "class0" / f"00{number}.jpg").write_bytes(b"")
     out = tmp_path / "parts"
     with pytest.raises(BadImagesError, match=r"2 of 2 images .* are bad: .* --skip-bad"):
         run("folder", tmp_path / "images", out, part="1/2")
@@ -93,45 +85,44 @@ def test_a_part_may_have_bad_images_alone(tmp_path: Path) -> None:
         run("folder", tmp_path / "images", out, part=f"{number}/2", skip_bad=True)
     store = open_store(out, "train")
     assert [store.name(i) for i in range(len(store))] == ["class1/000.jpg", "class1/001.jpg"]
-    assert store.classes == ("class0", "class1")
+    assert store.classes == ("class0", "class1") and len(open_store(out, "val")) == 1
     assert checked(out) == []
     run("folder", out, tmp_path / "whole")
     same_images(open_store(tmp_path / "whole", "train"), store)
-    with pytest.raises(DataError, match="holds no images: all were bad when it was converted"):
-        open_store(out / "train-00001-of-00002.beton", "train")
+    for empty in ("train-00001", "val-00002"):
+        with pytest.raises(DataError, match=f"{empty}-of-00002.beton holds no images"):
+            open_store(out / f"{empty}-of-00002.beton", "train")
 
 
 def test_parts_are_one_data_set(images: Path, tmp_path: Path) -> None:
     """As a SLURM array makes them; then merged into one file."""
-    out = tmp_path / "parts"
+    source, out = images / "train", tmp_path / "parts"
     for number in (2, 1):
-        run("folder", images, out, part=f"{number}/3")
+        run("folder", source, out, part=f"{number}/3")
     with pytest.raises(DataError, match="has 2 of 3 parts of its train images; missing: 3"):
         open_store(out, "train")
-    run("folder", images, out, part="3/3", max_side=10)
+    run("folder", source, out, part="3/3", max_side=10)
     odd, first = (out / f"train-0000{number}-of-00003.beton" for number in (3, 1))
     message = f"{odd} and {first} were made of different images or with different options"
     with pytest.raises(DataError, match=message):
         open_store(out, "train")
     assert checked(out)[0] == f"{message}: convert one of them again"
-    (out / "train-00003-of-00003.beton").unlink()
-    (out / "val-00003-of-00003.beton").unlink()
+    odd.unlink()
     for part in ("3/3", "03/03"):
-        assert all(file.there == (part != "3/3") for file in run("folder", images, out, part=part))
-    assert sorted(path.name for path in out.glob("*.beton"))[0] == "train-00001-of-00003.beton"
-    store = open_store(out, "train")
-    assert isinstance(store, BetonStore) and len(store.files) == 3
-    same_images(store, open_store(images, "train"))
-    same_images(open_store(out, "val"), open_store(images, "val"))
-    assert store.where(len(store) - 1).startswith("image ")
+        assert all(file.there == (part != "3/3") for file in run("folder", source, out, part=part))
     assert checked(out) == []
+    with pytest.raises(DataError, match=r"of-00003\.beton is a part of another conversion, and 2"):
+        run("folder", source, out, part="1/2")
     run("folder", out, tmp_path / "merged")
-    run("folder", images, tmp_path / "whole")
-    merged, whole = (BetonStore(tmp_path / n / "train.beton") for n in ("merged", "whole"))
-    same_images(merged, whole)
-    assert merged.name(3) == whole.name(3)
-    (out / "val-00002-of-00003.beton").unlink()
-    assert "has 2 of 3 parts of its val images; missing: 2" in checked(out)[0]
+    run("folder", source, tmp_path / "whole")
+    with pytest.raises(DataError, match=r"train\.beton is there, and pipelines read it instead"):
+        run("folder", source, tmp_path / "whole", part="1/3")
+    parts, merged, whole = (open_store(tmp_path / n, "train") for n in ("parts", "merged", "whole"))
+    for store in (parts, merged):
+        same_images(store, whole)
+        assert store.name(3) == whole.name(3)
+    (out / "train-00002-of-00003.beton").unlink()
+    assert "has 2 of 3 parts of its train images; missing: 2" in checked(out)[0]
 
 
 @pytest.mark.parametrize(
@@ -218,17 +209,17 @@ def test_the_official_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     files = f"rm '{out}/train.beton' '{out}/val.beton'; or choose another --out\n"
     assert again.stdout.startswith(f"there already: {out}/train.beton: 9 images of 3 classes, ")
     assert again.stdout.endswith(f"nothing done; to do it again, delete it first: {files}")
-    (out / "val.beton").unlink()
-    partly = fastsiam("convert", "imagenet").stdout
-    assert f"there already: {out}/train" in partly and f"\n{out}/val.beton: 4 images" in partly
-    assert "nothing done" not in partly
     assert "whole" in fastsiam("convert", "verify", str(out), "--decode").stdout
 
 
-def test_the_demos_images(tmp_path: Path) -> None:
-    done = fastsiam("convert", "demo", "--out", str(tmp_path / "demo"))
-    assert "train.beton: 4,000 images of 10 classes" in done.stdout
-    assert len(open_store(tmp_path / "demo", "val")) == 1000
+def test_the_demos_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name, each in (("TRAIN", 2), ("VAL", 1)):
+        monkeypatch.setattr(demo, name, each)
+    demo.convert_demo(ConvertConfig(out=str(tmp_path / "demo")))
+    assert "train.beton: 20 images of 10 classes" in capfd.readouterr().out
+    assert len(open_store(tmp_path / "demo", "val")) == 10
     done = fastsiam("convert", "demo", "--source", str(tmp_path), code=1)
     assert done.stderr == "error: the demo generates its own images; leave out --source\n"
     done = fastsiam("convert", "demo", environment={"FASTSIAM_DATA": "s3://b"}, code=1)

@@ -16,7 +16,7 @@ import pytest
 from fastsiam import cli
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
-from fastsiam.pipelines.convert import convert, layout, writer
+from fastsiam.pipelines.convert import convert, writer
 from fastsiam.pipelines.convert.journal import Block
 from fastsiam.pipelines.store import BetonStore, FolderStore
 from tests.conftest import write_images
@@ -32,7 +32,7 @@ def start_slowly(source: Path, out: Path, *extra: str) -> Forked:
 
 
 def convert_slowly(arguments: tuple[str, ...]) -> None:
-    layout.BLOCK_BYTES = 20_000
+    writer.BLOCK_BYTES = 20_000
     write = writer.Job.write_block
 
     def slow(job: writer.Job, task: Any) -> Block:
@@ -45,25 +45,14 @@ def convert_slowly(arguments: tuple[str, ...]) -> None:
     cli.main()
 
 
-def wait_for_lock(out: Path) -> None:
-    """Wait until a conversion and its workers are gone, and the lock with the last of them."""
-    deadline = time.monotonic() + 60
-    with (out / "train.beton.journal").open("a") as journal:
-        while True:
-            try:
-                fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-            else:
-                return
-
-
 @pytest.mark.parametrize("number", rest_slow([signal.SIGKILL, signal.SIGTERM]))
 def test_killed_and_started_again_it_goes_on(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGKILL hits the parent alone; Ctrl-C and a scheduler's SIGTERM hit the workers too."""
+    """SIGKILL hits the parent alone; Ctrl-C and a scheduler's SIGTERM hit the workers too.
+
+    The file is the same as one that was made straight, by another number of workers.
+    """
     write_images(tmp_path / "images", classes=3, each=60, side=60)
     out = tmp_path / "out"
     process = start_slowly(tmp_path / "images", out, "--workers", "2")
@@ -73,7 +62,8 @@ def test_killed_and_started_again_it_goes_on(
         process.send(number)
     else:
         os.killpg(process.pid, number)
-    wait_for_lock(out)  # so that what the workers say at their end is read too
+    with journal.open("a") as file:  # the workers hold the lock too, until they have said all
+        fcntl.flock(file, fcntl.LOCK_EX)
     done = process.wait(60)
     errors = done.stderr
     assert done.returncode == (-9 if number == signal.SIGKILL else 128 + number)
@@ -88,7 +78,7 @@ def test_killed_and_started_again_it_goes_on(
     assert "resuming train.beton: " in errors
     said = int(errors.split("resuming train.beton: ")[1].split(" ")[0])
     assert 20 < said < 180
-    monkeypatch.setattr(layout, "BLOCK_BYTES", 20_000)
+    monkeypatch.setattr(writer, "BLOCK_BYTES", 20_000)
     (straight,) = run("folder", tmp_path / "images", tmp_path / "straight")
     assert (out / "train.beton").read_bytes() == straight.path.read_bytes()
     assert checked(out) == []
@@ -102,8 +92,10 @@ def resumed(source: Path, out: Path, **options: Any) -> str:
     return said
 
 
-def half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    monkeypatch.setattr(layout, "BLOCK_BYTES", 10_000)
+def test_what_is_resumed_and_what_starts_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "BLOCK_BYTES", 10_000)
     source, out = tmp_path / "images", tmp_path / "out"
     write_images(source, classes=3, each=100, side=60)
 
@@ -114,35 +106,22 @@ def half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Pa
 
     with pytest.raises(KeyboardInterrupt):
         convert("folder", ConvertConfig(source=str(source), out=str(out)), Stop())
-    return source, out
-
-
-def test_another_source_or_other_options_start_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, out = half_done(tmp_path, monkeypatch)
-    shutil.copytree(out, tmp_path / "other")
-    said = resumed(source, out, quality=80)
-    assert said.startswith("starting train.beton over: the source, the options or the version")
-    (source / "class1" / "000.jpg").write_bytes(jpeg(5))
-    said = resumed(source, tmp_path / "other")
-    assert said.startswith("starting train.beton over")
-    assert checked(tmp_path / "other") == []
-
-
-def test_damaged_leftovers_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, out = half_done(tmp_path, monkeypatch)
+    for other in ("options", "source"):
+        shutil.copytree(out, tmp_path / other)
     partial, journal = out / "train.beton.partial", out / "train.beton.journal"
     lines = journal.read_bytes().splitlines(keepends=True)
-    second = Block.parse(lines[2])
     data = bytearray(partial.read_bytes())
-    data[second.start + 100] ^= 1
+    data[Block.parse(lines[2]).start + 100] ^= 1  # in the second block
     partial.write_bytes(data)
     journal.write_bytes(b"".join(lines) + lines[-1][:50])  # and the last line is torn
-    first_images = int(resumed(source, out).split(": ")[1].split(" ")[0])
-    assert first_images < 20  # only the first block was whole up to the damage
+    assert int(resumed(source, out).split(": ")[1].split(" ")[0]) < 20
     assert checked(out) == []
     same_images(BetonStore(out / "train.beton"), FolderStore(source))
+    over = "starting train.beton over: the source, the options or the version"
+    assert resumed(source, tmp_path / "options", quality=80).startswith(over)
+    (source / "class1" / "000.jpg").write_bytes(jpeg(5))
+    assert resumed(source, tmp_path / "source").startswith(over)
+    assert checked(tmp_path / "source") == []
 
 
 def test_two_at_once_do_not_disturb_each_other(images: Path, tmp_path: Path) -> None:

@@ -17,15 +17,15 @@ from unittest.mock import Mock
 import pytest
 
 from fastsiam.config import ConvertConfig
-from fastsiam.errors import DataError, FastSiamError
-from fastsiam.pipelines.convert import convert, parts
+from fastsiam.errors import FastSiamError
+from fastsiam.pipelines.convert import parts
 from fastsiam.pipelines.store import open_store
 from tests.conftest import write_images
-from tests.conversions import Quiet
+from tests.conversions import run
 from tests.processes import command, fastsiam, until
+from tests.sources import folder_members
 from tests.tiers import rest_slow
 
-PARTS = 3
 pytestmark = pytest.mark.skipif(find_spec("distributed") is None, reason="needs dask")
 
 
@@ -35,39 +35,29 @@ def _forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD", "fork")
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 def test_the_parts_are_those_that_are_made_by_hand(images: Path, tmp_path: Path) -> None:
-    """One that is there already is not made again; settings of dask are not recorded."""
+    """An error ends its part alone; what is there is not made again; dask is not recorded."""
+    bad = images / "train" / "class0" / "004.jpg"
+    bad.write_bytes(bad.read_bytes()[:300])
     by_hand, out = tmp_path / "by-hand", tmp_path / "out"
-    for number in range(1, PARTS + 1):
-        part = f"{number}/{PARTS}"
-        config = ConvertConfig(source=str(images), out=str(by_hand), part=part)
-        (train, _) = convert("folder", config, Quiet())
+    for number in (1, 2):
+        (train, _) = run("folder", images, by_hand, part=f"{number}/2", skip_bad=True)
         assert not {"parts", "scheduler"} & train.about["options"].keys()
-        if number == 1:
-            shutil.copytree(by_hand, out)
-    before = (out / "train-00001-of-00003.beton").stat().st_mtime_ns
-    asked = ["--source", str(images), "--out", str(out), "--parts", str(PARTS)]
-    done = fastsiam("convert", "folder", *asked)
-    assert f"{PARTS} parts in {out} are one data set: use it with --data " in done.stdout
-    assert len(re.findall(r"^part \d of 3 is made$", done.stderr, re.M)) == PARTS, done.stderr
-    assert (out / "train-00001-of-00003.beton").stat().st_mtime_ns == before
-    made = files(out)
-    assert made.keys() == files(by_hand).keys() and len(made) == 3 * PARTS
-    for name, content in files(by_hand).items():
-        assert made[name] == content, name
-    assert len(open_store(out, "train")) == 24
+    asked = ["convert", "folder", "--source", str(images), "--out", str(out), "--parts", "2"]
+    done = fastsiam(*asked, code=1)
+    last = done.stderr.splitlines()[-1]
+    assert re.fullmatch(r"error: part 1 of 2: .* 1 of 2 parts are missing, and the same .*", last)
+    assert re.search(r"^part 1: \S*class0/004\.jpg: ", done.stderr, re.M)
+    second = out / "train-00002-of-00002.beton"
+    assert [*out.glob("train*.beton")] == [second]
+    before = second.stat().st_mtime_ns
+    done = fastsiam(*asked, "--skip-bad")
+    assert f"2 parts in {out} are one data set: use it with --data " in done.stdout
+    assert len(re.findall(r"^part \d of 2 is made$", done.stderr, re.M)) == 2, done.stderr
+    assert second.stat().st_mtime_ns == before
     assert "Nanny" not in done.stderr and "scheduler" not in done.stderr
-    other = ConvertConfig(source=str(images), out=str(out), part="1/2")
-    with pytest.raises(DataError, match=r"of-00003\.beton is a part of another conversion, and 2"):
-        convert("folder", other, Quiet())
-    (out / "train.beton").touch()  # a whole conversion would be read instead of the parts
-    again = ConvertConfig(source=str(images), out=str(out), part=f"1/{PARTS}")
-    with pytest.raises(DataError, match=r"train\.beton is there, and pipelines read it instead"):
-        convert("folder", again, Quiet())
+    assert dict(folder_members(out)) == dict(folder_members(by_hand))
+    assert len(open_store(out, "train")) == 23 and len([*out.iterdir()]) == 6
 
 
 @pytest.mark.parametrize(("whom", "times"), rest_slow([("os.getppid()", 1), ("os.getpid()", 9)]))
@@ -94,19 +84,6 @@ def test_dask_restarts_a_part_that_is_killed(
     else:
         assert failed[1] == "its process was killed (exit code -9)"
         assert tried.read_text() == "x" * (1 + parts._RETRIES)
-
-
-def test_an_error_ends_a_part_alone(images: Path, tmp_path: Path) -> None:
-    """The others are made; the error is that of a conversion here."""
-    bad = images / "train" / "class0" / "004.jpg"
-    bad.write_bytes(bad.read_bytes()[:300])
-    out = tmp_path / "out"
-    asked = ["convert", "folder", "--source", str(images), "--out", str(out), "--parts", "2"]
-    done = fastsiam(*asked, code=1)
-    last = done.stderr.splitlines()[-1]
-    assert re.fullmatch(r"error: part 1 of 2: .* 1 of 2 parts are missing, and the same .*", last)
-    assert re.search(r"^part 1: \S*class0/004\.jpg: ", done.stderr, re.M)
-    assert [path.name for path in out.glob("train*.beton")] == ["train-00002-of-00002.beton"]
 
 
 @pytest.mark.parametrize("number", rest_slow([signal.SIGINT, signal.SIGTERM]))

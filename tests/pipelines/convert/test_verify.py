@@ -35,8 +35,6 @@ def test_damage_inside_a_jpeg_is_found_by_decoding(
     assert "image 1 of" in line and "class0/001.jpg" in line
     done = fastsiam("convert", "verify", str(tmp_path / "out"), "--decode", code=1)
     assert "class0/001.jpg" in done.stderr and "NOT whole (1 fault)" in done.stdout
-    done = fastsiam("convert", "verify", str(tmp_path / "out"), "--workers", "0", code=2)
-    assert "workers must be -1 or at least 1, not 0" in done.stderr
 
 
 def test_verify_holds_files_against_the_manifest(

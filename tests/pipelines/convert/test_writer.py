@@ -1,4 +1,4 @@
-"""One file from any number of processes; bad images and deaths; what cannot be written."""
+"""Bad images of every kind, existing files, and what cannot be written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pytest
 
 from fastsiam import cli
 from fastsiam.errors import DataError
-from fastsiam.pipelines.convert import layout
 from fastsiam.pipelines.store import BetonStore, open_store
 from tests.conftest import write_images
 from tests.conversions import checked, failing, run
@@ -68,19 +67,6 @@ def with_small_files(arguments: tuple[str, ...]) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
     sys.argv = ["fastsiam", *arguments]
     cli.main()
-
-
-def test_the_file_is_the_same_for_any_number_of_workers(
-    real_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(layout, "BLOCK_BYTES", 2**20)  # many blocks
-    files = []
-    for workers in (1, 3):
-        (written,) = run("folder", real_images, tmp_path / str(workers), workers=workers)
-        files.append(written.path.read_bytes())
-    assert files[0] == files[1]
-    assert len(written.about["blocks"]) > 30
-    assert checked(tmp_path / "1") == []
 
 
 def test_long_records_lie_within_one_page(tmp_path: Path) -> None:

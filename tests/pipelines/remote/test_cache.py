@@ -335,20 +335,6 @@ def test_a_second_epoch_needs_no_server(web: Path, loaders: Loaders) -> None:
     assert same([*made, *there.epoch(1)], expected)
 
 
-def test_a_forked_process_reads_what_is_kept(web: Path, tmp_path: Path) -> None:
-    """It could not fetch anything."""
-    with web_server(web) as address:
-        there = open_split(
-            DataConfig(data=f"{address}/train.tar", cache=str(tmp_path / "cache"), cache_gb=0.1),
-            "train",
-        )
-        wanted = read_all(there)
-    if (child := os.fork()) == 0:
-        os._exit(0 if read_all(there) == wanted else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert wanted == read_all(open_split(DataConfig(data=str(web / "train.tar")), "train"))
-
-
 def test_a_full_shuffle_of_more_than_fits_keeps_nothing(
     web: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

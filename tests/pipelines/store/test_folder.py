@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ from fastsiam.errors import DataError
 from fastsiam.pipelines.store import FolderStore, open_store
 from fastsiam.train.image_list import names_of
 from tests.conftest import write_images
-from tests.forms import as_converted, as_list, write_list
+from tests.forms import write_list
 from tests.processes import fastsiam
 from tests.sources import jpeg, put, tar
 
@@ -62,18 +60,6 @@ def test_links_that_lead_back_and_pipes_are_left_out(
     assert "links to images that are not there, which are left out: 2, such as" in said
 
 
-def test_a_folder_may_be_deeper_than_calls_nest(tmp_path: Path) -> None:
-    folder = tmp_path
-    for _ in range(sys.getrecursionlimit()):
-        folder /= "d"
-        folder.mkdir()
-    put(folder / "0.jpg", jpeg(0))
-    try:
-        assert len(FolderStore(tmp_path)) == 1
-    finally:  # pytest's calls nest when it removes folders
-        subprocess.run(["rm", "-r", tmp_path / "d"], check=True)
-
-
 # Lists of files in CSV.
 
 
@@ -103,13 +89,3 @@ def test_csv_as_spreadsheets_write_it(images: Path) -> None:
     assert store.labels.tolist() == [3, -1] and store.classes == ("0", "1", "2", "3")
     numbered = write_list(images / "b.csv", ",path", [[0, "train/class0/000.jpg"]])  # as pandas
     assert open_store(numbered, "train").labels.tolist() == [-1]
-
-
-def test_a_list_is_converted(images: Path, tmp_path: Path) -> None:
-    """With the names of the list; a list of fewer rows is another source."""
-    root = as_list(images / "train", tmp_path)
-    out = as_converted(root, tmp_path / "out")
-    assert names_of(open_store(out, "train")) == names_of(open_store(root, "train"))
-    root.write_text("\n".join(root.read_text().splitlines()[:-1]))
-    with pytest.raises(DataError, match="was made with other options, of other images"):
-        as_converted(root, out)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -33,19 +32,6 @@ def test_sizes_and_oddities(data: bytes, flags: int) -> None:
     with Image.open(io.BytesIO(data)) as image:
         assert (found.width, found.height) == image.size
     assert found.flags == flags
-
-
-def test_every_real_header_equals_pillows(real_images: Path) -> None:
-    kinds = {"L": Flags.GRAY, "CMYK": Flags.CMYK, "RGB": 0}
-    for path in sorted(real_images.rglob("*.JPEG")):
-        data = path.read_bytes()
-        found = probe(data)
-        with Image.open(path) as image:
-            assert (found.width, found.height) == image.size
-            assert found.flags & (Flags.GRAY | Flags.CMYK) == kinds[image.mode]
-            assert bool(found.flags & Flags.PROGRESSIVE) == ("progressive" in image.info)
-            assert bool(found.flags & Flags.ROTATED) == (image.getexif().get(0x112, 1) > 1)
-        assert ends(data, found.scan)
 
 
 def test_a_thumbnail_does_not_end_an_image() -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fastsiam.errors import DataError, NoSplitError
-from fastsiam.pipelines.store import open_store, recognise
+from fastsiam.pipelines.store import open_store
 from tests.conversions import run
 from tests.sources import WNIDS, jpeg, put, tar
 
@@ -41,6 +40,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, list[str]]]] = {
     ),
     "a class called training": (
         {"training/0.jpg": "", "match/1.jpg": ""}, {"train": ["match/1.jpg", "training/0.jpg"]}
+    ),
+    "images beside parquet": (
+        {"a/0.jpg": "", "a/features.parquet": "", "a/1.jpg": ""}, {"train": ["a/0.jpg", "a/1.jpg"]}
     ),
     "other names of tars": (
         {"my-training-0.tar": ["a/0.jpg"], "my-valid-0.tar": ["b/1.jpg"]},
@@ -97,46 +99,31 @@ def test_sources_are_what_was_converted_or_their_error(images: Path, tmp_path: P
         open_store(tmp_path / "damaged", "train", sources=True)
 
 
-def test_images_of_a_val_folder_that_are_trained_on_are_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (
+            ["cat/0.jpg", "dog/0.jpg", "val/0.jpg"],
+            "has a folder val/ and no train/, so its images are training images too; move the "
+            "others into a folder train/",
+        ),
+        (
+            ["cat/0.jpg", "dog/0.jpg", ".hidden/0.jpg", "texts/0.txt", "train/0.jpg"],
+            "has a folder train/, whose images are the training images; those of 2 other folders, "
+            "such as cat/, are left out: if train/ is a class, move all class folders into a "
+            "folder train/",
+        ),
+        (["cat/0.jpg", "train/0.jpg", "val/0.jpg"], ""),
+    ],
+)
+def test_folders_that_may_be_classes_or_splits_are_named(
+    files: list[str], words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name in ("cat", "dog", "val"):
-        put(tmp_path / name / "0.jpg")
-    for _ in range(2):
-        assert open_store(tmp_path, "train").classes == ("cat", "dog", "val")
-    assert caplog.messages == [
-        f"{tmp_path} has a folder val/ and no train/, so its images are training images too; move "
-        "the others into a folder train/"
-    ]
-
-
-def test_folders_of_images_beside_a_lone_train_folder_are_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for name in ("cat", "dog", ".hidden", "train"):
-        put(tmp_path / name / "0.jpg")
-    put(tmp_path / "texts" / "0.txt")
-    assert len(open_store(tmp_path, "train")) == 1
-    assert caplog.messages == [
-        f"{tmp_path} has a folder train/, whose images are the training images; those of 2 other "
-        "folders, such as cat/, are left out: if train/ is a class, move all class folders into a "
-        "folder train/"
-    ]
-    put(tmp_path / "val" / "1.jpg")
-    caplog.clear()
-    assert len(open_store(tmp_path, "train")) == 1
-    assert not caplog.messages
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_images_beside_parquet_are_the_data(
-    order: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("0.jpg", "1.jpg", "features.parquet"):
+    for name in files:
         put(tmp_path / name)
-    listed = SimpleNamespace(scandir=lambda folder: (x for x in [*os.scandir(folder)][::order]))
-    monkeypatch.setattr(recognise, "os", listed)
-    assert len(open_store(tmp_path, "train")) == 2
+    for _ in range(2):
+        open_store(tmp_path, "train")
+    assert caplog.messages == [f"{tmp_path} {words}"] * bool(words)
 
 
 def test_the_system_is_not_asked_about_each_image_of_a_folder(

@@ -10,24 +10,10 @@ import pytest
 from fastsiam.errors import DataError, NoSplitError
 from fastsiam.pipelines.store import BetonStore, open_store
 from tests.conversions import run
-from tests.forms import as_on_the_hub, rows_of
+from tests.forms import as_on_the_hub
 from tests.processes import python
 from tests.sources import jpeg, put, tar
 from tests.tables import Row, dataset
-
-CLASSES = ("class0", "class1", "class2")
-
-
-def test_one_saved_dataset(images: Path, tmp_path: Path) -> None:
-    dataset(rows_of(images / "train"), ()).save_to_disk(tmp_path / "one")
-    store = open_store(tmp_path / "one", "train")
-    assert len(store) == 24 and store.classes == ("0", "1", "2")
-    with pytest.raises(NoSplitError):
-        open_store(tmp_path / "one", "val")
-    one = dataset(rows_of(images / "train"), ()).remove_columns("label")
-    one.save_to_disk(tmp_path / "bare")
-    bare = open_store(tmp_path / "bare", "train")
-    assert bare.classes == () and set(bare.labels) == {-1} and bare.name(0) == "000.jpg"
 
 
 def test_a_file_without_labels_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -79,6 +65,9 @@ def test_an_image_column_is_found_by_its_type(tmp_path: Path) -> None:
     one.save_to_disk(tmp_path / "one")
     store = open_store(tmp_path / "one", "train")
     assert bytes(store.read(1)) == jpeg(1) and store.name(1) == "a/row 1"
+    one.remove_columns("label").save_to_disk(tmp_path / "bare")
+    bare = open_store(tmp_path / "bare", "train")
+    assert bare.classes == () and set(bare.labels) == {-1} and bare.name(0) == "row 0"
     two = one.add_column("mask", one.with_format("arrow")[:]["picture"].to_pylist())
     two.save_to_disk(tmp_path / "two")
     assert bytes(open_store(tmp_path / "two", "train").read(1)) == jpeg(1)
