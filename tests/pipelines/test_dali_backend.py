@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from pathlib import Path
 from unittest.mock import DEFAULT, Mock
 
@@ -65,31 +64,25 @@ def test_what_only_dali_refuses_is_decoded_by_pil(
 
 @pytest.mark.usefixtures("trusting")
 def test_what_dali_and_pil_refuse_is_named(images: Path, loaders: Loaders) -> None:
-    """And told from other errors of DALI's; an epoch may be left at any step, or displaced."""
+    """And told from other errors of DALI's."""
     root, whole = images / "train", list[bytes]()
     loader = loaders(GRAPH, root, batch=4, prefetch=3)
     expected = list(loader.epoch(0))
     change_image(GRAPH, root, 11, lambda data: whole.append(data) or data)  # type: ignore[func-returns-value]
     broken = next(step for step, batch in enumerate(expected) if 11 in batch.index)
-    for taken, damaged in enumerate((
+    for damaged in (
         whole[0][:-20],
         whole[0][:200],
         np.random.default_rng(0).bytes(500),
         b"",
         whole[0].replace(b"\xff\xc0", b"\xff\xc7", 1),  # lossless
-    )):  # fmt: skip
+    ):
         change_image(GRAPH, root, 11, lambda _, data=damaged: data)  # type: ignore[misc]
         with pytest.raises(DataError, match=r"cannot decode .*class1/003\.jpg"):
             list(loader.epoch(0))
         next(loader.epoch(0, skip=broken - 1))  # left with the broken one in flight
         change_image(GRAPH, root, 11, lambda _: whole[0])
-        closed, left = loader.epoch(5), loader.epoch(6)
-        assert len(list(islice(closed, taken))) == taken
-        closed.close()
-        next(left)
         assert same(list(loader.epoch(0)), expected)
-        with pytest.raises(RuntimeError, match="another epoch of this loader was begun"):
-            list(left)
 
 
 def test_a_broken_image_is_said_in_one_voice(images: Path) -> None:

@@ -111,12 +111,6 @@ def test_ctrl_c_while_workers_are_waited_for(
     assert same(list(loader.epoch(0)), whole)
 
 
-def test_noise_is_closed_more_than_once(images: Path) -> None:
-    loader = opened("synthetic", images)
-    loader.close()
-    loader.close()
-
-
 @pytest.mark.dali
 @pytest.mark.ffcv
 def test_loaders_that_nobody_closed_do_not_keep_the_program(images: Path) -> None:
