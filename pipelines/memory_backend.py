@@ -102,7 +102,7 @@ class Pixels:
                 self.refused[index], self.size[index] = refused, 0
 
     def images(self, index: NDArray[np.int64]) -> Images:
-        """Return N images; addresses are those of the device.
+        """Return N images, which have addresses if they lie on a CPU.
 
         Raises:
             ImageError: one of them could not be decoded.
@@ -110,8 +110,8 @@ class Pixels:
         for image in index.tolist():
             if image in self.refused:
                 raise self.refused[image]
-        address = self.flat.data_ptr() + self.start[index]
-        return Images.of_pixels(address, self.size[index], self.flat)
+        first = self.flat.data_ptr() if self.flat.device.type == "cpu" else 0
+        return Images.of_pixels(first + self.start[index], self.size[index], self.flat)
 
     def _size(self, index: int) -> tuple[int, int]:
         """Return an image's height and width; 0 if it cannot be decoded."""
