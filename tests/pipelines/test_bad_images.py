@@ -43,11 +43,6 @@ def folder(tmp_path: Path) -> Path:
     return write_images(tmp_path / "images")
 
 
-@pytest.fixture
-def beton(folder: Path) -> Path:
-    return readable("ffcv", folder)
-
-
 def other_height(data: bytes) -> bytes:
     """Have the header say another height than the file's table."""
     at = data.index(b"\xff\xc0") + 5
@@ -100,15 +95,13 @@ def in_place(order: Sequence[int], bad: Sequence[int] = BAD) -> list[int]:
         pytest.param("ffcv", "beton", marks=pytest.mark.ffcv),
     ],
 )
-def test_others_are_shown_in_the_place_of_bad_ones(
-    name: str, kind: str, folder: Path, beton: Path
-) -> None:
+def test_others_are_shown_in_the_place_of_bad_ones(name: str, kind: str, folder: Path) -> None:
     """The one half an epoch away, with draws of its own; all others are what they were.
 
     Two ranks show the same, and so does a run that has the list, from any step on: what is in the
     list stays replaced when the images are repaired.
     """
-    root = folder if kind == "folder" else beton
+    root = folder if kind == "folder" else readable("ffcv", folder)
     whole, good = load(name, root), root.with_name(f"good-{root.name}")
     shutil.copytree(root, good)
     damage(root)
@@ -202,8 +195,9 @@ def test_the_list_in_a_folder(tmp_path: Path) -> None:
         read_bad_images(tmp_path)
 
 
-def test_central_crops_leave_bad_images_out(beton: Path) -> None:
+def test_central_crops_leave_bad_images_out(folder: Path) -> None:
     """On every pass, kept or made again."""
+    beton = readable("ffcv", folder)
     whole = next(iter(central("native", beton, batch=24)))
     damage(beton)
     left = [index for index in range(IMAGES) if index not in BAD]

@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 
 from fastsiam.config import AugmentConfig
+from fastsiam.errors import DataError
 from fastsiam.pipelines import Order, Store
 from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.pipelines.loaders import CropLoader
@@ -187,6 +188,17 @@ def test_ffcv_reads_the_pages_of_the_images_that_are_picked(tmp_path: Path) -> N
     last = picked(store, np.array([3, 2]))
     ours, theirs = (batches(n, converted, batch=2, store=last) for n in (PAGES, "torchvision"))
     assert_near(ours, theirs)
+
+
+@pytest.mark.ffcv
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_page_cache_that_cannot_read_is_an_error(images: Path, loaders: Loaders) -> None:
+    """FFCV's readers die, and FFCV waits for their pages for ever."""
+    loader = loaders(PAGES, images / "train", workers=2)
+    path = readable("ffcv", images / "train") / "train.beton"
+    path.rename(path.with_suffix(".gone"))
+    with pytest.raises(DataError, match="is the file still there"):
+        list(loader.epoch(0))
 
 
 @pytest.mark.parametrize("name", READERS)

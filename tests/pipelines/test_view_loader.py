@@ -122,7 +122,7 @@ def test_a_state_of_another_order_is_refused(root: Path, images: Path) -> None:
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twelve images of noise, which take long to decode."""
     root = tmp_path_factory.mktemp("large")
-    noise = Image.effect_noise((1500, 1500), 100).convert("RGB")
+    noise = Image.effect_noise((1000, 1000), 100).convert("RGB")
     for number in range(12):
         noise.save(root / f"{number}.jpg")
     return root
