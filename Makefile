@@ -36,8 +36,7 @@ SANITIZED_RUN  = LD_PRELOAD=$$(g++ -print-file-name=libasan.so):libstdc++.so.6 P
                  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:quarantine_size_mb=64
 CHECKED_RUN   := LD_PRELOAD=libc_malloc_debug.so.0 GLIBC_TUNABLES=glibc.malloc.check=3 PYTHONMALLOC=malloc
 NATIVE_TESTS  := tests/kernels tests/views/test_photometric.py \
-                 tests/pipelines/test_parity.py tests/pipelines/test_ffcv.py \
-                 tests/pipelines/test_engine.py
+                 tests/pipelines/test_parity.py tests/pipelines/test_engine.py
 TWO_RANKS     := tests/train/test_signals.py::test_plain_torchrun_works
 CASES         ?= 500
 

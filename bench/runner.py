@@ -26,7 +26,7 @@ from fastsiam.bench.measure import clocked, empty_gpu_cache, gpu_memory
 from fastsiam.bench.records import Record, Row, Sample, Timing
 from fastsiam.errors import FastSiamError
 from fastsiam.kernels.cores import limit_torch_threads
-from fastsiam.pipelines.processes import server_context, set_up_worker
+from fastsiam.pipelines.workers import server_context, set_up_worker
 
 if TYPE_CHECKING:
     from fastsiam.bench.session import Session

@@ -14,6 +14,7 @@ Every pipeline applies the parameters from ``fastsiam.views.draws.draw_views`` t
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,12 +23,11 @@ from numpy.typing import NDArray
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import DataError
 
-from .automatic import choose_pipeline, settled, with_pipeline
-from .backends import backend_of
+from .automatic import choose_pipeline, with_pipeline
+from .backends import NOISE_IMAGES, backend_of
 from .bad_images import BadImages
-from .mixture import Mixture, shuffle_of
 from .order import Order
-from .shuffle import Window
+from .shuffle import Mixture, Window, shuffle_of
 from .store import Split, Store, open_store, picked
 from .subsets import choose, has_validation, open_split, open_training, read_list
 from .view_loader import (
@@ -122,14 +122,31 @@ def build_loader(
         raise ValueError(f"views are of a floating type of two bytes or more, not {dtype}")
     device = _with_index(device)
     chosen = None if chosen is None else np.asarray(chosen)
+    images = NOISE_IMAGES if chosen is None else len(chosen)
     if data.loads_images:
         store = open_training_images(data, batch=batch, chosen=chosen, store=store)
         if data.pipeline == "auto":
             choice = choose_pipeline(store, device=device, chosen=chosen)
             log.info(choice)
-            data = settled(data, choice.name)
-    order = _order(
-        data, store, shuffle, batch=batch, seed=seed, rank=rank, world=world, chosen=chosen, bad=bad
+            data = replace(data, pipeline=choice.name)
+        positions = _positions(store, chosen)
+        images = len(positions)
+        shuffle = shuffle or shuffle_of(
+            data,
+            sets=None if store.sets is None else store.sets[positions],
+            blocks=store.blocks()[positions] if data.window else None,
+        )
+    if bad is None and data.bad_images == "replace":
+        bad = BadImages(images)
+    order = Order(
+        images=images,
+        batch=batch,
+        seed=seed,
+        rank=rank,
+        world=world,
+        chosen=chosen,
+        bad=bad,
+        shuffle=shuffle,
     )
     spec = LoaderSpec(data, store, order, augment, device, dtype, crop_transform)
     return backend_of(data).open(spec)
@@ -149,24 +166,6 @@ def _with_index(device: torch.device | str) -> torch.device:
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
-
-
-def _order(
-    data: DataConfig,
-    store: Store | None,
-    shuffle: Window | Mixture | None,
-    *,
-    chosen: NDArray[np.int64] | None,
-    bad: BadImages | None,
-    **place: int,
-) -> Order:
-    """Return the order of the images, or of noise; see ``build_loader`` and ``Order``."""
-    images = len(store) if store is not None else backend_of(data).noise_images or 0
-    images = images if chosen is None else len(chosen)
-    if bad is None and data.bad_images == "replace":
-        bad = BadImages(images)
-    shuffle = shuffle or shuffle_of(data, store, images=images, chosen=chosen)
-    return Order(images=images, chosen=chosen, bad=bad, shuffle=shuffle, **place)
 
 
 def open_training_images(
@@ -191,12 +190,12 @@ def open_training_images(
     """
     backend = None if data.pipeline == "auto" else backend_of(data)
     if backend:
-        backend.require_package()
+        backend.check()
     if store is None:
         whole, kept, _ = open_training(data)
         store = picked(whole, kept)
     if backend:
-        backend.require_readable(store)
+        backend.check(store)
     images = len(_positions(store, chosen))
     if images < batch:
         part = "" if chosen is None else "the chosen part of "
@@ -257,7 +256,7 @@ def build_eval_loader(
     """
     import torch
 
-    from .central import CentralCrops, share_of
+    from .central import CentralCrops
 
     store, device = open_split(data, split), _with_index(device)
     chosen = _positions(store, chosen)
@@ -266,13 +265,15 @@ def build_eval_loader(
             f"{store} has too few {split} images for {world} processes, {len(chosen)}: run with "
             "fewer GPUs, or evaluate on more images"
         )
+    own = chosen if in_turn else np.array_split(chosen, world)[rank]
+    batches = [own[i : i + batch] for i in range(0, len(own), batch)]
     data = with_pipeline(data, store, device)
     return CentralCrops(
         store,
         backend_of(data).central_crops(data, store, resize, augment.crop, device),
         augment,
         chosen=chosen,
-        rows=share_of(len(chosen), batch=batch, rank=rank, world=world, in_turn=in_turn),
+        batches=batches[rank::world] if in_turn else batches,
         device=device,
         dtype=dtype or torch.float32,
         skips_bad=data.bad_images == "replace",

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,17 +92,7 @@ def with_pipeline(data: DataConfig, store: Store, device: torch.device) -> DataC
     """Replace the pipeline "auto" by one that keeps no images; see ``choose_pipeline``."""
     if data.pipeline != "auto":
         return data
-    return settled(data, choose_pipeline(store, device=device, keeps=False).name)
-
-
-def settled(data: DataConfig, name: str) -> DataConfig:
-    """Write down the name of the pipeline that was chosen."""
-    return replace(data, pipeline=cast(Pipeline, name))
-
-
-def works_on(store: Store, name: Pipeline) -> bool:
-    """Tell whether a pipeline can run here and read a store."""
-    return BACKENDS[name].reads(store) and not BACKENDS[name].trouble()
+    return replace(data, pipeline=choose_pipeline(store, device=device, keeps=False).name)
 
 
 def _fit(
@@ -119,12 +109,12 @@ def _fit(
     budget = max(0.0, min(_WHILE_LOADING * free, _BESIDE_THE_MODEL * free - beside))
     where = "the GPU" if device.type == "cuda" else "the CPU"
     count = len(store) if chosen is None else len(chosen)
-    take = "1 image takes" if count == 1 else f"{count:,} images take"
-    too_much = f"more than the {size(budget)} that {where} has for them beside the model"
     taken, exact = decoded_bytes(store, chosen)
-    about = "" if exact else "about "
     if not taken:
         return False, "sizes of the images are unknown: no header of them can be read"
+    take = "1 image takes" if count == 1 else f"{count:,} images take"
+    text = f"{take} {'' if exact else 'about '}{size(taken)}"
     if taken > budget:
-        return False, f"{take} {about}{size(taken)} decoded, {too_much}"
-    return True, f"{take} {about}{size(taken)} of {size(budget)} on {where}"
+        much = f"more than the {size(budget)} that {where} has for them beside the model"
+        return False, f"{text} decoded, {much}"
+    return True, f"{text} of {size(budget)} on {where}"

@@ -36,6 +36,8 @@ ENGINE: Pipeline = "native"
 """The pipeline that needs no optional package; it makes all central crops on a CPU."""
 CEILING: Pipeline = "synthetic"
 """The pipeline whose batches cost nothing: the upper limit of training speed."""
+NOISE_IMAGES = 1_281_167
+"""Number of images in an epoch of it: that of ImageNet's training set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +57,6 @@ class Backend:
     """Whether it prepares ``DataConfig.prefetch`` batches ahead, on any device."""
     needs_beton: bool = False
     """Whether it only reads .beton files, on a local disk."""
-    noise_images: int | None = None
-    """Number of images in an epoch of noise; None if it reads a data set."""
     crops: bool = True
     """Whether its loader also yields uint8 crops, as a ``loaders.CropLoader``."""
     resident: bool = False
@@ -65,11 +65,6 @@ class Backend:
     """Row of ``bench decode`` for its decoder on a CPU; None if training decodes nothing."""
     decodes_on_gpu: bool = False
     """Whether it decodes on a GPU; its module then has a function ``central_crops``."""
-
-    @property
-    def real(self) -> bool:
-        """Whether it reads a data set."""
-        return self.noise_images is None
 
     @property
     def installed(self) -> bool:
@@ -96,22 +91,20 @@ class Backend:
         whole = isinstance(store, BetonStore) and len(store.files) == 1
         return not self.needs_beton or (whole and not store.is_remote)
 
-    def require_package(self) -> None:
-        """Check that it can be loaded.
+    def works_on(self, store: Store) -> bool:
+        """Tell whether it can run here and read a store."""
+        return self.reads(store) and not self.trouble()
+
+    def check(self, store: Store | None = None) -> None:
+        """Check that it can run here, and read a store.
 
         Raises:
-            BackendError: it cannot; the message says how to install its package.
+            BackendError: it cannot be loaded; the message says how to install its package.
+            DataError: it cannot read the store; the message says what to do.
         """
         if trouble := self.trouble():
             raise BackendError(trouble)
-
-    def require_readable(self, store: Store) -> None:
-        """Check that it can read a store.
-
-        Raises:
-            DataError: it cannot; the message says what to do.
-        """
-        if not self.reads(store):
+        if store is not None and not self.reads(store):
             ways = f"choose --pipeline {ENGINE}"
             if store.sets is None:
                 ways += (
@@ -137,17 +130,10 @@ class Backend:
     def central_crops(
         self, data: DataConfig, store: Store, resize: int, side: int, device: torch.device
     ) -> MakeCrops:
-        """Return a function that makes central crops, for evaluation.
+        """Return what makes central crops, with the arguments of ``native_backend.central_crops``.
 
         This pipeline makes them if it decodes on a GPU; otherwise the engine does. The engine also
         makes crops that are larger than the resized images, which get a black border.
-
-        Args:
-            data: the pipeline's settings.
-            store: the images.
-            resize: shorter side of an image before the crop is taken, in pixels.
-            side: of the crop, in pixels.
-            device: device of the crops.
         """
         own = device.type == "cuda" and self.decodes_on_gpu and resize >= side
         backend = self if own and not self.trouble() else BACKENDS[ENGINE]
@@ -173,56 +159,56 @@ def readiness() -> dict[Pipeline, str]:
     }
 
 
-_ROWS = (
-    Backend(
-        name="torchvision",
-        loader="torchvision_backend.TorchvisionLoader",
-        about="PIL in worker processes, training on the {device}",
-        crops=False,
-        decoder="PIL",
-    ),
-    Backend(
-        name="native",
-        loader="native_backend.NativeLoader",
-        prefetches=True,
-        about="any data, decoded and cropped by compiled code in threads of the CPU",
-        decoder="fastsiam: the boxes' part",
-    ),
-    Backend(
-        name="ffcv",
-        loader="ffcv_backend.FfcvLoader",
-        prefetches=True,
-        about=".beton files, decoded and cropped in threads of the CPU",
-        package="ffcv",
-        needs_beton=True,
-        decoder="fastsiam: the boxes' part",
-    ),
-    Backend(
-        name="dali",
-        loader="dali_backend.dali_loader",
-        prefetches=True,
-        about="decoded and cropped on the {device}",
-        package="nvidia.dali",
-        extra_cuda13="dali13",
-        decoder="DALI",
-        decodes_on_gpu=True,
-    ),
-    Backend(
-        name="memory",
-        loader="memory_backend.MemoryLoader",
-        about="a small data set decoded once, augmented on the {device}",
-        resident=True,
-    ),
-    Backend(
-        name="synthetic",
-        loader="synthetic_backend.SyntheticLoader",
-        about="tensors on the {device}, the ceiling of training speed",
-        noise_images=1_281_167,  # as ImageNet's training set
-        crops=False,
-    ),
-)
-
-BACKENDS: dict[Pipeline, Backend] = {backend.name: backend for backend in _ROWS}
+BACKENDS: dict[Pipeline, Backend] = {
+    backend.name: backend
+    for backend in (
+        Backend(
+            name="torchvision",
+            loader="torchvision_backend.TorchvisionLoader",
+            about="PIL in worker processes, training on the {device}",
+            crops=False,
+            decoder="PIL",
+        ),
+        Backend(
+            name="native",
+            loader="native_backend.NativeLoader",
+            prefetches=True,
+            about="any data, decoded and cropped by compiled code in threads of the CPU",
+            decoder="fastsiam: the boxes' part",
+        ),
+        Backend(
+            name="ffcv",
+            loader="ffcv_backend.FfcvLoader",
+            prefetches=True,
+            about=".beton files, decoded and cropped in threads of the CPU",
+            package="ffcv",
+            needs_beton=True,
+            decoder="fastsiam: the boxes' part",
+        ),
+        Backend(
+            name="dali",
+            loader="dali_backend.dali_loader",
+            prefetches=True,
+            about="decoded and cropped on the {device}",
+            package="nvidia.dali",
+            extra_cuda13="dali13",
+            decoder="DALI",
+            decodes_on_gpu=True,
+        ),
+        Backend(
+            name="memory",
+            loader="memory_backend.MemoryLoader",
+            about="a small data set decoded once, augmented on the {device}",
+            resident=True,
+        ),
+        Backend(
+            name="synthetic",
+            loader="synthetic_backend.SyntheticLoader",
+            about="tensors on the {device}, the ceiling of training speed",
+            crops=False,
+        ),
+    )
+}
 """All pipelines by their names."""
 
 

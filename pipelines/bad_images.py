@@ -30,7 +30,7 @@ class BadImages:
         known: those that the run found before.
         takes_more: whether another one is replaced too; else it is an error.
         exchange: passes texts between ranks.
-        keep: stores the text of the list (``fastsiam.bad_image_list``) whenever it has grown.
+        keep: stores the text of the list (``fastsiam.bad_image_list``) when it has grown.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class BadImages:
         self._images, self._takes_more, self._exchange = images, takes_more, exchange
         self._keep = keep
         self._known = {own.index: own for own in known}
-        self._unwritten = 0
+        self._has_grown = False
 
     def __len__(self) -> int:
         """Return how many are known."""
@@ -66,15 +66,7 @@ class BadImages:
         return np.array([own is not None and own.step <= at for own in found], np.bool_)
 
     def note(self, error: ImageError, *, epoch: int, step: int) -> BadImage:
-        """Add an image that could not be shown to the list.
-
-        A long list is stored whenever it has grown by a hundredth, and by ``share``: a run that is
-        killed before finds the others again.
-
-        Args:
-            error: of the image.
-            epoch: of the batch.
-            step: steps of the run before the batch.
+        """Add an image that could not be shown, after so many steps of the run, to the list.
 
         Raises:
             ImageError: the error, if bad images are not replaced.
@@ -85,12 +77,10 @@ class BadImages:
             raise error
         own = BadImage(step, error.index, error.name, error.reason, epoch)
         self.add([own])
-        if self._unwritten * 100 >= len(self._known):
-            self.write()
         return own
 
     def share(self) -> None:
-        """Tell all ranks what each has found; every rank calls it.
+        """Tell all ranks what each has found, before a run is saved; every rank calls it.
 
         Raises:
             DataError: there are too many.
@@ -99,12 +89,12 @@ class BadImages:
             return
         texts = self._exchange(format_list(self.list()))
         self.add([own for text in texts for own in parse_list(text)])
-        if self._unwritten:
+        if self._has_grown:
             self.write()
 
     def write(self) -> None:
         """Store the list, if this rank keeps it."""
-        self._unwritten = 0
+        self._has_grown = False
         if self._keep is not None:
             self._keep(format_list(self.list()).encode())
 
@@ -114,27 +104,18 @@ class BadImages:
         Raises:
             DataError: there are too many.
         """
-        if not found:
-            return
-        better: dict[int, BadImage] = {}
+        merged = self._known.copy()
         for own in found:
-            known = better.get(own.index) or self._known.get(own.index)
-            if known is None or own < known:
-                better[own.index] = own
-        number = len(self._known) + sum(index not in self._known for index in better)
-        check_number(number, self._images, max(found))
-        self._known.update(better)  # not before: the run that is saved then has not too many
-        self._unwritten += len(better)
+            merged[own.index] = min(own, merged.get(own.index, own))
+        if merged == self._known:
+            return
+        check_number(len(merged), self._images, max(merged.values()))
+        self._known = merged  # not before: the run that is saved then has not too many
+        self._has_grown = True
 
 
 def check_number(bad: int, images: int, last: BadImage | ImageError) -> None:
-    """Raise a ``DataError`` for so many bad images that something else must be wrong.
-
-    Args:
-        bad: how many there are.
-        images: good and bad.
-        last: the one that was found last.
-    """
+    """Raise a ``DataError`` if so many images are bad that something else must be wrong."""
     most = min(max(_FEW, images // _SHARE), images - 1)
     if bad > most:
         raise DataError(

@@ -14,10 +14,9 @@ triangle filter that widens when it shrinks, stays inside the crop, and has weig
 Which pass comes first decides some roundings. The order is Pillow 13's. Where an older one takes
 the horizontal pass first, pixels differ by one level, in crops that shrink more in height.
 
-What a batch launches on the current stream, none of which the host waits for: an upload from
-pinned memory (88 bytes a crop), ``_weigh``, ``_resize``. The crops are written once. The images'
-pixels come from memory once, and for the pixels around from caches. The weights are small beside
-them: 4 S (2 + taps) bytes a crop, where S is its side, and the taps those of both passes.
+The host does not wait for what a batch launches on the current stream: an upload from pinned memory
+(88 bytes a crop), ``_weigh``, ``_resize``. The weights take 4 S (2 + taps) bytes a crop, where S is
+its side, and the taps those of both passes.
 """
 
 # The parameters of kernels have types that are Triton's own, found out when they are compiled.

@@ -14,7 +14,8 @@ resizes slowly, it only decodes, and the engine makes crops that are bit-identic
 from __future__ import annotations
 
 import contextlib
-import logging
+import os
+import re
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from nvidia.dali import backend
+from nvidia.dali import Pipeline, backend, fn, types
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
@@ -37,27 +38,35 @@ from fastsiam.views.batch import Crops, Shape
 from fastsiam.views.draws import ViewParams
 
 from .cuts import Cuts, cut_centres, cut_views
-from .dali_graph import build_graph, cut_arguments, refuses_an_image
 from .job import Images
 from .loaders import Augmented, CropLoader, LoaderSpec
 from .native_backend import NativeLoader
 from .store import Store
+from .store.base import warn_once
 from .store.decode import MOST_PIXELS
 from .store.probe import Bytes, is_all_code
 from .workers import count, made_ahead
 
-log = logging.getLogger(__name__)
+# The decoders' own messages do not name the image; fastsiam's error does.
+os.environ.setdefault("DALI_NVIMGCODEC_LOG_LEVEL", "1")
 
 _PART = 16
 """Images that a reader thread reads per call."""
+_REFUSED = re.compile(
+    # nvImageCodec's numbers: bad or unsupported code streams, of its own and of its extensions.
+    r"`nvidia\.dali\.fn\.decoders\.image`.*encountered:.*"
+    r"(Failed to decode sample #\d|nvImageCodec failure: '#(3|4|9|13|14|18|19)')",
+    re.DOTALL,
+)
+"""DALI 2.4's text where its decoder refuses an image: its executor names the operator."""
 
 Result = TypeVar("Result")
 
 Cut = Callable[[NDArray[np.int64]], tuple[tuple[Cuts, ...], Any]]
-"""Returns the cuts of each side for a batch whose images have the sizes (N, 2); and anything that
-is to be yielded with its crops."""
-Task = tuple[NDArray[np.int64], Cut | None]
-"""Positions of a batch's images, and how to cut them; None if DALI only decodes."""
+"""Returns the cuts of each side for a batch whose images have the sizes (N, 2), none if DALI only
+decodes; and anything that is to be yielded with its crops."""
+Task = tuple[NDArray[np.int64], Cut]
+"""Positions of a batch's images, and how to cut them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +76,6 @@ class _Batch:
     task: Task
     encoded: list[NDArray[np.uint8]]
     cuts: tuple[Cuts, ...]
-    """Empty if DALI only decodes."""
     extra: Any
     """What ``Cut`` returned with the cuts."""
 
@@ -97,12 +105,11 @@ class Cropper:
         device: torch.device,
         dali_resizes: bool,
     ) -> None:
-        assert dali_resizes or device.type == "cpu"
         self._store, self._shapes, self._device = store, shapes, device
         threads = max(1, count(data.workers))
         # If DALI only decodes, the engine crops one of the batches.
         self._prefetch = data.prefetch if dali_resizes else max(1, data.prefetch - 1)
-        self._dimensions, self._warned = store.dimensions(), False
+        self._dimensions = store.dimensions()
         self._readers = ThreadPoolExecutor(threads, "fastsiam-reader")
         self._build = partial(
             build_graph,
@@ -138,7 +145,7 @@ class Cropper:
             rows = range(len(batch.encoded))  # DALI's ``at`` would copy
             return Images.of_arrays([np.asarray(outputs[0][row]) for row in rows], owner=outputs)
 
-        return self._run(((index, None) for index in indices), images)
+        return self._run(((index, lambda size: ((), None)) for index in indices), images)
 
     def _run(
         self, tasks: Iterable[Task], finish: Callable[[_Batch, Any], Result]
@@ -168,7 +175,12 @@ class Cropper:
                 try:
                     outputs = self._outputs(dali)
                 except RuntimeError as error:
-                    self._require_refusal(error)
+                    if not _REFUSED.search(str(error)):
+                        raise
+                    warn_once(
+                        "DALI cannot decode an image, but PIL may: such batches are decoded by "
+                        "PIL, which is slower"
+                    )
                     # DALI does not report which image it refuses, and loses batches.
                     dali, flight[0] = self._build(), self._read(flight[0].task, by_pil=True)
                     for batch in flight:
@@ -206,8 +218,7 @@ class Cropper:
         parts = [index[i : i + _PART].tolist() for i in range(0, len(index), _PART)]
         found = [image for part in self._readers.map(read, parts) for image in part]
         encoded, size = [data for data, *_ in found], np.array([size for _, *size in found])
-        cuts, extra = cut(size) if cut else ((), None)
-        return _Batch(task, encoded, cuts, extra)
+        return _Batch(task, encoded, *cut(size))
 
     def _encoded(self, index: int) -> tuple[NDArray[np.uint8], int, int]:
         """Return bytes that DALI decodes to Pillow's pixels, and the height and width."""
@@ -234,35 +245,110 @@ class Cropper:
 
     def _send(self, dali: Any, batch: _Batch) -> None:
         """Send a batch to DALI."""
-        dali.feed_input("encoded", batch.encoded)
-        if batch.cuts:
-            for name, data in cut_arguments(batch.cuts, self._shapes).items():
-                dali.feed_input(name, data)
+        inputs = cut_arguments(batch.cuts, self._shapes) if batch.cuts else {}
+        for name, data in {"encoded": batch.encoded, **inputs}.items():
+            dali.feed_input(name, data)
         dali.schedule_run()
 
     def _outputs(self, dali: Any) -> Any:
         """Wait for what DALI makes of the first batch that was sent."""
         gpu = self._device.type == "cuda"
+        stream = torch.cuda.current_stream(self._device) if gpu else None
         with span("decode"):
-            return dali.outputs(
-                cuda_stream=torch.cuda.current_stream(self._device) if gpu else None
-            )
-
-    def _require_refusal(self, error: RuntimeError) -> None:
-        """Warn if DALI's decoder refuses an image; raise any other error of DALI's."""
-        if not refuses_an_image(error):
-            raise error
-        if not self._warned:
-            self._warned = True
-            log.warning(
-                "DALI cannot decode an image, but PIL may: such batches are decoded by PIL, which "
-                "is slower"
-            )
+            return dali.outputs(cuda_stream=stream)
 
 
 def _ppm(pixels: Bytes, height: int, width: int) -> NDArray[np.uint8]:
     """Encode pixels as PPM, which DALI decodes without loss."""
     return np.frombuffer(b"".join((b"P6 %d %d 255\n" % (width, height), pixels)), np.uint8)
+
+
+def build_graph(
+    shapes: Sequence[Shape],
+    *,
+    threads: int,
+    device: int | None,
+    hw_decoder_load: float,
+    resizes: bool,
+) -> Any:
+    """Build a graph that takes encoded images and cuts, and returns the crops of each view.
+
+    If it does not resize, it takes no cuts and returns whole images. The device is the number of
+    the GPU, or None for the CPU.
+    """
+    dali = Pipeline(
+        batch_size=shapes[0][1],
+        num_threads=threads,
+        device_id=device,
+        seed=0,
+        # Each schedule_run starts one batch, however many are in flight.
+        exec_dynamic=True,
+        prefetch_queue_depth=1,
+    )
+    with dali:
+        image = decoded(
+            _fed("encoded", types.UINT8), gpu=device is not None, hw_decoder_load=hw_decoder_load
+        )
+        if resizes:
+            sides = [side for views, _, side, *_ in shapes for _ in range(views)]
+            dali.set_outputs(*(_view(image, view, side) for view, side in enumerate(sides)))
+        else:
+            dali.set_outputs(image)
+    dali.build()
+    return dali
+
+
+def decoded(encoded: Any, *, gpu: bool, hw_decoder_load: float) -> Any:
+    """Add the decoder to a graph: encoded images in, pixels out.
+
+    On a CPU pixels are PIL's, on a GPU within the rounding of another transform.
+    """
+    load: dict[str, Any] = {"hw_decoder_load": hw_decoder_load} if gpu else {}
+    return fn.decoders.image(
+        encoded,
+        **load,
+        device="mixed" if gpu else "cpu",
+        output_type=types.RGB,
+        adjust_orientation=False,
+        jpeg_fancy_upsampling=True,  # as PIL, not nvJPEG's own way
+    )
+
+
+def _fed(name: str, kind: Any) -> Any:
+    """Add an input: a one-dimensional array for each image, used without a copy."""
+    return fn.external_source(name=name, dtype=kind, ndim=1, no_copy=True)
+
+
+def _view(image: Any, view: int, side: int) -> Any:
+    """Crop a box of an image, resize it or its middle to a square, and flip it if asked."""
+    size, start, end, first, last = (
+        _fed(f"{name}{view}", types.FLOAT) for name in ("size", "start", "end", "from", "to")
+    )
+    # The box is copied first, because PIL's filter sees no pixels outside of it. A resize to the
+    # same size by nearest neighbours copies it twice as fast as DALI's slice.
+    box = fn.resize(image, size=size, roi_start=start, roi_end=end, interp_type=types.INTERP_NN)
+    return fn.resize(box, size=[side, side], roi_start=first, roi_end=last, roi_relative=True)
+
+
+def cut_arguments(cuts: Sequence[Cuts], shapes: Sequence[Shape]) -> dict[str, NDArray[Any]]:
+    """Return the graph's inputs: boxes in pixels; flips are boxes from right to left."""
+    arguments, view = dict[str, NDArray[Any]](), 0
+    for own, (_, _, side, *_) in zip(cuts, shapes, strict=True):
+        start, size = own.box[..., :2], own.box[..., 2:]
+        first, last = own.corner, own.corner + side
+        flip = np.stack([np.zeros_like(own.flip), own.flip], -1)
+        boxes = {
+            "size": size,
+            "start": start,
+            "end": start + size,
+            "from": np.where(flip, last, first) / own.resized,
+            "to": np.where(flip, first, last) / own.resized,
+        }
+        for row in range(len(flip)):
+            for name, array in boxes.items():
+                arguments[f"{name}{view}"] = array[row].astype(np.float32)
+            view += 1
+    return arguments
 
 
 def dali_loader(spec: LoaderSpec) -> CropLoader:
@@ -281,11 +367,7 @@ class GraphLoader(CropLoader):
         self._cropper = Cropper(
             spec.data, self._store, self._shapes, device=self._device, dali_resizes=True
         )
-
-    def close(self) -> None:
-        """End all threads and free the memory."""
-        super().close()
-        self._cropper.close()
+        self._owned.append(self._cropper)
 
     def _crops(self, epoch: int, skip: int) -> Generator[Augmented]:
         def cut(step: int, size: NDArray[np.int64]) -> tuple[tuple[Cuts, ...], ViewParams]:
@@ -308,11 +390,7 @@ class DecodingLoader(NativeLoader):
         self._cropper = Cropper(
             spec.data, self._store, self._shapes, device=self._device, dali_resizes=False
         )
-
-    def close(self) -> None:
-        """End all threads and free the memory."""
-        super().close()
-        self._cropper.close()
+        self._owned.append(self._cropper)
 
     def _made(self, epoch: int, skip: int, *, finished: bool) -> Generator[Augmented]:
         indices = (self._order.indices(epoch, step) for step in range(skip, self.steps))

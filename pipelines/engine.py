@@ -168,10 +168,7 @@ class Engine:
             cancel()  # batches that were submitted meanwhile
 
     def read(self, index: NDArray[np.int64]) -> Images:
-        """Read N encoded images, and the headers that are not known yet.
-
-        Args:
-            index: (N,) positions in the store.
+        """Read the encoded images at N positions, and the headers that are not known yet.
 
         Raises:
             DataError: a file cannot be read or is not an image; the message names it.
@@ -205,13 +202,7 @@ class Engine:
     ) -> PendingBatch:
         """Queue a batch for the threads, and return without waiting.
 
-        Args:
-            index: (N,) positions in the store.
-            images: the encoded images.
-            cuts: crop boxes and flips, for each side of the crops.
-            crops: output for each side, (V, N, S, S, 3) uint8, contiguous; None if only views are
-                wanted.
-            stages: photometric stage for each side, if views are wanted; it holds the views.
+        The images are those at N positions; the other arguments are those of ``Job``.
         """
         job = Job(images, cuts, crops, stages, decode=self.headers.decode)
         pending = PendingBatch(self, index, images, job)

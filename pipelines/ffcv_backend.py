@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Generator, Sequence
 from functools import partial
 from queue import Empty
-from typing import Any, Self
+from typing import Any
 
 import numba
 import numba.typed
@@ -59,7 +59,8 @@ class FfcvLoader(NativeLoader):
             yield from made
             return
         batches = [self._order.indices(epoch, step) for step in range(skip, self.steps)]
-        with contextlib.closing(made), _Pages(self._beton, self._manager, batches) as pages:
+        pages = _Pages(self._beton, self._manager, batches)
+        with contextlib.closing(made), contextlib.closing(pages):
             self._read = partial(self._load, pages)
             for batch in made:  # noqa: UP028  # a read that waits for a page ends first
                 yield batch
@@ -109,10 +110,7 @@ class _Pages:
         slot = page_to_slot[start // page_size].astype(np.int64)
         return memory.reshape(-1), slot * page_size + start % page_size
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         """End FFCV's readers; a ``load`` that waits for them raises an error."""
         self._closed = True
         self._context.__exit__(None, None, None)

@@ -44,14 +44,7 @@ class Headers:
         size: NDArray[np.int64],
         owner: object = None,
     ) -> Images:
-        """Return images whose headers were read.
-
-        Args:
-            index: (N,) positions in the store.
-            address: (N,) address of each image's first byte.
-            size: (N,) number of bytes of each image.
-            owner: of the memory.
-        """
+        """Return images at N positions, whose headers were read; see ``Images`` for the rest."""
         height, width, form = (own[index] for own in (self._height, self._width, self._form))
         if not self.decode:
             form[form == JPEG] = PILLOW
@@ -71,12 +64,8 @@ class Headers:
     ) -> dict[int, NDArray[np.uint8]]:
         """Read images, except those that Pillow decodes, and headers that are not known yet.
 
-        Args:
-            index: (N,) positions in the store.
-            new_chunk: see ``Store.read_into``.
-
         Returns:
-            The bytes of images, by their place among the N.
+            The bytes of images, by their place among the N of ``index``.
 
         Raises:
             DataError: a file cannot be read or is not an image; the message names it.

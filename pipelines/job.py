@@ -62,13 +62,7 @@ class Images:
     def of_pixels(
         address: NDArray[np.int64], size: NDArray[np.integer[Any]], owner: object = None
     ) -> Images:
-        """Return images that are decoded: H x W x 3 uint8 each.
-
-        Args:
-            address: (N,) address of each image's first byte.
-            size: (N, 2) height and width of each image.
-            owner: of the memory.
-        """
+        """Return images that are decoded: H x W x 3 uint8 each, of the sizes (N, 2)."""
         height, width = (np.ascontiguousarray(side, np.int32) for side in np.asarray(size).T)
         count = 3 * height.astype(np.int64) * width
         form = np.full(len(height), PIXELS, np.uint8)
@@ -154,23 +148,15 @@ class Job:
         self._make_pixels = library.kernels().fastsiam_make_pixels
 
     def run(self) -> None:
-        """Process images until none is left.
-
-        Raises:
-            MemoryError: an image needs more memory than is free; the batch is incomplete.
-        """
+        """Process images until none is left; after a MemoryError the batch is incomplete."""
         self._check_memory(self._make(ctypes.byref(self._job)))
 
     def make_pixels(self, row: int, pixels: NDArray[np.uint8]) -> None:
-        """Make the crops and views of one image that was decoded elsewhere.
-
-        Args:
-            row: its number among the images.
-            pixels: (H, W, 3) uint8, of the size that ``images`` states.
+        """Make the crops and views of one image that was decoded elsewhere: (H, W, 3) uint8.
 
         Raises:
             MemoryError: it needs more memory than is free.
-            ValueError: it has another size.
+            ValueError: it has another size than ``images`` states.
         """
         size = (int(self._images.height[row]), int(self._images.width[row]), 3)
         if pixels.shape != size:
@@ -198,11 +184,7 @@ class Job:
 
 
 def _check_cuts(cuts: Cuts, images: Images) -> None:
-    """Check that boxes lie inside their images, and that resized sizes are positive.
-
-    Raises:
-        ValueError: one does not; the message names the first.
-    """
+    """Raise a ValueError unless boxes lie inside their images, and resized sizes are positive."""
     box, resized = cuts.box, cuts.resized
     top, left, height, width = np.moveaxis(box.astype(np.int64), -1, 0)
     rows = (top >= 0) & (height > 0) & (top + height <= images.height)
@@ -217,13 +199,7 @@ def _check_cuts(cuts: Cuts, images: Images) -> None:
 
 
 def stages_of(params: ViewParams, config: AugmentConfig, dtype: torch.dtype) -> list[Stage]:
-    """Return the photometric stage of each side of the views.
-
-    Args:
-        params: augmentation parameters of N images.
-        config: sides of the views and constants of the normalisation.
-        dtype: floating type of the views.
-    """
+    """Return the photometric stage of each side of the views, of a floating type."""
     sides = zip(operations(params, config), config.by_side, strict=True)
     return [Stage(what, config, side, side, dtype) for what, side in sides]
 

@@ -23,7 +23,7 @@ from fastsiam.views.photometric import photometric
 
 from .order import Order
 from .store import Store
-from .workers import close_at_exit
+from .workers import Closes, close_at_exit
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +76,8 @@ class StoreLoader(ABC):
         self._shapes = crop_shapes(spec.augment, order.batch // order.world)
         self._labels = torch.tensor(store.labels, device=spec.device)
         self._running: Generator[Augmented] | None = None
+        self._owned: list[Closes] = []
+        """What is closed with the loader."""
         self._closed = False
         close_at_exit(self)
 
@@ -96,19 +98,15 @@ class StoreLoader(ABC):
         """End the epoch and the threads or processes, and free memory."""
         self._closed = True
         self._end_epoch()
+        for own in self._owned:
+            own.close()
 
     @abstractmethod
     def _views(self, epoch: int, skip: int) -> Generator[Augmented]:
         """Yield the images, the parameters and the normalised views of each batch."""
 
     def _draw(self, epoch: int, step: int, size: NDArray[np.integer]) -> ViewParams:
-        """Draw the augmentation parameters of a batch.
-
-        Args:
-            epoch: number of the epoch.
-            step: number of the batch in the epoch.
-            size: (N, 2) height and width of each image.
-        """
+        """Draw the augmentation parameters of a batch, whose images have the sizes (N, 2)."""
         return draw_views(
             self._augment,
             seed=self._order.seed,
@@ -140,7 +138,13 @@ class StoreLoader(ABC):
                 try:
                     made = next(running, None)
                 except ImageError as error:
-                    self._replace(error, epoch, step)
+                    if self.bad is None:
+                        raise
+                    bad = self.bad.note(error, epoch=epoch, step=epoch * self.steps + step)
+                    log.warning(
+                        f"bad image {bad.index:,} ({bad.name}): {bad.reason}; another one is shown "
+                        "in its place"
+                    )
                     self._running = running = start(epoch, step)
                     continue
                 if made is None:
@@ -151,15 +155,6 @@ class StoreLoader(ABC):
             running.close()
         if not self._closed:
             raise RuntimeError("another epoch of this loader was begun; it makes one at a time")
-
-    def _replace(self, error: ImageError, epoch: int, step: int) -> None:
-        """Have the order replace a bad image from this step of an epoch on, or raise the error."""
-        if self.bad is None:
-            raise error
-        own = self.bad.note(error, epoch=epoch, step=epoch * self.steps + step)
-        log.warning(
-            f"bad image {own.index:,} ({own.name}): {own.reason}; another one is shown in its place"
-        )
 
     def _end_epoch(self) -> None:
         if self._running is not None:
@@ -195,27 +190,24 @@ class CropLoader(StoreLoader):
         with contextlib.closing(self._crops(epoch, skip)) as made:
             for index, params, crops in made:
                 if self._crop_transform is not None:
-                    crops = self._transformed(crops, self._crop_transform)
+                    crops = _transformed(crops, self._crop_transform)
                 yield index, params, photometric(crops, params, self._augment, dtype=self._dtype)
 
-    def _transformed(self, crops: Crops, transform: CropTransform) -> Crops:
-        """Apply the user's transform, and check that it returns crops like those that it got.
 
-        Raises:
-            ValueError: it does not.
-        """
-        made = transform(crops)
-        if made is None:
-            raise ValueError("crop_transform must return the crops, and returned None")
-        made = tuple(made)
-        shapes, types = [x.shape for x in made], {x.dtype for x in made}
-        if shapes != [x.shape for x in crops] or types != {torch.uint8}:
-            raise ValueError(
-                f"crop_transform must return uint8 tensors of shapes "
-                f"{[tuple(x.shape) for x in crops]}, and returned {[tuple(x) for x in shapes]} "
-                f"({', '.join(sorted(map(str, types)))})"
-            )
-        return made
+def _transformed(crops: Crops, transform: CropTransform) -> Crops:
+    """Apply the user's transform, and check that it returns crops like those that it got.
+
+    Raises:
+        ValueError: it does not.
+    """
+    made = transform(crops)
+    found = None if made is None else [(tuple(own.shape), own.dtype) for own in made]
+    if found != [(own.shape, torch.uint8) for own in crops]:
+        shapes = [tuple(own.shape) for own in crops]
+        raise ValueError(
+            f"crop_transform must return uint8 tensors of shapes {shapes}, and returned {found}"
+        )
+    return tuple(made)
 
 
 def current_gpu(device: torch.device) -> contextlib.AbstractContextManager[object]:

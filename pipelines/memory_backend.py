@@ -34,10 +34,7 @@ class MemoryLoader(NativeLoader):
 
     def __init__(self, spec: LoaderSpec) -> None:
         super().__init__(spec)
-        chosen, keeps_on = self._order.chosen, self.bad is not None
-        self._pixels: Pixels | None = Pixels(
-            self._store, chosen, spec.data.workers, self._device, keeps_on=keeps_on
-        )
+        self._pixels: Pixels | None = Pixels(spec, self._store)
         self._read = self._pixels.images
 
     def close(self) -> None:
@@ -48,17 +45,16 @@ class MemoryLoader(NativeLoader):
             torch.cuda.empty_cache()  # torch's allocator would keep them, and they count as used
 
     def _crops(self, epoch: int, skip: int) -> Generator[Augmented]:
-        if self._device.type == "cpu":
+        pixels = self._pixels
+        if self._device.type == "cpu" or pixels is None:
             yield from super()._crops(epoch, skip)
             return
-        pixels = self._pixels
-        assert pixels is not None
         for step in range(skip, self.steps):
             index = self._order.indices(epoch, step)
-            pixels.require(index)
-            start, size = pixels.start[index], pixels.size[index]
+            size = pixels.images(index).size
             params = self._draw(epoch, step, size)
-            yield index, params, crop_views(pixels.flat, start, size, params, self._augment)
+            crops = crop_views(pixels.flat, pixels.start[index], size, params, self._augment)
+            yield index, params, crops
 
 
 _PART = 16
@@ -70,28 +66,15 @@ Made = TypeVar("Made")
 class Pixels:
     """Decoded images of a store in one tensor on the device, H x W x 3 uint8 each.
 
-    Args:
-        store: the images.
-        chosen: positions of the images to load, ascending; None means all.
-        workers: threads that decode.
-        device: device of the pixels.
-        keeps_on: whether to continue after a bad image, and to raise its error when it is shown.
-
     Raises:
-        DataError: an image cannot be decoded, or the pixels do not fit.
+        DataError: an image cannot be decoded, and bad ones are not replaced; or the pixels do not
+            fit.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        chosen: NDArray[np.int64] | None,
-        workers: int | str,
-        device: torch.device,
-        *,
-        keeps_on: bool,
-    ) -> None:
-        self._store, self._headers, self._threads = store, Headers(store), max(1, count(workers))
-        wanted = np.arange(len(store)) if chosen is None else chosen
+    def __init__(self, spec: LoaderSpec, store: Store) -> None:
+        self._store, self._headers = store, Headers(store)
+        self._threads, device = max(1, count(spec.data.workers)), spec.device
+        wanted = np.arange(len(store)) if spec.order.chosen is None else spec.order.chosen
         self.size = np.zeros((len(store), 2), np.int64)
         """(images of the store, 2) height and width; 0 for images that were not loaded."""
         if (known := store.dimensions()) is not None:
@@ -114,30 +97,21 @@ class Pixels:
         """The error of each bad image."""
         for index, refused in self._each(self._load, wanted, "decoding images"):
             if refused:
-                if not keeps_on:
+                if spec.order.bad is None:
                     raise refused
                 self.refused[index], self.size[index] = refused, 0
 
-    def require(self, index: NDArray[np.int64]) -> None:
-        """Check that N images were decoded.
-
-        Raises:
-            ImageError: one of them could not be.
-        """
-        for image in index.tolist():
-            if image in self.refused:
-                raise self.refused[image]
-
     def images(self, index: NDArray[np.int64]) -> Images:
-        """Return N images, which lie on a CPU.
+        """Return N images, which have addresses if they lie on a CPU.
 
         Raises:
             ImageError: one of them could not be decoded.
         """
-        self.require(index)
-        return Images.of_pixels(
-            self.flat.data_ptr() + self.start[index], self.size[index], self.flat
-        )
+        for image in index.tolist():
+            if image in self.refused:
+                raise self.refused[image]
+        first = self.flat.data_ptr() if self.flat.device.type == "cpu" else 0
+        return Images.of_pixels(first + self.start[index], self.size[index], self.flat)
 
     def _size(self, index: int) -> tuple[int, int]:
         """Return an image's height and width; 0 if it cannot be decoded."""

@@ -22,7 +22,6 @@ from fastsiam.config import DataConfig
 from fastsiam.trace import span
 from fastsiam.views.batch import Crops
 from fastsiam.views.draws import ViewParams
-from fastsiam.views.photometric.cpu import Stage
 from fastsiam.views.photometric.operations import in_views_order
 
 from .cuts import cut_centres, cut_views
@@ -48,6 +47,7 @@ class NativeLoader(CropLoader):
         super().__init__(spec)
         workers, self._prefetch = spec.data.workers, spec.data.prefetch
         self._engine = Engine(self._store, workers=workers)
+        self._owned.append(self._engine)
         _ = self._engine.headers.decode  # compiles the kernels, or raises, before training
         self._read: Read | None = None
         """Reads the images of the next batch; None means the engine."""
@@ -60,7 +60,6 @@ class NativeLoader(CropLoader):
     def close(self) -> None:
         """End the threads and free the buffers."""
         super().close()
-        self._engine.close()
         for slot in self._slots:
             slot.wait()
         self._slots.clear()
@@ -101,7 +100,8 @@ class NativeLoader(CropLoader):
         """Time the loop, which asks for the next batch; try another number of threads."""
         if (tuner := self._tuner) is None:
             return
-        if tuner.note_batch():
+        tuner.note_batch()
+        if tuner.workers != self._engine.workers:
             self._engine.use(tuner.workers)
         if tuner.is_done:
             log.info(tuner)
@@ -115,14 +115,12 @@ class NativeLoader(CropLoader):
         if finished:
             stages = stages_of(params, self._augment, self._dtype)
             pending = self._engine.submit(index, images, cuts, stages=stages)
-            return pending, lambda: (index, params, (self._views_of(stages), None))
+            made = (stage.views() for stage in stages)
+            return pending, lambda: (index, params, (in_views_order([*made], self._augment), None))
         slot = self._slots[step % len(self._slots)]
         slot.wait()
         pending = self._engine.submit(index, images, cuts, crops=slot.crops)
         return pending, lambda: (index, params, slot.copied())
-
-    def _views_of(self, stages: Sequence[Stage]) -> tuple[Tensor, ...]:
-        return in_views_order([stage.views() for stage in stages], self._augment)
 
 
 class _Slot:
@@ -167,10 +165,6 @@ def take_over(tensors: Iterable[Tensor], copied: torch.cuda.Event | None) -> Non
 
     The allocator reuses the tensors' memory only after the work that the current stream has queued
     when they are freed.
-
-    Args:
-        tensors: allocated on the other stream.
-        copied: event after which they are complete; None if they are complete already.
     """
     if copied is not None:
         for tensor in tensors:

@@ -15,11 +15,7 @@ from numpy.typing import NDArray
 from fastsiam.errors import DataError
 
 from .bad_images import BadImages
-from .mixture import Mixture, positions_of
-from .shuffle import Window, full_shuffle
-
-_FIRST = 64
-"""Images that are looked at first for one that replaces a bad one."""
+from .shuffle import Mixture, Window, full_shuffle, positions_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +118,7 @@ class Order:
         One of len(bad) + 1 images is good. In a mixture, which repeats images, all may be one.
         """
         first = place + self.images // 2
-        for count in (_FIRST, len(bad) + 1, self.images):
+        for count in (len(bad) + 1, self.images):
             others = positions_of(self._at(epoch, np.arange(first, first + count) % self.images))
             good = others[~bad.among(others, at=at)]
             if len(good):

@@ -74,10 +74,7 @@ def open_training(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[n
 
 
 def open_whole(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[np.int64]]:
-    """Open all training images of one data set.
-
-    Returns:
-        The images, the positions of those to train on, and of those that are held out, ascending.
+    """Open all training images of one data set, and choose as ``open_training`` does.
 
     Raises:
         DataError: the images cannot be read; or a share is to be held out, and there are validation
@@ -164,12 +161,9 @@ def choose(labels: NDArray[np.int64], *, percent: float, seed: int) -> NDArray[n
 
 
 def sample(labels: NDArray[np.int64], *, size: int, seed: int) -> NDArray[np.int64]:
-    """Draw so many images, the classes in their proportions; the seed decides which.
+    """Draw so many of N images, the classes in their proportions; the seed decides which.
 
-    Args:
-        labels: (N,) class of each image of the data set; images without a label are one class.
-        size: how many to draw, at most N.
-        seed: another draws others.
+    Images without a label are one class.
 
     Returns:
         (size,) int64 positions, ascending: a function of the arguments alone.
@@ -183,12 +177,9 @@ def sample(labels: NDArray[np.int64], *, size: int, seed: int) -> NDArray[np.int
 def hold_out(store: Store, *, percent: float) -> NDArray[np.int64]:
     """Draw the same share of every class by the images' names, to validate on.
 
-    Of each class at least one image is drawn and at least one is left. Which ones is a function of
-    the names and labels alone, whatever the order of the images and the container they lie in.
-
-    Args:
-        store: the data set; images without a label are one class.
-        percent: of each class's images, above 0 and below 100; halves are rounded to even.
+    Of each class at least one image is drawn and at least one is left; images without a label are
+    one class. Halves of images are rounded to even. Which ones is a function of the names and
+    labels alone, whatever the order of the images and the container they lie in.
 
     Returns:
         (n,) int64 positions, ascending.

@@ -24,12 +24,7 @@ _MARGIN = 1.25
 
 
 def survey(store: Store, rules: ImageRules) -> list[str]:
-    """Return a line on each kind of image in a sample that a user should know of.
-
-    Args:
-        store: the images.
-        rules: how they are decoded.
-    """
+    """Return a line on each kind of image in a sample that a user should know of."""
     heads = _headers(store, sample_of(store, np.arange(len(store))))
     lines = {
         Flags.ROTATED: "have an EXIF orientation, which --exif apply turns upright"
@@ -54,10 +49,6 @@ def decoded_bytes(store: Store, chosen: NDArray[np.int64] | None = None) -> tupl
 
     By the sizes that the store knows; else by the headers of all images, if they are few, or of a
     sample, with a margin. Images that cannot be read count nothing: 0 if that is true of all.
-
-    Args:
-        store: the images.
-        chosen: positions of those that are wanted; all by default.
     """
     wanted = np.arange(len(store)) if chosen is None else chosen
     if (known := store.dimensions()) is not None:
@@ -70,11 +61,9 @@ def decoded_bytes(store: Store, chosen: NDArray[np.int64] | None = None) -> tupl
 
 
 def sample_of(store: Store, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Choose images from all over a data set, or from few pieces that are read as a whole.
+    """Choose some of these images from all over a data set.
 
-    Args:
-        store: the images.
-        wanted: positions of the images to choose from.
+    They come from few pieces of it where a piece is read as a whole.
     """
     most = _REMOTE_SAMPLE if store.is_remote else _SAMPLE
     if len(wanted) <= most:

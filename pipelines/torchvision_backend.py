@@ -41,9 +41,8 @@ from fastsiam.views.photometric.operations import in_views_order
 
 from .loaders import Augmented, LoaderSpec, StoreLoader, current_gpu
 from .order import Order
-from .processes import dead_worker, server_context, set_up_worker
 from .store import Store
-from .workers import count
+from .workers import count, dead_worker, server_context, set_up_worker
 
 _JITTER = {
     BRIGHTNESS: TF.adjust_brightness,
@@ -59,14 +58,7 @@ _IMAGES_AT_ONCE = 4
 def apply_view(
     image: Image.Image, params: ViewParams, view: int, row: int, config: AugmentConfig
 ) -> Image.Image:
-    """Make one view of one PIL image, with torchvision's operations in the paper's order.
-
-    Args:
-        image: the source, RGB.
-        params: of a batch.
-        view: its number.
-        row: the image's place in the batch.
-        config: for the side of the view, and whether it has a hue.
+    """Make one view of one RGB image, with torchvision's operations in the paper's order.
 
     Returns:
         The view before normalisation, RGB, as many pixels square as its side.

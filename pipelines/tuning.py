@@ -23,9 +23,6 @@ class WorkerTuner:
 
     It starts with ``most`` threads and tries fewer until the loop becomes slower, within a hundred
     batches.
-
-    Args:
-        most: threads to start with.
     """
 
     def __init__(self, most: int) -> None:
@@ -38,23 +35,26 @@ class WorkerTuner:
         self.is_done = False
         """Whether the number of threads is final."""
 
-    def note_batch(self, now: float | None = None) -> bool:
-        """Note that the loop asks for a batch; return whether the number of threads changed.
+    def note_batch(self, now: float | None = None) -> None:
+        """Note that the loop asks for a batch, and choose the number of threads from now on.
 
         Args:
             now: seconds of a monotonic clock; the current time by default.
         """
-        if self.is_done:
-            return False
         now = time.perf_counter() if now is None else now
         if self._last is not None:
             self._periods.append(now - self._last)
         self._last = now
-        if len(self._periods) < _SKIPPED + _TIMED:
-            return False
+        if self.is_done or len(self._periods) < _SKIPPED + _TIMED:
+            return
         self._times[self.workers] = median(self._periods[_SKIPPED:])
         self._periods.clear()
-        return self._choose()
+        enough = _SLOWER * min(self._times.values())
+        if self._times[self.workers] <= enough and self._untried:
+            self.workers = self._untried.pop(0)
+        else:
+            self.is_done = True
+            self.workers = min(count for count, t in self._times.items() if t <= enough)
 
     def pause(self) -> None:
         """Note that the loop stops for a while, as between epochs: that time does not count."""
@@ -64,17 +64,6 @@ class WorkerTuner:
         """Return one line about what was tried and chosen."""
         tried = ", ".join(f"{count}: {1000 * t:.3g} ms" for count, t in self._times.items())
         return f"loader threads: {self.workers}; time of a step with each number: {tried}"
-
-    def _choose(self) -> bool:
-        """Try fewer threads, or take the fewest that are fast enough."""
-        before = self.workers
-        enough = _SLOWER * min(self._times.values())
-        if self._times[before] <= enough and self._untried:
-            self.workers = self._untried.pop(0)
-        else:
-            self.is_done = True
-            self.workers = min(count for count, t in self._times.items() if t <= enough)
-        return self.workers != before
 
 
 def thread_counts(most: int) -> list[int]:

@@ -85,8 +85,11 @@ class ViewLoader:
         }
         self._rank, self._world, self._transform = rank, world, transform
         self._next = self._position = 0, 0
-        self._known, self._among_several = "", False
+        self._known = ""
+        """The bad images of a state, or of a loader that was closed, as text."""
         self._loader: Loader | None = None
+        self._opened_in = 0, False
+        """The process that opened the loader, and whether it was one of several."""
 
     def __repr__(self) -> str:
         name = self._data.pipeline if self._loader is None else self.pipeline
@@ -164,10 +167,10 @@ class ViewLoader:
 
     def close(self) -> None:
         """End threads and processes and free memory; the next iteration opens the images again."""
-        self._leave_inherited()
         if self._loader is not None:
             self._known = self._bad_images()
-            self._loader.close()
+            if self._opened_in[0] == os.getpid():  # a forked process lacks the loader's threads
+                self._loader.close()
             self._loader = None
 
     def __enter__(self) -> Self:
@@ -185,12 +188,12 @@ class ViewLoader:
 
         from . import build_loader
 
-        self._leave_inherited()
         several = distributed.is_available() and distributed.is_initialized()
-        if self._loader is not None and several and not self._among_several:
-            self.close()  # it was one process's, as of before the group was initialised
+        process, among_several = self._opened_in
+        if process != os.getpid() or (several and not among_several):
+            self.close()  # it is another process's, or of before the group was initialised
         if self._loader is None:
-            self._process, self._among_several = os.getpid(), several
+            self._opened_in = os.getpid(), several
             rank = distributed.get_rank() if several else 0
             world = distributed.get_world_size() if several else 1
             self._loader = build_loader(
@@ -201,12 +204,6 @@ class ViewLoader:
             )
             self._add_known()
         return self._loader
-
-    def _leave_inherited(self) -> None:
-        """Leave the loader that was opened before this process was forked: it lacks its threads."""
-        if self._loader is not None and self._process != os.getpid():
-            self._known = self._bad_images()
-            self._loader = None
 
     def _bad_images(self) -> str:
         """Return the bad images that are known, as text."""

@@ -1,24 +1,41 @@
-"""Threads that work ahead of their caller, and how they end with the program."""
+"""Workers of loaders and conversions: threads and processes, and how they end with the program."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
+import gc
 import logging
+import multiprocessing
 import os
+import signal
+import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
-from typing import Protocol, TypeVar
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.context import ForkServerContext
+from typing import Any, Protocol, TypeVar
 
-from fastsiam.kernels.cores import own_cores
+from fastsiam.errors import WorkerError
+from fastsiam.kernels.cores import cores, own_cores
 
 log = logging.getLogger(__name__)
 
 Task = TypeVar("Task")
 Made = TypeVar("Made")
+
+_GRACE_SECONDS = 5
+_LEFT_TO_PARENT = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+"""Signals that a terminal, or SLURM before a job's time limit, sends to all of its processes."""
+_HELP = (
+    "memory or /dev/shm may be full: lower --workers, or give a container more of it (docker run "
+    "--shm-size=8g); start the same command again to resume"
+)
 
 
 def count(workers: int | str) -> int:
@@ -26,13 +43,16 @@ def count(workers: int | str) -> int:
     return workers if isinstance(workers, int) and workers >= 0 else own_cores()
 
 
-class _Closes(Protocol):
-    def close(self) -> None: ...
+class Closes(Protocol):
+    """Has threads or processes that ``close`` ends."""
+
+    def close(self) -> None:
+        """End them; may be called again."""
 
 
-_open: weakref.WeakSet[_Closes] = weakref.WeakSet()
+_open: weakref.WeakSet[Closes] = weakref.WeakSet()
 """Loaders, and generators of batches, that may have threads or processes."""
-_inherited: list[_Closes] = []
+_inherited: list[Closes] = []
 """Those that were open when this process was forked."""
 
 
@@ -49,7 +69,7 @@ def _keep_inherited() -> None:
 os.register_at_fork(after_in_child=_keep_inherited)
 
 
-def close_at_exit(loader: _Closes) -> None:
+def close_at_exit(loader: Closes) -> None:
     """Have a loader or a generator of batches closed when the program ends.
 
     Its processes and threads then end before multiprocessing would wait for them forever, and
@@ -86,3 +106,110 @@ def made_ahead(
                 yield made
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def server_context(preload: str) -> ForkServerContext:
+    """Return the way to fork processes from a server process, which is started unless it runs.
+
+    The server imports the module ``preload`` once for all processes. Processes that read remote
+    data need it: obstore's threads, which this process may have, do not survive a fork. What the
+    processes are given is pickled.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([preload])
+    resource_tracker.ensure_running()  # the server would start it, which unblocks signals
+    # The server inherits the mask: otherwise Ctrl-C during its imports would print a traceback.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_PARENT)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return context
+
+
+def set_up_worker(environment: dict[str, str]) -> None:
+    """Set up this process, a worker: it leaves signals to its parent, and ends with it.
+
+    What stops a command reaches its whole process group, but the parent still needs its workers'
+    results. After SIGTERM, which a pool may send to end a worker, it has a few seconds. It gets the
+    parent's environment: a server has the one that it was started with.
+    """
+    for number in _LEFT_TO_PARENT:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_GRACE_SECONDS))
+    threading.Thread(target=_end_with_the_parent, name="fastsiam-parent", daemon=True).start()
+    os.environ.update(environment)
+    gc.freeze()  # DALI's graphs, which may have been forked too, wait forever if they are collected
+
+
+def _end_with_the_parent() -> None:
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)
+
+
+def dead_worker(error: BaseException) -> WorkerError:
+    """Return the error of a command whose worker process was killed, as a library reports it."""
+    return WorkerError(f"a worker process died ({' '.join(str(error).split())}): {_HELP}")
+
+
+@contextlib.contextmanager
+def forked(
+    workers: int, work: Callable[[Any], Any], *, forks: bool = True
+) -> Iterator[Callable[[Iterable[Any]], Iterator[Any]]]:
+    """Yield run(tasks), which yields the results of a function in the order of the tasks.
+
+    Args:
+        workers: processes; -1 is one for each core.
+        work: the function, which forked processes inherit, so it may be a closure. Tasks and
+            results are pickled.
+        forks: whether this process may be forked; if not, ``work`` is pickled too, see
+            ``server_context``.
+
+    Raises:
+        WorkerError: a process was killed.
+    """
+    workers = workers if workers > 0 else cores()
+    others = multiprocessing.active_children()
+    pool = ProcessPoolExecutor(
+        workers,
+        multiprocessing.get_context("fork") if forks else server_context(__name__),
+        initializer=_enter,
+        initargs=(dict(os.environ), work),
+    )
+
+    def run(tasks: Iterable[Any]) -> Iterator[Any]:
+        waiting: deque[Future[Any]] = deque()
+        rest = iter(tasks)
+        while True:
+            missing = 2 * workers + 2 - len(waiting)
+            waiting.extend(pool.submit(_run, task) for task in islice(rest, missing))
+            if not waiting:
+                return
+            yield waiting.popleft().result()
+
+    try:
+        yield run
+    except BrokenProcessPool as error:
+        raise dead_worker(error) from error
+    finally:
+        try:
+            pool.shutdown(wait=True, cancel_futures=True)
+        except RuntimeError:  # a signal interrupted the start of the pool's thread, which ends them
+            for worker in multiprocessing.active_children():
+                if worker not in others:
+                    worker.kill()
+
+
+_work: Callable[[Any], Any]
+"""In a process of a pool: its function."""
+
+
+def _enter(environment: dict[str, str], work: Callable[[Any], Any]) -> None:
+    global _work
+    set_up_worker(environment)
+    _work = work
+
+
+def _run(task: Any) -> Any:
+    return _work(task)

@@ -207,7 +207,7 @@ def _fastsiam_decode() -> Any:
 def _by_dali(data: Sequence[bytes], workers: int, device: str, batch: int) -> Callable[[], object]:
     from nvidia.dali import Pipeline, fn, types
 
-    from fastsiam.pipelines.dali_graph import decoded
+    from fastsiam.pipelines.dali_backend import decoded
 
     images = [np.frombuffer(one, np.uint8) for one in data]
     batches = [images[i : i + batch] for i in range(0, len(images), batch)]

@@ -116,8 +116,7 @@ def window(wanted: int, there: int, data: DataConfig, *, whole: bool) -> tuple[i
         data: says which pipeline makes the batches, and how many workers it has.
         whole: on a GPU: go to the epoch's end, so that nobody loads in others' turns.
     """
-    pipeline = backend_of(data)
-    makes_ahead = pipeline.real and not pipeline.resident
+    makes_ahead = data.loads_images and not backend_of(data).resident
     ahead = _batches_ahead(count_workers(data.workers)) if makes_ahead else 0
     if whole:
         warm = min(max(ahead, _WARM), there // 2)

@@ -10,14 +10,14 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fastsiam.config import AugmentConfig, ColumnNames, DataConfig, TrainConfig
+from fastsiam.config import AugmentConfig, ColumnNames, DataConfig, Pipeline, TrainConfig
 from fastsiam.config.evaluate import EvalConfig, FinetuneConfig, NetworkConfig
 from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD, usual_resize
 from fastsiam.console import Console
@@ -29,7 +29,8 @@ from fastsiam.interchange import Input, Pretrained, load_pretrained
 from fastsiam.model.backbones import check_crop
 from fastsiam.model.numerics import autocast_type, keep_freed_memory, resolved_precision
 from fastsiam.pipelines import build_eval_loader, has_validation, open_split
-from fastsiam.pipelines.automatic import choose_pipeline, settled, works_on
+from fastsiam.pipelines.automatic import choose_pipeline
+from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.pipelines.store import Split
 from fastsiam.run.records import DataFacts, Evaluation, ImageFacts, Kind, NetworkFacts
 from fastsiam.views.batch import EvalLoader
@@ -368,9 +369,9 @@ def _data_settings(trained_on: DataConfig, config: EvalConfig, place: Place) -> 
     except DataError:  # the other split may be there; if not, opening it says what is missing
         return data
     name = data.pipeline
-    if name == "auto" or not works_on(store, name):
+    if name == "auto" or not BACKENDS[name].works_on(store):
         name = choose_pipeline(store, device=place.device, keeps=False).name
-    return settled(data, from_leader(name))
+    return replace(data, pipeline=cast(Pipeline, from_leader(name)))
 
 
 def _placed(network: nn.Module, place: Place) -> nn.Module:

@@ -18,9 +18,8 @@ from fastsiam.config import DataConfig, TrainConfig
 from fastsiam.errors import CheckpointError, DataError
 from fastsiam.methods import image_rows
 from fastsiam.pipelines import Store
-from fastsiam.pipelines.backends import BACKENDS, CEILING, backend_of
-from fastsiam.pipelines.mixture import Mixture, shuffle_of
-from fastsiam.pipelines.shuffle import Window
+from fastsiam.pipelines.backends import NOISE_IMAGES, backend_of
+from fastsiam.pipelines.shuffle import Mixture, Window, shuffle_of
 from fastsiam.pipelines.store import picked
 from fastsiam.pipelines.subsets import open_training
 from fastsiam.pipelines.survey import survey
@@ -61,7 +60,7 @@ class RunImages:
 
     def __len__(self) -> int:
         """Return the number of images, or of noise images if the pipeline reads no files."""
-        return len(self.store) if self.store is not None else BACKENDS[CEILING].noise_images or 0
+        return len(self.store) if self.store is not None else NOISE_IMAGES
 
     def survey(self) -> list[str]:
         """Return messages on how many images --exif, --alpha or scaling to 8 bits affect."""
@@ -93,7 +92,7 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
     if not data.loads_images:
         return RunImages()
     if data.pipeline != "auto":
-        backend_of(data).require_package()
+        backend_of(data).check()
     listed = None if begun is None else ImageList.load(begun)
     whole, kept, held = _opened(data, listed)
     files, notes = files_of(whole), list[str]()
@@ -117,8 +116,6 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
         blocks = store.blocks().astype(np.int32)
     shuffle = shuffle_of(
         data,
-        store,
-        images=len(store),
         sets=None if store.sets is None else set_numbers(listed.names),
         blocks=None if blocks is None else blocks.astype(np.int64),
     )

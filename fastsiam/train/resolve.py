@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from fastsiam.config import Compile, TrainConfig
+from fastsiam.config import Compile, Pipeline, TrainConfig
 from fastsiam.distributed import Place, from_leader, minimum_across_ranks
 from fastsiam.environment import free_bytes
 from fastsiam.errors import CheckpointError
 from fastsiam.methods.optim import peak_lr
 from fastsiam.model.numerics import autocast_type
 from fastsiam.pipelines import Store
-from fastsiam.pipelines.automatic import Choice, choose_pipeline, settled, works_on
-from fastsiam.pipelines.backends import BACKENDS
+from fastsiam.pipelines.automatic import Choice, choose_pipeline
+from fastsiam.pipelines.backends import BACKENDS, CEILING
 from fastsiam.run.checkpoint import Checkpoint
 from fastsiam.train.compile import without_compilation
 from fastsiam.train.images import RunImages, run_images
@@ -156,17 +156,16 @@ def with_pipeline(
             model=training_bytes(config, place, images=len(store)),
         )
         name, line = choice.name, str(choice)
-    return replace(config, data=settled(config.data, from_leader(name))), line
+    pipeline = cast(Pipeline, from_leader(name))
+    return replace(config, data=replace(config.data, pipeline=pipeline)), line
 
 
 def _pipeline_it_began_with(store: Store, start: Checkpoint | None) -> Choice | None:
     """Return the pipeline of the resumed run; None if it does not work any more."""
-    if start is None or start.config.data.pipeline == "auto":
+    name = "auto" if start is None else start.config.data.pipeline
+    if name == "auto" or name == CEILING or not BACKENDS[name].works_on(store):
         return None
-    backend = BACKENDS[start.config.data.pipeline]
-    if not backend.real or not works_on(store, backend.name):
-        return None
-    return Choice(backend.name, "as when the run started")
+    return Choice(name, "as when the run started")
 
 
 def with_compilation(config: TrainConfig, start: Checkpoint | None, *, end: int) -> TrainConfig:

@@ -24,7 +24,6 @@ from fastsiam.console import tally
 from fastsiam.errors import CheckpointError, FastSiamError
 from fastsiam.pipelines import BadImages, Order, Store
 from fastsiam.pipelines.headers import Headers
-from fastsiam.pipelines.mixture import shuffle_of
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
 from fastsiam.train.images import run_images
@@ -78,7 +77,7 @@ def verify(run: Path, config: VerifyConfig) -> Iterator[str]:
         batch=trained.optim.batch,
         seed=trained.numerics.seed,
         bad=BadImages(len(images), read_bad_images(run), takes_more=False),
-        shuffle=images.shuffle or shuffle_of(data, None, images=len(images)),
+        shuffle=images.shuffle,
     )
     if not order.steps:
         raise FastSiamError(

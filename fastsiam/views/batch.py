@@ -147,12 +147,5 @@ class EvalLoader(Protocol):
     def names(self) -> list[str]:
         """Return the names of all ranks' images, in the data set's order."""
 
-    def rows(self) -> Iterator[int]:
-        """Yield the positions in ``names`` of this rank's images, ascending.
-
-        After each batch, take as many positions as the batch has images: bad images, which may be
-        left out, are only known when their batch is loaded.
-        """
-
     def __iter__(self) -> Iterator[EvalBatch]:
         """Iterate over this rank's images once."""

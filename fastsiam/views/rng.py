@@ -34,7 +34,7 @@ class Stream(IntEnum):
     """The blocks of an epoch of ``--shuffle window:N``, ``pipelines.shuffle``: (seed, epoch, BLOCK,
     block)."""
     MIXTURE = -5
-    """The epochs of a mixture of data sets, ``pipelines.mixture``: (seed, epoch, MIXTURE, place),
+    """The epochs of a mixture of data sets, ``pipelines.shuffle``: (seed, epoch, MIXTURE, place),
     and (seed, MIXTURE, data set) for the seed of each data set's own shuffles."""
     SHARE = -1
     """The images of some percent of every class, ``pipelines.subsets``: (seed, SHARE, image).

@@ -9,9 +9,9 @@ from fastsiam.console import FileProgress
 from fastsiam.errors import DataError, ImageError
 from fastsiam.files import explained
 
-from ..processes import forked
 from ..remote.path import Place
 from ..store import BetonStore, Split, beton_files
+from ..workers import forked
 from .manifest import read_manifests
 
 _AT_ONCE = 512

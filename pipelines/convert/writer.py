@@ -28,10 +28,10 @@ from fastsiam.console import FileProgress
 from fastsiam.errors import DataError, ImageError
 from fastsiam.files import reason, write_at
 
-from ..processes import forked
 from ..store import Store
 from ..store.beton import FIELD, HEADER, METADATA, RECORD, head, pack_annex, page_size
 from ..store.probe import Bytes
+from ..workers import forked
 from . import journal
 from .journal import ROW, Block
 from .manifest import check_existing, describe, plan_of

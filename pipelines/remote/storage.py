@@ -1,7 +1,7 @@
 """Requests to object storage and web servers, made by obstore in this process.
 
 obstore runs threads of its own, which a forked process lacks. Processes that read remote data are
-therefore started by forkserver (``pipelines.processes``). In a process that was forked all the same
+therefore started by forkserver (``pipelines.workers``). In a process that was forked all the same
 a request is an error, not a hang.
 """
 

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from fastsiam.console import tally
 from fastsiam.errors import DataError, NoImagesError
 
-from ..processes import forked
 from ..remote.path import Place
+from ..workers import forked
 from .base import PlacedStore, is_image_name
 from .files import File, FileReader, Mapped, open_file
 from .index import ROW, Index, file_facts, open_index, pack_texts, unpack_texts

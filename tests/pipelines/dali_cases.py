@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fastsiam.pipelines import Store
+from fastsiam.pipelines.store.base import warn_once
 from fastsiam.pipelines.store.decode import ImageRules
 from fastsiam.views.draws import ViewParams
 from tests.sources import encoded, picture, rotated_jpeg
@@ -18,11 +19,12 @@ from tests.views.cases import pil_crop
 
 
 def trust(patch: pytest.MonkeyPatch) -> None:
-    """Let DALI have whatever PIL can open, GIFs too, which it refuses."""
+    """Let DALI have whatever PIL can open, GIFs too, which it refuses with a warning."""
     from fastsiam.pipelines import dali_backend
 
     patch.setattr(ImageRules, "needs_pillow", lambda self, head: False)
     patch.setattr(dali_backend, "is_all_code", lambda data, head: True)
+    warn_once.cache_clear()
 
 
 def pil_crops(

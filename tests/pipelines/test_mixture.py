@@ -19,7 +19,7 @@ from fastsiam.config import DataConfig, Pipeline
 from fastsiam.errors import DataError, FileLostError
 from fastsiam.pipelines import Order, build_loader, open_split
 from fastsiam.pipelines.backends import BACKENDS
-from fastsiam.pipelines.mixture import Mixture, positions_of, shuffle_of
+from fastsiam.pipelines.shuffle import Mixture, positions_of, shuffle_of
 from fastsiam.pipelines.store import MixedStore, Store, open_store, picked
 from fastsiam.pipelines.store.base import in_order
 from fastsiam.pipelines.subsets import open_training
@@ -135,7 +135,7 @@ def test_every_pipeline_shows_a_mixture_as_it_shows_one_folder(
         open_split(one, "train").name(i) for i in range(len(store))
     ]
     make = partial(build_loader, augment=SMALL, batch=8, seed=5)
-    shuffle = shuffle_of(data, store, images=len(store))
+    shuffle = shuffle_of(data, sets=store.sets, blocks=None)
     for epoch in (0, 3):
         mixed = first(make(data), epoch)
         assert equal(mixed, first(make(one, shuffle=shuffle), epoch))
@@ -156,11 +156,12 @@ def test_a_converted_data_set_keeps_its_orientation_alone(name: Pipeline, tmp_pa
     assert same(files, beton) and not same(files, ignored)
 
 
+@pytest.mark.ffcv
 def test_ffcv_refuses_a_mixture_and_offers_no_conversion(halves: list[Path]) -> None:
     """It would be one of the first data set alone."""
     data = DataConfig(data=str(halves[0]), mixed_with=(str(halves[1]),))
     with pytest.raises(DataError, match=r"reads one \.beton .* choose --pipeline native$"):
-        BACKENDS["ffcv"].require_readable(open_training(data)[0])
+        BACKENDS["ffcv"].check(open_training(data)[0])
 
 
 def test_what_is_held_out_is_of_each_data_set(halves: list[Path]) -> None:

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from fastsiam.bad_image_list import BadImage
 from fastsiam.config import DataConfig
 from fastsiam.pipelines.bad_images import BadImages
-from fastsiam.pipelines.mixture import Mixture, shuffle_of
 from fastsiam.pipelines.order import Order
-from fastsiam.pipelines.shuffle import Window, full_shuffle
+from fastsiam.pipelines.shuffle import Mixture, Window, full_shuffle
 from fastsiam.pipelines.store.base import BLOCK_IMAGES, in_order
 from fastsiam.views import rng
 
@@ -138,8 +137,7 @@ def test_a_shuffle_that_is_noted_here_is_a_shuffle_for_ever() -> None:
         14, 3, 2, 13, 15, 5, 12, 4, 6, 10, 7, 11, 8, 9, 18, 16, 17, 0, 19, 1,
     ]  # fmt: skip
     assert full_shuffle(5, 7, 0).tolist() == [1, 0, 4, 3, 2]
-    shuffle = shuffle_of(DataConfig(shuffle="window:9"), None, images=500)
-    assert isinstance(shuffle, Window) and shuffle.images == 9 and len(shuffle.blocks) == 500
+    assert DataConfig(shuffle="window:9").window == 9
     for text in ("window", "window:", "window:0", "window:-1", "some", "full:1"):
         with pytest.raises(ValueError, match=r"shuffle must be full, or window:N"):
             DataConfig(shuffle=text)

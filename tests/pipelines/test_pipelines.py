@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 
 from fastsiam.config import AugmentConfig
+from fastsiam.errors import DataError
 from fastsiam.pipelines import Order, Store
 from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.pipelines.loaders import CropLoader
@@ -60,6 +61,9 @@ def whole(folder: Path) -> Callable[..., list[Batch]]:
     def of(name: str, epoch: int = 1, **how: Any) -> list[Batch]:
         key = (name, epoch, *sorted((key, str(own)) for key, own in how.items()))
         if key not in made:
+            if "picked" in how:
+                store = open_store(readable(name, folder), "train")
+                how = {"store": picked(store, how["picked"])}
             made[key] = batches(name, folder, epoch, **how)
         return made[key]
 
@@ -78,8 +82,10 @@ def digests(store: Store, epoch: int, augment: AugmentConfig) -> list[int]:
 
 
 CHOSEN = np.array([0, 3, 4, 9, 11, 12, 17, 20, 22, 23])
+PICKED = np.where(np.arange(24) == 9, 10, np.arange(24))
+"""Positions of a data set in which another image is in the place of the ninth."""
 SITUATIONS: tuple[dict[str, Any], ...] = (
-    {}, {"seed": 1}, {"augment": UNEQUAL}, {"batch": 4, "chosen": CHOSEN}
+    {}, {"seed": 1}, {"augment": UNEQUAL}, {"batch": 4, "chosen": CHOSEN}, {"picked": PICKED}
 )  # fmt: skip
 
 
@@ -88,8 +94,9 @@ def test_an_epoch_is_torchvisions(
     name: str, folder: Path, whole: Callable[..., list[Batch]]
 ) -> None:
     """Every image once, with its label, name and draws, and two views of its own; subsets too."""
-    store = open_store(folder, "train")
+    whole_store = open_store(folder, "train")
     for epoch, how in product((0, 1), SITUATIONS):
+        store = picked(whole_store, how.get("picked", np.arange(24)))
         found = whole(name, epoch, **how)
         near = 255 if name == GRAPH and "augment" in how else NEAR.get(name, 1e-3)
         assert_near(found, whole("torchvision", epoch, **how), near)  # what is solarised may be far
@@ -107,6 +114,11 @@ def test_an_epoch_is_torchvisions(
         if how in ({}, {"augment": UNEQUAL}):
             expected = digests(store, epoch, how.get("augment", SMALL))
             assert [batch.seen for batch in found] == expected
+    for one, other in zip(whole(name), whole(name, picked=PICKED), strict=True):
+        changed = one.index == 9  # all others are shown as ever
+        for view, now in zip(one.views, other.views, strict=True):
+            assert torch.equal(view[~changed], now[~changed])
+            assert not changed.any() or not torch.equal(view[changed], now[changed])
     one, other, seeded = whole(name, 0)[0], whole(name, 1)[0], whole(name, 0, seed=1)[0]
     for a, b in ((one, other), (one, seeded), (other, seeded)):
         assert not torch.equal(a.index, b.index) and not torch.equal(a.view1, b.view1)
@@ -164,25 +176,6 @@ def test_ranks_share_an_epoch_from_any_step_on(
         assert len({batch.seen, *(part.seen for part in parts)}) == world + (world > 1)
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_a_replaced_image_changes_nothing_else(
-    name: str, folder: Path, whole: Callable[..., list[Batch]]
-) -> None:
-    """All others are shown as ever; in its place another is, by the draws of the place."""
-    positions = np.arange(24)
-    positions[9] = 10
-    store = picked(open_store(readable(name, folder), "train"), positions)
-    found = batches(name, folder, 1, store=store)
-    assert_near(found, batches("torchvision", folder, 1, store=store), NEAR.get(name, 1e-3))
-    shares = [batches(name, folder, 1, store=store, rank=rank, world=2) for rank in range(2)]
-    for one, other, *parts in zip(whole(name), found, *shares, strict=True):
-        assert equal(joined(parts), other) and torch.equal(one.label, other.label)
-        own = one.index == 9
-        for view, now in zip(one.views, other.views, strict=True):
-            assert torch.equal(view[~own], now[~own])
-            assert not own.any() or not torch.equal(view[own], now[own])
-
-
 @pytest.mark.ffcv
 def test_ffcv_reads_the_pages_of_the_images_that_are_picked(tmp_path: Path) -> None:
     (tmp_path / "images" / "noise").mkdir(parents=True)
@@ -197,11 +190,15 @@ def test_ffcv_reads_the_pages_of_the_images_that_are_picked(tmp_path: Path) -> N
     assert_near(ours, theirs)
 
 
-def test_a_holdout_is_left_out_of_training(folder: Path, loaders: Loaders) -> None:
-    loader = loaders("native", folder, batch=9, holdout="25%")
-    assert (loader.images, loader.steps) == (18, 2)
-    index = np.sort(np.concatenate([batch.index.numpy() for batch in loader.epoch(0)]))
-    np.testing.assert_array_equal(index, np.arange(18))  # rows of what a method keeps of each
+@pytest.mark.ffcv
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_page_cache_that_cannot_read_is_an_error(images: Path, loaders: Loaders) -> None:
+    """FFCV's readers die, and FFCV waits for their pages for ever."""
+    loader = loaders(PAGES, images / "train", workers=2)
+    path = readable("ffcv", images / "train") / "train.beton"
+    path.rename(path.with_suffix(".gone"))
+    with pytest.raises(DataError, match="is the file still there"):
+        list(loader.epoch(0))
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -15,7 +15,7 @@ import pytest
 
 from fastsiam.errors import Interrupted, WorkerError
 from fastsiam.pipelines.convert.command import stoppable
-from fastsiam.pipelines.processes import forked
+from fastsiam.pipelines.workers import forked
 from fastsiam.signals import ECHO, STOPS
 from tests.conftest import ROOT
 from tests.processes import Forked, until
@@ -93,7 +93,7 @@ def test_ctrl_c_while_the_server_imports(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time; print('importing', flush=True); time.sleep(2)")
     script = (
         "import time\n"
-        "from fastsiam.pipelines.processes import server_context\n"
+        "from fastsiam.pipelines.workers import server_context\n"
         "server_context('slow')\n"
         "try: time.sleep(60)\n"
         "except KeyboardInterrupt: time.sleep(3)\n"
