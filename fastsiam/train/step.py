@@ -19,7 +19,7 @@ from fastsiam.config import TrainConfig
 from fastsiam.distributed import Place, bn_group, data_parallel, peer_is_gone
 from fastsiam.errors import BackendError
 from fastsiam.methods import Method, Moment, Output, image_rows
-from fastsiam.methods.optim import SETTINGS, build_optimizer, rates_at, set_rates
+from fastsiam.methods.optim import SETTINGS, build_optimizer, rates_at
 from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.model.numerics import autocast, autocast_type, memory_format_of, use_numerics
 from fastsiam.trace import span
@@ -113,9 +113,9 @@ class TrainingStep:
             Scalar float32 loss, averaged over the accumulated parts; (n, dim) embeddings of the
             last part. Both on the device, without gradient.
         """
-        set_rates(
-            self.optimizer, rates_at(self.config.optim, self.groups, at, self.steps_per_epoch)
-        )
+        rates = rates_at(self.config.optim, self.groups, at, self.steps_per_epoch)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rates[group["name"]]
         moment = Moment(at, self.steps_per_epoch, self.total)
         seed = int(keys(self.config.numerics.seed, at, self.place.rank)[0])
         torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a hundred times as long
