@@ -6,7 +6,6 @@ weights, the optimizer and the number of steps, without the state of generators 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import os
@@ -25,7 +24,6 @@ from fastsiam.errors import CheckpointError, DamagedError
 from fastsiam.files import (
     explained,
     is_file,
-    parsed_json,
     quoted,
     reason,
     require_local,
@@ -269,8 +267,6 @@ def load_newest(run: Path) -> tuple[Checkpoint | None, str]:
         return None, ""
     with explained(CheckpointError, f"cannot read {path}"):
         what = "corrupt" if is_file(path) else "missing"
-    with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
-        _check_schedule(parsed_json((run / "config.json").read_bytes())["config"], run)
     try:
         return load(path, resumes=True), ""
     except CheckpointError as error:

@@ -15,16 +15,15 @@ from pyarrow import parquet as pq
 from fastsiam.bad_image_list import FILE, read_bad_images
 from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import FeaturesConfig, KnnConfig, LinearConfig
-from fastsiam.errors import RANK_LOST, ImageError
+from fastsiam.errors import ImageError
 from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
 from fastsiam.evaluate.feature_files import write_features
 from fastsiam.report.run import write_report
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
-from tests.configs import flags, with_settings
+from tests.configs import with_settings
 from tests.pipelines.cases import WITH_IMAGES, change_image, readable
 from tests.processes import fastsiam
-from tests.ranks import fastsiam_on_ranks
 from tests.train.runs import CPU, Killed, assert_same_runs, killed, trained, verified
 
 BAD = ("class0/003.jpg", "class1/004.jpg")
@@ -170,22 +169,3 @@ def test_what_follows_a_run_leaves_them_out(
         assert f"<td>{own.name}</td><td>{own.reason}</td>" in page
     (run / FILE).unlink()
     assert "Bad images" not in write_report([run], run / "report.html").read_text()
-
-
-def test_two_ranks_save_together_before_they_stop(
-    config: TrainConfig, images: Path, tmp_path: Path
-) -> None:
-    """Only one of them meets the image; one process continues with another instead."""
-    damage(images)
-    stopping = with_settings(config, gpus=2, bad_images="stop")
-    done = fastsiam_on_ranks(2, "train", *flags(stopping), code=1)
-    assert sorted(one.returncode for one in done) == [1, RANK_LOST]
-    said = "".join(one.stderr for one in done)
-    errors = [line for line in said.splitlines() if "cannot decode" in line]
-    assert len(errors) == 1 and re.search(r"/(class0/003|class1/004)\.jpg: ", errors[0])
-    assert "Traceback" not in said
-    (saved,) = re.findall(r"saved .*last\.pt at step (\d+); --bad-images replace", said)
-    run = Path(config.run.out)
-    assert checkpoints.load(run).step == int(saved)
-    trained(config)
-    assert read_bad_images(run) == read_bad_images(trained(config, out=tmp_path / "alone"))
