@@ -234,8 +234,8 @@ def _trainer(
     """Build the model and what trains it, and begin the run's folder."""
     place, console = resolved.place, folder.console
     if place.is_leader:
-        _introduce(console, resolved, loader, folder.path)
-        if resolved.damaged:
+        _introduce(resolved, loader, folder)
+        if resolved.beginning.damaged:
             checkpoints.rename_corrupt(folder.path)
     try:
         method = _fresh_method(resolved, console)
@@ -289,9 +289,10 @@ def _introduce(console: Console, resolved: ResolvedConfig, loader: Loader, run: 
         console.warn(doubt)
     if start is not None:
         console.say(f"resuming after step {start.step:,} (epoch {start.epoch:.2f})")
-    if resolved.damaged:
-        console.warn(resolved.damaged)
-    for note in resolved.images.survey():
+    if resolved.beginning.damaged:
+        console.warn(resolved.beginning.damaged)
+    store = resolved.images.store
+    for note in [] if store is None else survey(store, store.rules):
         console.say(note)
 
 
@@ -301,7 +302,7 @@ def _bad_images(resolved: ResolvedConfig, folder: RunFolder) -> BadImages:
     Raises:
         CheckpointError: the list in the resumed run's folder is damaged.
     """
-    store, began_in = resolved.images.store, resolved.began_in
+    store, began_in = resolved.images.store, resolved.beginning.folder
 
     def keep(content: bytes) -> None:
         if not (content or (folder.path / FILE).exists()):

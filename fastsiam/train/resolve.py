@@ -22,7 +22,7 @@ from fastsiam.train.compile import without_compilation
 from fastsiam.train.images import RunImages, run_images
 from fastsiam.train.loop import last_step
 from fastsiam.train.memory import training_bytes
-from fastsiam.train.start import start_of
+from fastsiam.train.start import Start, start_of
 
 _WORTH_COMPILING = 1000
 """Length of a run, in steps, from which it is compiled by default: compiling takes a minute."""
@@ -37,15 +37,15 @@ class ResolvedConfig:
     config: TrainConfig
     """The settings with each "auto" replaced, as saved in checkpoints and config.json."""
     place: Place
-    start: Checkpoint | None
-    """Checkpoint to resume from, with this run's settings; None for a new run."""
-    began_in: Path | None
-    """Folder of the run to resume: the run's own, or that of the run it branches off."""
-    damaged: str
-    """Warning about a corrupt last checkpoint, or ""."""
+    beginning: Start
     images: RunImages
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     """Messages for the user, one line each."""
+
+    @property
+    def start(self) -> Checkpoint | None:
+        """Checkpoint to resume from, with this run's settings; None for a new run."""
+        return self.beginning.checkpoint
 
     @property
     def dtype(self) -> torch.dtype:
@@ -121,11 +121,9 @@ def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
         asked=asked,
         config=config,
         place=place,
-        start=start,
-        began_in=beginning.folder,
-        damaged=beginning.damaged,
+        beginning=beginning,
         images=images,
-        notes=tuple(filter(None, (chosen, *beginning.notes, *images.notes))),
+        notes=tuple(filter(None, (chosen, beginning.note, *images.notes))),
     )
 
 

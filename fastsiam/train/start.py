@@ -27,16 +27,16 @@ from fastsiam.run.checkpoint import Checkpoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """The start of a run."""
+    """The start of a run; without arguments that of a new one."""
 
-    checkpoint: Checkpoint | None
+    checkpoint: Checkpoint | None = None
     """Checkpoint to resume from, with the run's settings; None for a new run."""
-    folder: Path | None
+    folder: Path | None = None
     """Folder of the run to resume: the run's own, or that of the run it branches off."""
-    damaged: str
+    damaged: str = ""
     """Warning about a corrupt last checkpoint, or ""."""
-    notes: tuple[str, ...]
-    """Other messages for the user."""
+    note: str = ""
+    """Another message for the user, or ""."""
 
 
 def start_of(config: TrainConfig, run: Path, place: Place) -> tuple[TrainConfig, Start]:
@@ -53,18 +53,24 @@ def start_of(config: TrainConfig, run: Path, place: Place) -> tuple[TrainConfig,
     Raises:
         CheckpointError: the run cannot be resumed, or not with these settings.
     """
-    found, folder, damaged = _starting_point(config, run)
+    beginning = _starting_point(config, run)
+    found, folder = beginning.checkpoint, beginning.folder
     began_with = None if found is None else found.config
     config = with_resolved_precision(config, place.device, began_with=began_with)
-    branches = folder is not None and folder.resolve() != run.resolve()
-    start = _with_optimiser_of(config, found) if branches and found is not None else found
-    config, start, said = _extended(config, start)
-    if start is None or found is None:
-        return config, Start(checkpoint=None, folder=None, damaged=damaged, notes=(said,))
+    if found is None or folder is None:
+        if epochs := config.run.extend:
+            raise CheckpointError(
+                f"--extend {epochs} needs a run to extend: name one with --resume, or start a new "
+                f"run with --epochs {epochs}"
+            )
+        return config, beginning
+    branches = folder.resolve() != run.resolve()
+    start = _with_optimiser_of(config, found) if branches else found
+    config, start, note = _extended(config, start)
     _check_same_settings(config, start, run)
     if branches:
-        start, said = _branched(found, start, config)
-    return config, Start(checkpoint=start, folder=folder, damaged=damaged, notes=(said,))
+        start, note = _branched(found, start, config)
+    return config, replace(beginning, checkpoint=start, note=note)
 
 
 def _with_optimiser_of(config: TrainConfig, start: Checkpoint) -> Checkpoint:
@@ -140,15 +146,11 @@ def _branched(found: Checkpoint, start: Checkpoint, config: TrainConfig) -> tupl
     return replace(start, branch=branch), said
 
 
-def _starting_point(config: TrainConfig, run: Path) -> tuple[Checkpoint | None, Path | None, str]:
+def _starting_point(config: TrainConfig, run: Path) -> Start:
     """Find the checkpoint that ``--resume`` asks for, which must be the same on every rank.
 
     A branch that already has a checkpoint resumes from that one, so that the same command can be
     run again.
-
-    Returns:
-        The checkpoint and the folder of its run, both None for a new run; and a warning if the last
-        checkpoint is corrupt and the previous one is used, else "".
 
     Raises:
         CheckpointError: the checkpoint is missing, the run would overwrite another one, or the
@@ -180,7 +182,7 @@ def _starting_point(config: TrainConfig, run: Path) -> tuple[Checkpoint | None, 
             f"the ranks find different checkpoints in {run}; put it on a disk that all machines "
             "share (--out)"
         )
-    return (None, None, "") if start is None else (start, folder, damaged)
+    return Start() if start is None else Start(checkpoint=start, folder=folder, damaged=damaged)
 
 
 def refuse_existing_run(run: Path) -> None:
@@ -209,9 +211,7 @@ def _branches(config: TrainConfig, run: Path) -> bool:
     return checkpoints.locate(named).resolve() != checkpoints.last(run).resolve()
 
 
-def _extended(
-    config: TrainConfig, start: Checkpoint | None
-) -> tuple[TrainConfig, Checkpoint | None, str]:
+def _extended(config: TrainConfig, start: Checkpoint) -> tuple[TrainConfig, Checkpoint, str]:
     """Apply ``--extend`` to the settings and the checkpoint.
 
     A checkpoint that already has the longer schedule stays as it is, so that the same command
@@ -221,16 +221,11 @@ def _extended(
         The settings, the checkpoint, and a message about the new schedule, or "".
 
     Raises:
-        CheckpointError: there is no run to extend, or it is longer.
+        CheckpointError: the run is longer.
     """
     epochs = config.run.extend
     if not epochs:
         return config, start, ""
-    if start is None:
-        raise CheckpointError(
-            f"--extend {epochs} needs a run to extend: name one with --resume, or start a new run "
-            f"with --epochs {epochs}"
-        )
     optim, said = start.config.optim, ""
     if epochs < optim.epochs:
         raise CheckpointError(
