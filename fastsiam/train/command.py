@@ -8,7 +8,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,8 @@ from fastsiam.pipelines import BadImages, build_loader, open_training_images
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.folder import PATIENCE, RunFolder, created
 from fastsiam.run.trackers import check_trackers
-from fastsiam.train.compile import CompilationError
+from fastsiam.train import image_list
+from fastsiam.train.compile import CompilationError, without_compilation
 from fastsiam.train.loop import Evaluate, Trainer
 from fastsiam.train.memory import oom_error
 from fastsiam.train.resolve import ResolvedConfig, resolve
@@ -357,29 +357,22 @@ def prepared_step(
     Returns:
         The settings, without compilation if that failed, and the step.
     """
-    while True:
-        config = resolved.config
-        step = TrainingStep(
-            config, method, resolved.place, steps_per_epoch=resolved.steps_per_epoch
-        )
-        if resolved.is_done:
-            return resolved, step
-        try:
-            with _while_compiling(config, console):
-                line = step.prepare()
-        except CompilationError as error:
-            console.warn(str(error))
-            resolved = replace(resolved, config=error.without(config))
-            continue
-        if line:
-            console.say(line)
+    config, steps = resolved.config, resolved.steps_per_epoch
+    step = TrainingStep(config, method, resolved.place, steps_per_epoch=steps)
+    if resolved.is_done:
         return resolved, step
-
-
-def _while_compiling(config: TrainConfig, console: Console) -> AbstractContextManager[None]:
     if config.step.compile == "off":
-        return contextlib.nullcontext()
-    return console.status("compiling, about a minute; --compile off skips it")
+        step.prepare()
+        return resolved, step
+    try:
+        with console.status("compiling, about a minute; --compile off skips it"):
+            line = step.prepare()
+        console.say(line)
+        return resolved, step
+    except CompilationError as error:
+        console.warn(str(error))
+    resolved = replace(resolved, config=without_compilation(config))
+    return prepared_step(resolved, method, console)
 
 
 def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> None:
