@@ -38,6 +38,7 @@ from fastsiam.methods.optim import peak_lr
 from fastsiam.model.backbones import check_backbone
 from fastsiam.model.numerics import check_precision
 from fastsiam.pipelines import BadImages, build_loader, open_training_images
+from fastsiam.pipelines.survey import survey
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.folder import PATIENCE, RunFolder, created
 from fastsiam.run.trackers import check_trackers
@@ -197,29 +198,26 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
         if place.is_leader:
             patience = PATIENCE if distributed.is_worker() else 0.0
             stack.enter_context(folder.taken(patience=patience))
-        _train(config, recipe, folder, place, console)
+        _train(config, recipe, folder, place)
     distributed.finish()
     return run
 
 
-def _train(
-    config: TrainConfig, recipe: str, folder: RunFolder, place: Place, console: Console
-) -> None:
+def _train(config: TrainConfig, recipe: str, folder: RunFolder, place: Place) -> None:
     """Train in a folder that is locked for this run."""
     _refuse_other_settings(config)
     resolved = resolve(config, folder.path, place)
     listed = resolved.images.listed
     check_same_images(() if listed is None else listed.names, resolved.config.data.root)
     for note in resolved.notes:
-        console.say(note)
+        folder.console.say(note)
     _on_all_ranks(True, place)  # all have read the list of images before rank 0 rewrites it
     bad = _bad_images(resolved, folder)
     loader, trainer = _loader(resolved, bad), None
     try:
         with distributed.closing_unless_lost(loader):
             trainer = _trainer(resolved, loader, bad, recipe, folder)
-            listed = None  # names of millions of images take gigabytes, and are not needed any more
-            resolved = replace(resolved, images=replace(resolved.images, listed=None))
+            del listed, resolved  # names of millions of images take gigabytes
             with contextlib.closing(trainer):
                 trainer.run()
     except KeyboardInterrupt:  # while loader and trackers were closed
@@ -254,14 +252,14 @@ def _trainer(
         loader,
         folder=folder,
         start=resolved.start,
-        knn=_monitor(resolved.config, place, console, resolved.dtype),
-        console=console,
+        knn=_monitor(resolved, console),
         before_saving=bad.share,
     )
 
 
-def _introduce(console: Console, resolved: ResolvedConfig, loader: Loader, run: Path) -> None:
+def _introduce(resolved: ResolvedConfig, loader: Loader, folder: RunFolder) -> None:
     """Print what is about to run, and the settings that results depend on."""
+    console = folder.console
     config, place, start = resolved.config, resolved.place, resolved.start
     if place.device.type == "cpu" and config.run.device == "auto":
         console.say("no GPU found: training on the CPU")
@@ -279,7 +277,7 @@ def _introduce(console: Console, resolved: ResolvedConfig, loader: Loader, run: 
     console.say(
         f"global batch {config.optim.batch} ({local} images per rank and part; BN sees {bn}), "
         f"learning rate {peak_lr(config.optim):g} "
-        f"({config.optim.lr:g} x {config.optim.batch} / 256), run folder {run}"
+        f"({config.optim.lr:g} x {config.optim.batch} / 256), run folder {folder.path}"
     )
     part = local * place.world
     has_bn = any(isinstance(x, _BatchNorm) for x in method_skeleton(config.model).modules())
@@ -378,7 +376,8 @@ def prepared_step(
 def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> None:
     """Write the settings and the list of images; copy the checkpoint that is resumed."""
     own, start = checkpoints.last(folder.path), resolved.start
-    resolved.images.keep(folder)
+    if (listed := resolved.images.listed) is not None:
+        folder.keep(image_list.FILE, listed.to_bytes())
     if start is not None and not own.is_file():
         checkpoints.save(own, start)  # a branch begins with a copy
     settings = {"recipe": recipe, **resolved.record(), "environment": environment()}
@@ -386,10 +385,9 @@ def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> N
     folder.keep("config.json", text.encode())
 
 
-def _monitor(
-    config: TrainConfig, place: Place, console: Console, dtype: torch.dtype
-) -> Evaluate | None:
+def _monitor(resolved: ResolvedConfig, console: Console) -> Evaluate | None:
     """Return the kNN monitor; None, with a message, if any rank cannot read its images."""
+    config, place = resolved.config, resolved.place
     if not config.monitor.knn_every or not config.data.loads_images:
         return None
     images = EvalImages(
@@ -409,7 +407,7 @@ def _monitor(
         return None
     assert loaders is not None
     console.say(f"kNN monitor: {images}")
-    bank, queries = loaders
+    (bank, queries), dtype = loaders, resolved.dtype
 
     def evaluate(backbone: nn.Module, stop: StopSignals) -> KnnResult:
         distributed.share_buffers(backbone, place)  # as in checkpoints: those of rank 0

@@ -166,8 +166,3 @@ def files_of(store: Store) -> tuple[DataFile, ...]:
 def names_of(store: Store) -> list[str]:
     """Return the names of all images, in order."""
     return [store.name(i).replace("\0", "_") for i in range(len(store))]
-
-
-def set_numbers(names: Sequence[str]) -> NDArray[np.int64]:
-    """Return the number of each image's data set in a mixture, (N,), from its name."""
-    return np.array([int(name.partition("/")[0]) for name in names], np.int64)

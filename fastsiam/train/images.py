@@ -23,17 +23,13 @@ from fastsiam.pipelines.mixture import Mixture, shuffle_of
 from fastsiam.pipelines.shuffle import Window
 from fastsiam.pipelines.store import picked
 from fastsiam.pipelines.subsets import open_training
-from fastsiam.pipelines.survey import survey
-from fastsiam.run.folder import RunFolder
 from fastsiam.train.image_list import (
-    FILE,
     DataFile,
     ImageList,
     files_of,
     fingerprint,
     has_names,
     names_of,
-    set_numbers,
     with_replacements,
 )
 
@@ -62,19 +58,6 @@ class RunImages:
     def __len__(self) -> int:
         """Return the number of images, or of noise images if the pipeline reads no files."""
         return len(self.store) if self.store is not None else BACKENDS[CEILING].noise_images or 0
-
-    def survey(self) -> list[str]:
-        """Return messages on how many images --exif, --alpha or scaling to 8 bits affect."""
-        return [] if self.store is None else survey(self.store, self.store.rules)
-
-    def keep(self, folder: RunFolder) -> None:
-        """Write the list of images into a run's folder.
-
-        Raises:
-            FastSiamError: the folder cannot be written.
-        """
-        if self.listed is not None:
-            folder.keep(FILE, self.listed.to_bytes())
 
 
 def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
@@ -115,11 +98,14 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
     blocks = listed.blocks
     if data.window and blocks is None:
         blocks = store.blocks().astype(np.int32)
+    sets = None
+    if store.sets is not None:
+        sets = np.array([int(name.partition("/")[0]) for name in listed.names], np.int64)
     shuffle = shuffle_of(
         data,
         store,
         images=len(store),
-        sets=None if store.sets is None else set_numbers(listed.names),
+        sets=sets,
         blocks=None if blocks is None else blocks.astype(np.int64),
     )
     if isinstance(shuffle, Mixture):
