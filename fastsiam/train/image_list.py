@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastsiam.config.urls import Url
 from fastsiam.errors import CheckpointError, DataError
 from fastsiam.files import explained, is_file, parsed_json, quoted
 from fastsiam.pipelines.store import BetonStore, Store
@@ -98,18 +97,6 @@ class ImageList:
             **blocks,
         )
         return buffer.getvalue()
-
-    def missing_files(self, root: Path | Url) -> list[str]:
-        """Return the files at or below a path that no longer exist."""
-        if isinstance(root, Url):
-            return []  # opening a URL reports its missing files
-        within = (f for f in self.files if Path(f.path).is_relative_to(root.resolve()))
-        return [file.path for file in within if not Path(file.path).exists()]
-
-    def other_files(self, now: tuple[DataFile, ...]) -> list[tuple[DataFile, DataFile]]:
-        """Return the files that changed, each as a pair: as recorded, and as it is now."""
-        then = {file.path: file for file in self.files}
-        return [(then[f.path], f) for f in now if f.path in then and then[f.path] != f]
 
     def positions_in(self, names: Sequence[str]) -> NDArray[np.int64]:
         """Return the position of each listed image among names, (listed,); -1 if it is missing."""

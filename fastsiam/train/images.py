@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +84,7 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
         listed = ImageList(tuple(names[i] for i in kept.tolist()))
     else:
         kept, listed, notes = _places(listed, whole, kept, held, config)
-        notes += _modified(listed.other_files(files), config)
+        notes += _modified(listed, files, config)
     if data.holdout:
         note = (
             f"holding out {len(held):,} images ({data.holdout} of "
@@ -125,8 +124,10 @@ def _opened(
     try:
         return open_training(data)
     except DataError as error:
-        lost = [listed.missing_files(place) for place in data.places] if listed else []
-        gone = list(chain.from_iterable(lost))
+        # Opening a URL reports its missing files.
+        roots = [place.resolve() for place in data.places if isinstance(place, Path)]
+        files = [Path(file.path) for file in (listed.files if listed else ())]
+        gone = [x for x in files if not x.exists() and any(map(x.is_relative_to, roots))]
         if not gone:
             raise
         more = f" and {len(gone) - 1:,} more files" if len(gone) > 1 else ""
@@ -194,19 +195,22 @@ def _places(
     return with_replacements(places), replace(listed, accepted=accepted), [note]
 
 
-def _modified(files: Sequence[tuple[DataFile, DataFile]], config: TrainConfig) -> list[str]:
+def _modified(listed: ImageList, files: Sequence[DataFile], config: TrainConfig) -> list[str]:
     """Check that containers have the size that they had; return a message on one that changed.
 
     Copies of a file have another modification time, which is only mentioned.
 
     Args:
-        files: containers that changed, each as recorded and as it is now.
+        listed: the run's list.
+        files: the containers as they are now.
         config: of the run.
 
     Raises:
         CheckpointError: a container has another size, which is not accepted.
     """
-    for then, now in files:
+    known = {file.path: file for file in listed.files}
+    changed = [(known[now.path], now) for now in files if known.get(now.path, now) != now]
+    for then, now in changed:
         if then.bytes != now.bytes:
             change = (
                 f"{now.path} changed since the run was last started: it had {then.bytes:,} bytes "
@@ -218,5 +222,5 @@ def _modified(files: Sequence[tuple[DataFile, DataFile]], config: TrainConfig) -
     return [
         f"warning: {now.path} was modified since the run was last started; its size and image "
         "names are the same, so its content is assumed to be the same"
-        for _, now in files[:1]
+        for _, now in changed[:1]
     ]
