@@ -53,7 +53,6 @@ def network(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("settings", "network"),
     [
-        ({}, "block"),
         ({"activation_memory": 0.3}, "block"),
         slow(({}, "whole")),
         slow(({"accumulate": 2}, "stem")),  # on ranks: tests/distributed
