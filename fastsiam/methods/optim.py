@@ -153,27 +153,17 @@ def rates_at(
 ) -> dict[str, float]:
     """Return the learning rate of each parameter group at a step, by the groups' names.
 
-    Groups with schedule "cosine" warm up and decay; "constant" ones stay at the peak rate.
-
-    Args:
-        config: base rate, batch and epochs.
-        groups: of the method.
-        step: optimizer step, from 0.
-        steps_per_epoch: optimizer steps in an epoch.
+    Groups with schedule "cosine" warm up and decay; "constant" ones stay at the peak rate. Steps
+    are counted from 0.
     """
     peak, decaying = peak_lr(config), decaying_rate(config, step, steps_per_epoch)
     return {group.name: decaying if group.schedule == "cosine" else peak for group in groups}
 
 
 def decaying_rate(config: OptimConfig, step: int, steps_per_epoch: int) -> float:
-    """Return the learning rate of the groups with schedule "cosine" at a step.
+    """Return the learning rate of the groups with schedule "cosine" at a step, counted from 0.
 
     It rises linearly to the peak at the end of the warm-up, then decays along a cosine.
-
-    Args:
-        config: base rate, batch, epochs and warm-up.
-        step: optimizer step, from 0.
-        steps_per_epoch: optimizer steps in an epoch.
     """
     peak, warmup = peak_lr(config), round(config.warmup_epochs * steps_per_epoch)
     if step < warmup:

@@ -90,12 +90,7 @@ def exists(run: Path) -> bool:
 
 
 def save(path: Path, checkpoint: Checkpoint, *, keep: Path | None = None) -> None:
-    """Write a checkpoint atomically.
-
-    Args:
-        path: the file.
-        checkpoint: its content.
-        keep: path that an existing file is moved to.
+    """Write a checkpoint atomically; an existing file is moved to ``keep``.
 
     Raises:
         CheckpointError: the disk is full or the folder cannot be written; an existing file is
@@ -292,11 +287,7 @@ def rename_corrupt(run: Path) -> None:
 
 
 def parse(path: Path, state: Any) -> Checkpoint:
-    """Return the checkpoint in the unpickled content of a file.
-
-    Args:
-        path: of the file, for messages.
-        state: its content.
+    """Return the checkpoint in the unpickled content of a file; messages name its path.
 
     Raises:
         CheckpointError: it is corrupt, not a fastsiam checkpoint, or one of another version.

@@ -150,12 +150,7 @@ def _folder_of(config: TrainConfig, recipe: str) -> Path:
 
 
 def train_on_ranks(config: TrainConfig, recipe: str, arguments: Sequence[str]) -> int:
-    """Start the ranks of a run on this machine; return the exit code.
-
-    Args:
-        config: the settings.
-        recipe: name of the recipe.
-        arguments: the command line, which is passed to the ranks.
+    """Start the ranks of a run on this machine, by its command line; return the exit code.
 
     Raises:
         FastSiamError: the run's folder is in use or cannot be created.

@@ -60,11 +60,7 @@ class RunImages:
 
 
 def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
-    """Open the training images, each at the place that it had when the run started.
-
-    Args:
-        config: the run's.
-        begun: folder of the run that is resumed; None for a new run.
+    """Open the training images, each at its place in the run that began in ``begun``, if any.
 
     Raises:
         BackendError: the pipeline's package is missing.
@@ -143,12 +139,8 @@ def _places(
 ) -> tuple[NDArray[np.int64], ImageList, list[str]]:
     """Find the listed images in the data set.
 
-    Args:
-        listed: the run's list.
-        store: all images of the data set.
-        kept: positions of the images that a new run would train on.
-        held: positions of the holdout set.
-        config: of the run.
+    ``kept`` are the positions of the images that a new run would train on, ``held`` those of the
+    holdout set.
 
     Returns:
         The position of the image that is used at each place of the list, (listed,); the list, with
@@ -199,11 +191,6 @@ def _modified(listed: ImageList, files: Sequence[DataFile], config: TrainConfig)
     """Check that containers have the size that they had; return a message on one that changed.
 
     Copies of a file have another modification time, which is only mentioned.
-
-    Args:
-        listed: the run's list.
-        files: the containers as they are now.
-        config: of the run.
 
     Raises:
         CheckpointError: a container has another size, which is not accepted.

@@ -91,11 +91,6 @@ def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
 
     A resumed run keeps the resolved settings that it started with, unless the user changes them.
 
-    Args:
-        asked: the settings as the user gave them.
-        run: the run's folder.
-        place: this rank.
-
     Raises:
         BackendError: the pipeline's package is missing.
         CheckpointError: the run cannot be resumed, or not with these settings.
@@ -132,11 +127,7 @@ def with_pipeline(
 ) -> tuple[TrainConfig, str]:
     """Replace the pipeline "auto": by that of the resumed run, or by rank 0's choice.
 
-    Args:
-        config: of the run.
-        place: this rank; every rank must call it.
-        store: the training images; None if the pipeline generates noise.
-        start: checkpoint to resume from.
+    Every rank must call it. ``store`` is None if the pipeline generates noise.
 
     Returns:
         The settings, and a message about the choice, which is empty if the user named a pipeline.
@@ -168,13 +159,7 @@ def _pipeline_it_began_with(store: Store, start: Checkpoint | None) -> Choice | 
 
 
 def with_compilation(config: TrainConfig, start: Checkpoint | None, *, end: int) -> TrainConfig:
-    """Replace the compilation "auto": as in the resumed run, or by the length of the run.
-
-    Args:
-        config: of the run.
-        start: checkpoint to resume from.
-        end: the last step of this run.
-    """
+    """Replace the compilation "auto": as in the resumed run, or by the run's last step."""
     began_with = "auto" if start is None else start.config.step.compile
     if start is not None and start.step >= end:  # no step is left to compile
         if began_with != "on":

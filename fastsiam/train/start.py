@@ -40,12 +40,7 @@ class Start:
 
 
 def start_of(config: TrainConfig, run: Path, place: Place) -> tuple[TrainConfig, Start]:
-    """Find where a run starts, and resolve the settings that depend on it.
-
-    Args:
-        config: the run's settings.
-        run: its folder.
-        place: this rank; every rank must call it.
+    """Find where a run starts, and resolve the settings that depend on it; on every rank.
 
     Returns:
         The settings, with the precision resolved and ``--extend`` applied, and the start.
