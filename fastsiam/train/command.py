@@ -206,7 +206,7 @@ def _train(config: TrainConfig, recipe: str, folder: RunFolder, place: Place) ->
     check_same_images(() if listed is None else listed.names, resolved.config.data.root)
     for note in resolved.notes:
         folder.console.say(note)
-    _on_all_ranks(True, place)  # all have read the list of images before rank 0 rewrites it
+    _on_all_ranks(True)  # all have read the list of images before rank 0 rewrites it
     bad = _bad_images(resolved, folder)
     loader, trainer = _loader(resolved, bad), None
     try:
@@ -397,7 +397,7 @@ def _monitor(resolved: ResolvedConfig, console: Console) -> Evaluate | None:
         loaders = images.loaders()
     except DataError as error:
         reason = str(error)
-    if not _on_all_ranks(loaders is not None, place):
+    if not _on_all_ranks(loaders is not None):
         console.say(f"no kNN monitor: {reason}")
         return None
     assert loaders is not None
@@ -460,8 +460,6 @@ def _shared_settings(config: TrainConfig) -> dict[str, Any]:
     return shared | {name: flags[name] for name in _SHARED}
 
 
-def _on_all_ranks(true_here: bool, place: Place) -> bool:
+def _on_all_ranks(true_here: bool) -> bool:
     """Return whether a condition is true on all ranks; every rank must call it."""
-    if place.world == 1:
-        return true_here
     return bool(minimum_across_ranks(torch.tensor(float(true_here))))

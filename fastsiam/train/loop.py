@@ -112,7 +112,7 @@ class Trainer:
         """The pending log line, and its effective rank."""
         self._stop = StopSignals(place)
         self._clock = Clock(0.0 if start is None else start.seconds, device=place.device)
-        self._digest = DataDigest(start, world=place.world)
+        self._digest = DataDigest(start)
         self._finite = FiniteCheck(place.device)
         self._log: MetricsLog | None = None
         if place.is_leader:
