@@ -217,23 +217,14 @@ def load(path: Path, *, resumes: bool = False) -> Checkpoint:
             f"{other_one(path)}"
         ) from error
     found = parse(path, state)
-    if resumes:
-        _check_schedule(state["config"], path.parent.parent)
-    return found
-
-
-def _check_schedule(settings: Mapping[str, Any], run: Path) -> None:
-    """Check the settings of a run of 0.2, which could restart the cosine when it was extended.
-
-    Raises:
-        CheckpointError: the run's learning rate follows such a schedule.
-    """
-    if settings.get("optim", {}).get("restarts"):
+    if resumes and state["config"].get("optim", {}).get("restarts"):  # of version 0.2
+        run = path.parent.parent
         raise CheckpointError(
             f"{run} was extended with --extend-schedule restart, which was removed after version "
             "0.2, so it cannot be resumed; to continue training with another learning rate, branch "
             f"off: --resume {quoted(run)} --out OTHER --lr RATE"
         )
+    return found
 
 
 def _differs(state: Any) -> bool:

@@ -230,8 +230,12 @@ def _trainer(
         _introduce(resolved, loader, folder)
         if resolved.beginning.damaged:
             checkpoints.rename_corrupt(folder.path)
+    config = resolved.config
+    torch.manual_seed(config.numerics.seed)
     try:
-        method = _fresh_method(resolved, console)
+        method = build_method(config.model, images=len(resolved.images))
+        if resolved.start is None and config.run.init:
+            console.say(take_weights(method, config))
         # Compiling must not overlap with a loader at work: see TrainingStep.prepare.
         resolved, step = prepared_step(resolved, method, console)
     except (RuntimeError, MemoryError) as error:
@@ -330,16 +334,6 @@ def _loader(resolved: ResolvedConfig, bad: BadImages) -> Loader:
         bad=bad if bad.matter else None,
         shuffle=images.shuffle,
     )
-
-
-def _fresh_method(resolved: ResolvedConfig, console: Console) -> Method:
-    """Build the method; a new run loads the weights that ``--init`` names."""
-    config = resolved.config
-    torch.manual_seed(config.numerics.seed)
-    method = build_method(config.model, images=len(resolved.images))
-    if resolved.start is None and config.run.init:
-        console.say(take_weights(method, config))
-    return method
 
 
 def prepared_step(

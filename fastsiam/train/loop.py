@@ -200,24 +200,17 @@ class Trainer:
             TrainingError: the representation collapsed at the last log point, and ``on_collapse``
                 is "stop".
         """
-        if self.done == 0:
-            self._note_untrained(embedding)
+        if self.done == 0:  # collapse is judged by the embeddings before any update
+            spread = z_std(gather(embedding)).item()
+            if math.isfinite(spread):  # else the first check of the losses ends the run
+                self._guard.first = spread
+                self._log_initial(spread)
         self._unlogged = loss, embedding
         self.done += 1
         self._digest.add(batch.seen)
         self._finite.note(self.done, loss)
         if self._settles_early and self.line and self.line[1].done():
             self.settle()
-
-    def _note_untrained(self, embedding: Tensor) -> None:
-        """Measure the embeddings before any update, which collapse is judged by.
-
-        A resumed run reads their z_std from the log.
-        """
-        spread = z_std(gather(embedding)).item()
-        if math.isfinite(spread):  # else the first check of the losses ends the run
-            self._guard.first = spread
-            self._log_initial(spread)
 
     def _log_initial(self, spread: float) -> None:
         if self._log:

@@ -145,8 +145,11 @@ def _starting_point(config: TrainConfig, run: Path) -> Start:
     folder = run
     if config.run.resume == "never":
         refuse_existing_run(run)
-    if _branches(config, run):
-        path = Path(config.run.resume)
+    path = Path(config.run.resume)
+    is_named = config.run.resume not in ("auto", "never")
+    if start is not None and path.resolve() == run.resolve():
+        is_named = False
+    if is_named and checkpoints.locate(path).resolve() != checkpoints.last(run).resolve():
         given = checkpoints.load(path)
         if start is None:
             start, folder = given, run_folder(path) or path.parent
@@ -180,20 +183,6 @@ def refuse_existing_run(run: Path) -> None:
         raise CheckpointError(
             f"--resume never: {run} already holds a run; choose another --out or delete it"
         )
-
-
-def _branches(config: TrainConfig, run: Path) -> bool:
-    """Return whether ``--resume`` names a checkpoint other than this run's own last one.
-
-    Raises:
-        CheckpointError: the checkpoint does not exist.
-    """
-    if config.run.resume in ("auto", "never"):
-        return False
-    named = Path(config.run.resume)
-    if named.resolve() == run.resolve() and checkpoints.exists(run):
-        return False
-    return checkpoints.locate(named).resolve() != checkpoints.last(run).resolve()
 
 
 def _extended(config: TrainConfig, start: Checkpoint) -> tuple[TrainConfig, Checkpoint, str]:
