@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from fastsiam.errors import CheckpointError, DataError
 from fastsiam.files import explained, is_file, parsed_json, quoted
-from fastsiam.pipelines.store import BetonStore, Store
+from fastsiam.pipelines.store import Store
 
 FILE = "images.npz"
 """Name of the list in a run's folder."""
@@ -125,11 +125,6 @@ def fingerprint(names: Sequence[str]) -> str:
     """Return a hash of the names, independent of their order."""
     text = "\0".join(sorted(names)).encode("utf-8", "surrogateescape")
     return hashlib.blake2b(text, digest_size=16).hexdigest()
-
-
-def has_names(store: Store) -> bool:
-    """Return whether a store has image names; files that FFCV wrote have none."""
-    return not isinstance(store, BetonStore) or store.crc is not None
 
 
 def files_of(store: Store) -> tuple[DataFile, ...]:

@@ -20,14 +20,13 @@ from fastsiam.pipelines import Store
 from fastsiam.pipelines.backends import BACKENDS, CEILING, backend_of
 from fastsiam.pipelines.mixture import Mixture, shuffle_of
 from fastsiam.pipelines.shuffle import Window
-from fastsiam.pipelines.store import picked
+from fastsiam.pipelines.store import BetonStore, picked
 from fastsiam.pipelines.subsets import open_training
 from fastsiam.train.image_list import (
     DataFile,
     ImageList,
     files_of,
     fingerprint,
-    has_names,
     names_of,
     with_replacements,
 )
@@ -170,7 +169,8 @@ def _places(
         for some, what in parts
         if some
     )
-    if len(gone) == len(listed.names) or not has_names(store):
+    has_names = not isinstance(store, BetonStore) or store.crc is not None  # else FFCV wrote it
+    if len(gone) == len(listed.names) or not has_names:
         raise CheckpointError(f"{change}; {_ADVICE}")
     accepted = fingerprint(names)
     if config.run.data_changed == "refuse" and listed.accepted != accepted:
