@@ -12,6 +12,7 @@ from fastsiam.console import Console
 from fastsiam.distributed import Place
 from fastsiam.train.images import RunImages
 from fastsiam.train.resolve import ResolvedConfig
+from fastsiam.train.start import Start
 
 
 def model_of(**settings: Any) -> ModelConfig:
@@ -42,14 +43,7 @@ def flags(config: TrainConfig, recipe: str = "imagenet") -> list[str]:
 def resolved_as(config: TrainConfig, place: Place) -> ResolvedConfig:
     """Return settings without "auto" as those of a new run on noise."""
     return ResolvedConfig(
-        asked=config,
-        config=config,
-        place=place,
-        start=None,
-        began_in=None,
-        damaged="",
-        images=RunImages(),
-        notes=(),
+        asked=config, config=config, place=place, beginning=Start(), images=RunImages()
     )
 
 

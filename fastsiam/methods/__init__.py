@@ -11,30 +11,17 @@ from torch import Tensor
 from fastsiam.config import ModelConfig
 from fastsiam.model.backbones import Backbone, build_backbone, skeleton
 
-from .base import Method, Moment, Output, ParamGroup, Schedule
-from .byol import BYOL
-from .fastsiam import FastSiam
-from .mocov2 import MoCoV2
-from .simclr import SimCLR
-from .simsiam import SimSiam
-from .swav import SwAV
-
-__all__ = [
-    "BYOL",
-    "FastSiam",
-    "Method",
-    "MoCoV2",
-    "Moment",
-    "Output",
-    "ParamGroup",
-    "Schedule",
-    "SimCLR",
-    "SimSiam",
-    "SwAV",
-    "build_method",
-    "image_rows",
-    "method_skeleton",
-]
+from .base import Method as Method
+from .base import Moment as Moment
+from .base import Output as Output
+from .base import ParamGroup as ParamGroup
+from .base import Schedule as Schedule
+from .byol import BYOL as BYOL
+from .fastsiam import FastSiam as FastSiam
+from .mocov2 import MoCoV2 as MoCoV2
+from .simclr import SimCLR as SimCLR
+from .simsiam import SimSiam as SimSiam
+from .swav import SwAV as SwAV
 
 
 def build_method(config: ModelConfig, *, images: int = 0) -> Method:

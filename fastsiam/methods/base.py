@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from fastsiam.model.backbones import Backbone
 
+from .momentum import MomentumEncoder
+
 Schedule = Literal["cosine", "constant"]
 """Schedule of a learning rate: warm-up and cosine decay, or constant."""
 
@@ -112,12 +114,15 @@ class Method(nn.Module, ABC):
         return [ParamGroup(name="all", params=trained)]
 
     def start_from(self, weights: dict[str, Tensor]) -> None:
-        """Load the weights of some parts; methods with a momentum encoder override it.
+        """Load the weights of some parts, and copy them to momentum encoders.
 
         Args:
             weights: weights of complete parts, by their names in this method's state dict.
         """
         self.load_state_dict(self.state_dict() | weights)
+        for module in self.children():
+            if isinstance(module, MomentumEncoder):
+                module.copy_parts()
 
     def after_step(self, outputs: Sequence[Output], *, at: Moment) -> None:
         """Update state that has no gradient, after the optimizer's step, under ``no_grad``.

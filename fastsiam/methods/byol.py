@@ -13,7 +13,7 @@ from fastsiam.model.heads import mlp
 from fastsiam.model.losses import negative_cosine
 
 from .base import Method, Moment, Output
-from .momentum import copy_state, momentum_copy, rising_momentum, update_average
+from .momentum import MomentumEncoder, rising_momentum
 
 
 class BYOL(Method):
@@ -26,16 +26,12 @@ class BYOL(Method):
         self.config, self.backbone, self.dim = config, backbone, config.dim
         self.projector = mlp(backbone.features, *config.hidden_widths, config.dim)
         self.predictor = mlp(config.dim, config.predictor_dim, config.dim)
-        self.target = momentum_copy(self.backbone, self.projector)
+        self.target = MomentumEncoder(self.backbone, self.projector)
 
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
-        """Return the loss, in [0, 8], and the first view's projections.
+        """Return the loss of two views, in [0, 8], and the first view's projections.
 
         The loss is the paper's equation 2, 2 - 2 cos, added up over both directions.
-
-        Args:
-            views: two of (N, 3, S, S): the same images, augmented.
-            index: (N,) int64 positions of the images in the data set.
         """
         _, z, p = self.by_view(views, self.backbone, self.projector, self.predictor)
         with torch.no_grad():
@@ -43,14 +39,9 @@ class BYOL(Method):
         cosines = negative_cosine(p[0], targets[1]) + negative_cosine(p[1], targets[0])
         return Output(4 + 2 * cosines, z[0].detach(), {})
 
-    def start_from(self, weights: dict[str, Tensor]) -> None:
-        """Load the weights of some parts, and copy them to the target."""
-        super().start_from(weights)
-        copy_state(self.target, self.backbone, self.projector)
-
     def after_step(self, outputs: Sequence[Output], *, at: Moment) -> None:
         """Move the target towards the online network."""
         momentum = self.config.encoder_momentum
         if self.config.momentum_schedule == "cosine":
-            momentum = rising_momentum(momentum, at)
-        update_average(self.target, self.backbone, self.projector, momentum=momentum)
+            momentum = rising_momentum(momentum, at.progress)
+        self.target.follow(momentum)

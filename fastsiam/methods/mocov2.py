@@ -23,7 +23,7 @@ from fastsiam.model.heads import mlp
 from fastsiam.model.losses import info_nce, unit
 
 from .base import Method, Moment, Output
-from .momentum import copy_state, momentum_copy, push, update_average
+from .momentum import MomentumEncoder, push
 
 
 class MoCoV2(Method):
@@ -42,17 +42,12 @@ class MoCoV2(Method):
         super().__init__(config, backbone, images=images)
         self.config, self.backbone, self.dim = config, backbone, config.dim
         self.projector = mlp(backbone.features, *config.hidden_widths, config.dim, hidden_bn=False)
-        self.target = momentum_copy(self.backbone, self.projector)
+        self.target = MomentumEncoder(self.backbone, self.projector)
         self.register_buffer("queue", F.normalize(torch.randn(config.queue, config.dim)))
         self.register_buffer("pushed", torch.zeros((), dtype=torch.int64))
 
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
-        """Return the loss, and the first view's queries.
-
-        Args:
-            views: two of (N, 3, S, S): the same images, augmented.
-            index: (N,) int64 positions of the images in the data set.
-        """
+        """Return the loss of two views, and the first view's queries."""
         asking, answering = views, views[::-1]
         if not self.config.symmetric:
             asking, answering = views[:1], views[1:]
@@ -67,16 +62,9 @@ class MoCoV2(Method):
         kept = torch.stack(keys[::-1], 1)  # (N, views, dim), the first view's first
         return Output(torch.stack(losses).mean(), queries[0].detach(), {"keys": kept})
 
-    def start_from(self, weights: dict[str, Tensor]) -> None:
-        """Load the weights of some parts, and copy them to the momentum encoder."""
-        super().start_from(weights)
-        copy_state(self.target, self.backbone, self.projector)
-
     def after_step(self, outputs: Sequence[Output], *, at: Moment) -> None:
         """Update the momentum encoder, and add the keys of all ranks to the queue."""
-        update_average(
-            self.target, self.backbone, self.projector, momentum=self.config.encoder_momentum
-        )
+        self.target.follow(self.config.encoder_momentum)
         keys = gather(torch.cat([output.carry["keys"] for output in outputs]))
         push(self.queue, self.pushed, keys.transpose(0, 1).flatten(0, 1))
 

@@ -8,37 +8,40 @@ import math
 import torch
 from torch import Tensor, nn
 
-from .base import Moment
 
-
-def momentum_copy(*parts: nn.Module) -> nn.Sequential:
-    """Return a sequential copy of some modules whose parameters need no gradient.
+class MomentumEncoder(nn.Sequential):
+    """A sequential copy of some modules whose parameters need no gradient.
 
     Its BN layers have their own statistics, as in the authors' code of MoCo and BYOL.
     """
-    return copy.deepcopy(nn.Sequential(*parts)).requires_grad_(False)
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__(*copy.deepcopy(parts))
+        self.requires_grad_(False)
+        self._parts = parts  # in a tuple, so that they are no submodules
+
+    def copy_parts(self) -> None:
+        """Copy the parts' weights and BN statistics."""
+        self.load_state_dict(nn.Sequential(*self._parts).state_dict())
+
+    def follow(self, momentum: float) -> None:
+        """Update the parameters as a moving average of the parts' parameters.
+
+        Args:
+            momentum: weight of the old values, 0 to 1.
+        """
+        own: list[Tensor] = list(nn.Sequential(*self._parts).parameters())
+        torch._foreach_lerp_(list(self.parameters()), own, 1 - momentum)
 
 
-def copy_state(copied: nn.Module, *parts: nn.Module) -> None:
-    """Copy the parts' weights and BN statistics to a ``momentum_copy``."""
-    copied.load_state_dict(nn.Sequential(*parts).state_dict())
-
-
-def update_average(copied: nn.Module, *parts: nn.Module, momentum: float) -> None:
-    """Update the parameters of a ``momentum_copy`` as a moving average of those of its parts.
+def rising_momentum(momentum: float, progress: float) -> float:
+    """Return a momentum that rises to 1 along a cosine (Grill et al. 2020, section 3.3).
 
     Args:
-        copied: the ``momentum_copy``, changed in place.
-        parts: the modules that it was copied from.
-        momentum: weight of the old values, 0 to 1.
+        momentum: at the start.
+        progress: share of the schedule that is done.
     """
-    own: list[Tensor] = list(nn.Sequential(*parts).parameters())
-    torch._foreach_lerp_(list(copied.parameters()), own, 1 - momentum)
-
-
-def rising_momentum(momentum: float, at: Moment) -> float:
-    """Return a momentum that rises to 1 along a cosine (Grill et al. 2020, section 3.3)."""
-    return 1 - (1 - momentum) * (math.cos(math.pi * at.progress) + 1) / 2
+    return 1 - (1 - momentum) * (math.cos(math.pi * progress) + 1) / 2
 
 
 def push(queue: Tensor, pushed: Tensor, rows: Tensor) -> None:

@@ -23,25 +23,11 @@ def build_optimizer(config: OptimConfig, groups: Sequence[ParamGroup]) -> torch.
         | ({} if group.weight_decay is None else {"weight_decay": group.weight_decay})
         for group in groups
     ]
-    optimizer: torch.optim.Optimizer
+    shared: dict[str, Any] = {"momentum": config.momentum, "weight_decay": config.weight_decay}
+    shared["lr"] = peak_lr(config)
     if config.optimizer == "lars":
-        optimizer = Lars(
-            own,
-            lr=peak_lr(config),
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-            trust=config.lars_trust,
-            adapt_all=config.lars_all,
-        )
-    else:
-        optimizer = torch.optim.SGD(
-            own,
-            lr=peak_lr(config),
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
-    return with_momenta(optimizer)
+        return Lars(own, **shared, trust=config.lars_trust, adapt_all=config.lars_all)
+    return with_momenta(torch.optim.SGD(own, **shared, fused=True))
 
 
 def with_momenta(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -86,14 +72,9 @@ class Lars(torch.optim.Optimizer):
         trust: float = 0.001,
         adapt_all: bool = False,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "trust": trust,
-            "adapt_all": adapt_all,
-        }
-        super().__init__(groups, defaults)
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        super().__init__(groups, defaults | {"trust": trust, "adapt_all": adapt_all})
+        with_momenta(self)
         self._step_supports_amp_scaling = True  # tells GradScaler that step() handles overflow
 
     @torch.no_grad()
@@ -112,11 +93,8 @@ class Lars(torch.optim.Optimizer):
                 adapted, _unscaled(adapted, scale), group["weight_decay"], group["trust"]
             )
             moves += _unscaled(others, scale)
-            buffers = []
-            for p in (ordered := adapted + others):
-                if "momentum_buffer" not in self.state[p]:
-                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-                buffers.append(self.state[p]["momentum_buffer"])
+            ordered = adapted + others
+            buffers = [self.state[p]["momentum_buffer"] for p in ordered]
             if overflow is None:
                 torch._foreach_mul_(buffers, group["momentum"])
                 torch._foreach_add_(buffers, moves)
@@ -175,27 +153,17 @@ def rates_at(
 ) -> dict[str, float]:
     """Return the learning rate of each parameter group at a step, by the groups' names.
 
-    Groups with schedule "cosine" warm up and decay; "constant" ones stay at the peak rate.
-
-    Args:
-        config: base rate, batch and epochs.
-        groups: of the method.
-        step: optimizer step, from 0.
-        steps_per_epoch: optimizer steps in an epoch.
+    Groups with schedule "cosine" warm up and decay; "constant" ones stay at the peak rate. Steps
+    are counted from 0.
     """
     peak, decaying = peak_lr(config), decaying_rate(config, step, steps_per_epoch)
     return {group.name: decaying if group.schedule == "cosine" else peak for group in groups}
 
 
 def decaying_rate(config: OptimConfig, step: int, steps_per_epoch: int) -> float:
-    """Return the learning rate of the groups with schedule "cosine" at a step.
+    """Return the learning rate of the groups with schedule "cosine" at a step, counted from 0.
 
     It rises linearly to the peak at the end of the warm-up, then decays along a cosine.
-
-    Args:
-        config: base rate, batch, epochs and warm-up.
-        step: optimizer step, from 0.
-        steps_per_epoch: optimizer steps in an epoch.
     """
     peak, warmup = peak_lr(config), round(config.warmup_epochs * steps_per_epoch)
     if step < warmup:
@@ -203,9 +171,3 @@ def decaying_rate(config: OptimConfig, step: int, steps_per_epoch: int) -> float
         return start + (peak - start) * (step + 1) / warmup
     total = config.epochs * steps_per_epoch - warmup
     return cosine(peak, step - warmup, total=total, end=peak * config.lr_end)
-
-
-def set_rates(optimizer: torch.optim.Optimizer, rates: dict[str, float]) -> None:
-    """Set the learning rate of each parameter group, by the groups' names."""
-    for group in optimizer.param_groups:
-        group["lr"] = rates[group["name"]]

@@ -33,12 +33,7 @@ class SimCLR(Method):
             self.predictor = mlp(config.dim, config.predictor_dim, config.dim)
 
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
-        """Return the loss over the images of all ranks, and the first view's projections.
-
-        Args:
-            views: two of (N, 3, S, S): the same images, augmented.
-            index: (N,) int64 positions of the images in the data set.
-        """
+        """Return the loss of two views over all ranks' images, and the first view's projections."""
         _, *outputs = self.by_view(views, self.backbone, self.projector, self.predictor)
         z, p = ([unit(view) for view in output] for output in outputs)
         stop = self.config.stop_gradient

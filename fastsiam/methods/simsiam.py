@@ -38,12 +38,7 @@ class SimSiam(Method):
         )
 
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
-        """Return the loss in [-1, 1] and the first view's projections (N, d).
-
-        Args:
-            views: two of (N, 3, S, S): the same images, augmented.
-            index: (N,) int64 positions of the images in the data set; not used.
-        """
+        """Return the loss of two views, in [-1, 1], and the first view's projections (N, d)."""
         f, h = (self.backbone, self.projector), self.predictor
         *_, (z1, z2), (p1, p2) = self.by_view(views, *f, h)
         loss = (D(p1, z2.detach()) + D(p2, z1.detach())) / 2

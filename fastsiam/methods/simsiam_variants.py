@@ -16,7 +16,7 @@ from fastsiam.model.backbones import Backbone
 from fastsiam.model.losses import negative_cosine, softmax_cross_entropy
 
 from .base import Moment, Output, ParamGroup
-from .momentum import copy_state, momentum_copy, update_average
+from .momentum import MomentumEncoder
 from .simsiam import SimSiam
 
 SIMILARITIES = {"cosine": negative_cosine, "cross-entropy": softmax_cross_entropy}
@@ -63,17 +63,12 @@ class SimSiamVariant(SimSiam):
             self.parts, self.predictor = ("backbone", "projector"), nn.Identity()
         self.predictor.requires_grad_(config.predictor == "trained")
         if self._has_frozen:
-            self.frozen = momentum_copy(self.backbone, self.projector)
+            self.frozen = MomentumEncoder(self.backbone, self.projector)
         if config.target_average:
             self.register_buffer("averages", torch.zeros(images, config.dim))
 
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
-        """Return the loss (a cosine is in [-1, 1]) and the first view's projections (N, d).
-
-        Args:
-            views: (N, 3, S, S) each: the same images, augmented.
-            index: (N,) int64 positions of the images in the data set.
-        """
+        """Return the loss (a cosine is in [-1, 1]) and the first view's projections (N, d)."""
         comparisons = self.comparisons(len(views))
         predicting = [view for view, _ in comparisons]
         own = [views[view] for view in predicting]
@@ -104,12 +99,6 @@ class SimSiamVariant(SimSiam):
         """Return encoder and predictor as two groups, without an untrained predictor (Table 1)."""
         return super().param_groups()[: 2 if self.config.predictor == "trained" else 1]
 
-    def start_from(self, weights: dict[str, Tensor]) -> None:
-        """Load the weights of some parts, and copy them to the frozen encoder."""
-        super().start_from(weights)
-        if self._has_frozen:
-            copy_state(self.frozen, self.backbone, self.projector)
-
     def after_step(self, outputs: Sequence[Output], *, at: Moment) -> None:
         """Store the images' averages, and update the frozen encoder."""
         if self.config.target_average:
@@ -120,9 +109,9 @@ class SimSiamVariant(SimSiam):
             self.averages.index_copy_(0, index, rows)
         every = self.config.alternate_every or at.steps_per_epoch
         if momentum := self.config.encoder_momentum:
-            update_average(self.frozen, self.backbone, self.projector, momentum=momentum)
+            self.frozen.follow(momentum)
         elif self._has_frozen and at.done % every == 0:
-            copy_state(self.frozen, self.backbone, self.projector)
+            self.frozen.copy_parts()
 
     @property
     def _has_frozen(self) -> bool:

@@ -53,12 +53,7 @@ class SwAV(Method):
             self.register_buffer("pushed", torch.zeros((), dtype=torch.int64))
 
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
-        """Return the loss, 0 or more, and the first view's projections.
-
-        Args:
-            views: two or more, (N, 3, S_v, S_v) each: the same images, augmented.
-            index: (N,) int64 positions of the images in the data set.
-        """
+        """Return the loss of two or more views, 0 or more, and the first view's projections."""
         _, z, p = self.by_view(views, self.backbone, self.projector, self.predictor)
         z = tuple(unit(view) for view in z[:_ASSIGNED])
         with torch.autocast(views[0].device.type, enabled=False):

@@ -247,7 +247,8 @@ def check_crop(config: BackboneConfig, crop: int, *, training: bool) -> None:
     try:
         out = _tried(backbone, crop)
     except Exception as error:  # libraries may raise anything for a wrong size
-        side = _usual_side(backbone)
+        usual = getattr(backbone.network, "default_cfg", {})  # timm's
+        side = int((usual.get("input_size") or (_SIDE,))[-1])
         try:
             _tried(backbone, side)
         except Exception:
@@ -302,11 +303,6 @@ def classifier_keys(config: BackboneConfig) -> set[str]:
 def _tried(backbone: Backbone, side: int) -> Any:
     """Return the output for two images, on the meta device."""
     return backbone(torch.empty(2, 3, side, side, device="meta"))
-
-
-def _usual_side(backbone: Backbone) -> int:
-    usual = getattr(backbone.network, "default_cfg", {})  # timm's
-    return int((usual.get("input_size") or (_SIDE,))[-1])
 
 
 def _of_torchvision(name: str) -> ForeignNetwork:

@@ -44,12 +44,7 @@ def resolved_precision(precision: Precision, device: torch.device) -> Precision:
 
 
 def check_precision(precision: str, device: str) -> None:
-    """Raise a ``DeviceError`` if a precision is asked for that the device lacks.
-
-    Args:
-        precision: as ``--precision``.
-        device: as ``--device``.
-    """
+    """Raise a ``DeviceError`` if ``--precision`` asks for one that ``--device`` lacks."""
     if precision == "fp16" and (device == "cpu" or not torch.cuda.is_available()):
         raise DeviceError("--precision fp16 needs a GPU; use bf16 or fp32 on the CPU")
 
@@ -64,12 +59,8 @@ def with_resolved_precision(
 ) -> TrainConfig:
     """Replace the precision "auto"; a resumed run keeps the precision of its checkpoint.
 
-    Every rank must call it, and gets the same result.
-
-    Args:
-        config: the settings.
-        device: of this rank.
-        began_with: settings of the checkpoint to resume from; None for a new run.
+    Every rank must call it, and gets the same result. ``began_with`` are the settings of the
+    checkpoint.
     """
     precision = config.numerics.precision
     own = began_with.numerics.precision if began_with else "auto"

@@ -6,7 +6,6 @@ weights, the optimizer and the number of steps, without the state of generators 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import os
@@ -25,7 +24,6 @@ from fastsiam.errors import CheckpointError, DamagedError
 from fastsiam.files import (
     explained,
     is_file,
-    parsed_json,
     quoted,
     reason,
     require_local,
@@ -92,12 +90,7 @@ def exists(run: Path) -> bool:
 
 
 def save(path: Path, checkpoint: Checkpoint, *, keep: Path | None = None) -> None:
-    """Write a checkpoint atomically.
-
-    Args:
-        path: the file.
-        checkpoint: its content.
-        keep: path that an existing file is moved to.
+    """Write a checkpoint atomically; an existing file is moved to ``keep``.
 
     Raises:
         CheckpointError: the disk is full or the folder cannot be written; an existing file is
@@ -224,23 +217,14 @@ def load(path: Path, *, resumes: bool = False) -> Checkpoint:
             f"{other_one(path)}"
         ) from error
     found = parse(path, state)
-    if resumes:
-        _check_schedule(state["config"], path.parent.parent)
-    return found
-
-
-def _check_schedule(settings: Mapping[str, Any], run: Path) -> None:
-    """Check the settings of a run of 0.2, which could restart the cosine when it was extended.
-
-    Raises:
-        CheckpointError: the run's learning rate follows such a schedule.
-    """
-    if settings.get("optim", {}).get("restarts"):
+    if resumes and state["config"].get("optim", {}).get("restarts"):  # of version 0.2
+        run = path.parent.parent
         raise CheckpointError(
             f"{run} was extended with --extend-schedule restart, which was removed after version "
             "0.2, so it cannot be resumed; to continue training with another learning rate, branch "
             f"off: --resume {quoted(run)} --out OTHER --lr RATE"
         )
+    return found
 
 
 def _differs(state: Any) -> bool:
@@ -269,8 +253,6 @@ def load_newest(run: Path) -> tuple[Checkpoint | None, str]:
         return None, ""
     with explained(CheckpointError, f"cannot read {path}"):
         what = "corrupt" if is_file(path) else "missing"
-    with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
-        _check_schedule(parsed_json((run / "config.json").read_bytes())["config"], run)
     try:
         return load(path, resumes=True), ""
     except CheckpointError as error:
@@ -296,11 +278,7 @@ def rename_corrupt(run: Path) -> None:
 
 
 def parse(path: Path, state: Any) -> Checkpoint:
-    """Return the checkpoint in the unpickled content of a file.
-
-    Args:
-        path: of the file, for messages.
-        state: its content.
+    """Return the checkpoint in the unpickled content of a file; messages name its path.
 
     Raises:
         CheckpointError: it is corrupt, not a fastsiam checkpoint, or one of another version.

@@ -86,10 +86,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def taken(self, *, patience: float = 0.0) -> Iterator[None]:
-        """Lock the folder inside a ``with`` block.
-
-        Args:
-            patience: seconds to wait for another process to release it.
+        """Lock the folder inside a ``with`` block, after at most ``patience`` seconds.
 
         Raises:
             FastSiamError: another process uses the folder, or it cannot be written.
@@ -124,11 +121,7 @@ class RunFolder:
             lock.release()
 
     def keep(self, name: str, content: bytes) -> None:
-        """Write a small file.
-
-        Args:
-            name: path of the file within the folder.
-            content: content of the file.
+        """Write a small file of the folder.
 
         Raises:
             FastSiamError: the file cannot be written.

@@ -56,11 +56,7 @@ class Clock:
             yield batch
 
     def pause(self, *, after_steps: bool = False) -> None:
-        """Stop the clock until ``resume``.
-
-        Args:
-            after_steps: first wait until the GPU has finished the steps.
-        """
+        """Stop the clock until ``resume``, if asked after the GPU has finished the steps."""
         if after_steps and self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         if self._started is not None:

@@ -8,7 +8,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,10 +38,12 @@ from fastsiam.methods.optim import peak_lr
 from fastsiam.model.backbones import check_backbone
 from fastsiam.model.numerics import check_precision
 from fastsiam.pipelines import BadImages, build_loader, open_training_images
+from fastsiam.pipelines.survey import survey
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.folder import PATIENCE, RunFolder, created
 from fastsiam.run.trackers import check_trackers
-from fastsiam.train.compile import CompilationError
+from fastsiam.train import image_list
+from fastsiam.train.compile import CompilationError, without_compilation
 from fastsiam.train.loop import Evaluate, Trainer
 from fastsiam.train.memory import oom_error
 from fastsiam.train.resolve import ResolvedConfig, resolve
@@ -149,12 +150,7 @@ def _folder_of(config: TrainConfig, recipe: str) -> Path:
 
 
 def train_on_ranks(config: TrainConfig, recipe: str, arguments: Sequence[str]) -> int:
-    """Start the ranks of a run on this machine; return the exit code.
-
-    Args:
-        config: the settings.
-        recipe: name of the recipe.
-        arguments: the command line, which is passed to the ranks.
+    """Start the ranks of a run on this machine, by its command line; return the exit code.
 
     Raises:
         FastSiamError: the run's folder is in use or cannot be created.
@@ -197,29 +193,26 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
         if place.is_leader:
             patience = PATIENCE if distributed.is_worker() else 0.0
             stack.enter_context(folder.taken(patience=patience))
-        _train(config, recipe, folder, place, console)
+        _train(config, recipe, folder, place)
     distributed.finish()
     return run
 
 
-def _train(
-    config: TrainConfig, recipe: str, folder: RunFolder, place: Place, console: Console
-) -> None:
+def _train(config: TrainConfig, recipe: str, folder: RunFolder, place: Place) -> None:
     """Train in a folder that is locked for this run."""
     _refuse_other_settings(config)
     resolved = resolve(config, folder.path, place)
     listed = resolved.images.listed
     check_same_images(() if listed is None else listed.names, resolved.config.data.root)
     for note in resolved.notes:
-        console.say(note)
-    _on_all_ranks(True, place)  # all have read the list of images before rank 0 rewrites it
+        folder.console.say(note)
+    _on_all_ranks(True)  # all have read the list of images before rank 0 rewrites it
     bad = _bad_images(resolved, folder)
     loader, trainer = _loader(resolved, bad), None
     try:
         with distributed.closing_unless_lost(loader):
             trainer = _trainer(resolved, loader, bad, recipe, folder)
-            listed = None  # names of millions of images take gigabytes, and are not needed any more
-            resolved = replace(resolved, images=replace(resolved.images, listed=None))
+            del listed, resolved  # names of millions of images take gigabytes
             with contextlib.closing(trainer):
                 trainer.run()
     except KeyboardInterrupt:  # while loader and trackers were closed
@@ -234,11 +227,15 @@ def _trainer(
     """Build the model and what trains it, and begin the run's folder."""
     place, console = resolved.place, folder.console
     if place.is_leader:
-        _introduce(console, resolved, loader, folder.path)
-        if resolved.damaged:
+        _introduce(resolved, loader, folder)
+        if resolved.beginning.damaged:
             checkpoints.rename_corrupt(folder.path)
+    config = resolved.config
+    torch.manual_seed(config.numerics.seed)
     try:
-        method = _fresh_method(resolved, console)
+        method = build_method(config.model, images=len(resolved.images))
+        if resolved.start is None and config.run.init:
+            console.say(take_weights(method, config))
         # Compiling must not overlap with a loader at work: see TrainingStep.prepare.
         resolved, step = prepared_step(resolved, method, console)
     except (RuntimeError, MemoryError) as error:
@@ -254,14 +251,14 @@ def _trainer(
         loader,
         folder=folder,
         start=resolved.start,
-        knn=_monitor(resolved.config, place, console, resolved.dtype),
-        console=console,
+        knn=_monitor(resolved, console),
         before_saving=bad.share,
     )
 
 
-def _introduce(console: Console, resolved: ResolvedConfig, loader: Loader, run: Path) -> None:
+def _introduce(resolved: ResolvedConfig, loader: Loader, folder: RunFolder) -> None:
     """Print what is about to run, and the settings that results depend on."""
+    console = folder.console
     config, place, start = resolved.config, resolved.place, resolved.start
     if place.device.type == "cpu" and config.run.device == "auto":
         console.say("no GPU found: training on the CPU")
@@ -279,7 +276,7 @@ def _introduce(console: Console, resolved: ResolvedConfig, loader: Loader, run: 
     console.say(
         f"global batch {config.optim.batch} ({local} images per rank and part; BN sees {bn}), "
         f"learning rate {peak_lr(config.optim):g} "
-        f"({config.optim.lr:g} x {config.optim.batch} / 256), run folder {run}"
+        f"({config.optim.lr:g} x {config.optim.batch} / 256), run folder {folder.path}"
     )
     part = local * place.world
     has_bn = any(isinstance(x, _BatchNorm) for x in method_skeleton(config.model).modules())
@@ -289,9 +286,10 @@ def _introduce(console: Console, resolved: ResolvedConfig, loader: Loader, run: 
         console.warn(doubt)
     if start is not None:
         console.say(f"resuming after step {start.step:,} (epoch {start.epoch:.2f})")
-    if resolved.damaged:
-        console.warn(resolved.damaged)
-    for note in resolved.images.survey():
+    if resolved.beginning.damaged:
+        console.warn(resolved.beginning.damaged)
+    store = resolved.images.store
+    for note in [] if store is None else survey(store, store.rules):
         console.say(note)
 
 
@@ -301,7 +299,7 @@ def _bad_images(resolved: ResolvedConfig, folder: RunFolder) -> BadImages:
     Raises:
         CheckpointError: the list in the resumed run's folder is damaged.
     """
-    store, began_in = resolved.images.store, resolved.began_in
+    store, began_in = resolved.images.store, resolved.beginning.folder
 
     def keep(content: bytes) -> None:
         if not (content or (folder.path / FILE).exists()):
@@ -338,16 +336,6 @@ def _loader(resolved: ResolvedConfig, bad: BadImages) -> Loader:
     )
 
 
-def _fresh_method(resolved: ResolvedConfig, console: Console) -> Method:
-    """Build the method; a new run loads the weights that ``--init`` names."""
-    config = resolved.config
-    torch.manual_seed(config.numerics.seed)
-    method = build_method(config.model, images=len(resolved.images))
-    if resolved.start is None and config.run.init:
-        console.say(take_weights(method, config))
-    return method
-
-
 def prepared_step(
     resolved: ResolvedConfig, method: Method, console: Console
 ) -> tuple[ResolvedConfig, TrainingStep]:
@@ -356,35 +344,29 @@ def prepared_step(
     Returns:
         The settings, without compilation if that failed, and the step.
     """
-    while True:
-        config = resolved.config
-        step = TrainingStep(
-            config, method, resolved.place, steps_per_epoch=resolved.steps_per_epoch
-        )
-        if resolved.is_done:
-            return resolved, step
-        try:
-            with _while_compiling(config, console):
-                line = step.prepare()
-        except CompilationError as error:
-            console.warn(str(error))
-            resolved = replace(resolved, config=error.without(config))
-            continue
-        if line:
-            console.say(line)
+    config, steps = resolved.config, resolved.steps_per_epoch
+    step = TrainingStep(config, method, resolved.place, steps_per_epoch=steps)
+    if resolved.is_done:
         return resolved, step
-
-
-def _while_compiling(config: TrainConfig, console: Console) -> AbstractContextManager[None]:
     if config.step.compile == "off":
-        return contextlib.nullcontext()
-    return console.status("compiling, about a minute; --compile off skips it")
+        step.prepare()
+        return resolved, step
+    try:
+        with console.status("compiling, about a minute; --compile off skips it"):
+            line = step.prepare()
+        console.say(line)
+        return resolved, step
+    except CompilationError as error:
+        console.warn(str(error))
+    resolved = replace(resolved, config=without_compilation(config))
+    return prepared_step(resolved, method, console)
 
 
 def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> None:
     """Write the settings and the list of images; copy the checkpoint that is resumed."""
     own, start = checkpoints.last(folder.path), resolved.start
-    resolved.images.keep(folder)
+    if (listed := resolved.images.listed) is not None:
+        folder.keep(image_list.FILE, listed.to_bytes())
     if start is not None and not own.is_file():
         checkpoints.save(own, start)  # a branch begins with a copy
     settings = {"recipe": recipe, **resolved.record(), "environment": environment()}
@@ -392,10 +374,9 @@ def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> N
     folder.keep("config.json", text.encode())
 
 
-def _monitor(
-    config: TrainConfig, place: Place, console: Console, dtype: torch.dtype
-) -> Evaluate | None:
+def _monitor(resolved: ResolvedConfig, console: Console) -> Evaluate | None:
     """Return the kNN monitor; None, with a message, if any rank cannot read its images."""
+    config, place = resolved.config, resolved.place
     if not config.monitor.knn_every or not config.data.loads_images:
         return None
     images = EvalImages(
@@ -410,12 +391,12 @@ def _monitor(
         loaders = images.loaders()
     except DataError as error:
         reason = str(error)
-    if not _on_all_ranks(loaders is not None, place):
+    if not _on_all_ranks(loaders is not None):
         console.say(f"no kNN monitor: {reason}")
         return None
     assert loaders is not None
     console.say(f"kNN monitor: {images}")
-    bank, queries = loaders
+    (bank, queries), dtype = loaders, resolved.dtype
 
     def evaluate(backbone: nn.Module, stop: StopSignals) -> KnnResult:
         distributed.share_buffers(backbone, place)  # as in checkpoints: those of rank 0
@@ -473,8 +454,6 @@ def _shared_settings(config: TrainConfig) -> dict[str, Any]:
     return shared | {name: flags[name] for name in _SHARED}
 
 
-def _on_all_ranks(true_here: bool, place: Place) -> bool:
+def _on_all_ranks(true_here: bool) -> bool:
     """Return whether a condition is true on all ranks; every rank must call it."""
-    if place.world == 1:
-        return true_here
     return bool(minimum_across_ranks(torch.tensor(float(true_here))))

@@ -30,27 +30,17 @@ _LONGEST_CAUSE = 200
 
 
 class CompilationError(BackendError):
-    """The step cannot be compiled, or CUDA graphs cannot be recorded, on any rank.
+    """The step cannot be compiled on any rank.
 
     Args:
         reason: one line.
-        graphs: whether CUDA graphs were asked for: the run then tries again without them.
     """
 
-    def __init__(self, reason: str, *, graphs: bool) -> None:
-        self.graphs = graphs
+    def __init__(self, reason: str) -> None:
         super().__init__(
-            f"cannot record CUDA graphs on this machine ({reason}); training continues without them"
-            if graphs
-            else f"torch.compile does not work on this machine ({reason}); training continues "
+            f"torch.compile does not work on this machine ({reason}); training continues "
             "without it, more slowly; pass --compile off to hide this warning"
         )
-
-    def without(self, config: TrainConfig) -> TrainConfig:
-        """Return the settings without what failed."""
-        if self.graphs:
-            return replace(config, step=replace(config.step, cuda_graphs=False))
-        return without_compilation(config)
 
 
 def without_compilation(config: TrainConfig) -> TrainConfig:

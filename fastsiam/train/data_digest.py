@@ -20,12 +20,11 @@ class DataDigest:
 
     Args:
         start: the checkpoint that is resumed, with the digest of steps since its last log line.
-        world: number of ranks.
     """
 
-    def __init__(self, start: Checkpoint | None, *, world: int) -> None:
+    def __init__(self, start: Checkpoint | None) -> None:
         kept = {} if start is None else start.seen
-        self._world, self._own = world, 0
+        self._own = 0
         self._since = int(kept.get("since", 0 if start is None else start.step))
         self._shared = int(kept.get("digest", "0"), 16)
 
@@ -35,13 +34,11 @@ class DataDigest:
 
     def share(self) -> None:
         """Sum over the ranks what they added since the last call; every rank must call it."""
-        if self._world > 1:
-            # In halves, because a sum of 64-bit digests overflows every type that gloo can sum;
-            # on the host, to avoid a wait for the device.
-            halves = torch.tensor([self._own >> _HALF, self._own % (1 << _HALF)])
-            high, low = sum_across_ranks(halves).tolist()
-            self._own = sum_digests(high << _HALF, low)
-        self._shared, self._own = sum_digests(self._shared, self._own), 0
+        # In halves, because a sum of 64-bit digests overflows every type that gloo can sum; on the
+        # host, to avoid a wait for the device.
+        halves = torch.tensor([self._own >> _HALF, self._own % (1 << _HALF)])
+        high, low = sum_across_ranks(halves).tolist()
+        self._shared, self._own = sum_digests(self._shared, high << _HALF, low), 0
 
     def line(self, done: int) -> dict[str, Any]:
         """Return the digest's fields for the log line at step ``done``, and start a new sum.

@@ -26,12 +26,7 @@ _CHECKPOINTS = 2
 
 
 class Gauges:
-    """Checks the machine at the log points of a run, on rank 0, and warns once of each problem.
-
-    Args:
-        log: receives the warnings.
-        console: shows the warnings.
-    """
+    """Checks the machine at the log points of a run, on rank 0, and warns once of each problem."""
 
     def __init__(self, log: MetricsLog, *, console: Console) -> None:
         self._log, self._console = log, console
@@ -40,11 +35,7 @@ class Gauges:
         self._warned: set[str] = set()
 
     def check(self, values: Mapping[str, Any]) -> None:
-        """Check everything; takes a fraction of a millisecond.
-
-        Args:
-            values: the log point's step, epoch and data_wait.
-        """
+        """Check everything at a log point, in a fraction of a millisecond."""
         warnings = {
             "disk": _disk_warning(self._log.path.parent),
             "memory": _memory_warning(),

@@ -17,12 +17,8 @@ RANK = 4.0
 def lowest_spread(first: float, *, centred: bool) -> float:
     """Return the z_std below which a representation collapses.
 
-    The usual z_std is 1 if BN centres the embeddings, else that of the untrained network, which may
-    be below 1.
-
-    Args:
-        first: z_std of the untrained network, or of the first log point if that is unknown.
-        centred: whether BN centres the embeddings.
+    The usual z_std is 1 if BN centres the embeddings (``centred``), else that of the untrained
+    network, which may be below 1, or of the first log point if that is unknown (``first``).
     """
     return SPREAD * (1.0 if centred else min(max(first, UNTRAINED), 1.0))
 

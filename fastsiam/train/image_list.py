@@ -25,10 +25,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastsiam.config.urls import Url
 from fastsiam.errors import CheckpointError, DataError
 from fastsiam.files import explained, is_file, parsed_json, quoted
-from fastsiam.pipelines.store import BetonStore, Store
+from fastsiam.pipelines.store import Store
 
 FILE = "images.npz"
 """Name of the list in a run's folder."""
@@ -99,18 +98,6 @@ class ImageList:
         )
         return buffer.getvalue()
 
-    def missing_files(self, root: Path | Url) -> list[str]:
-        """Return the files at or below a path that no longer exist."""
-        if isinstance(root, Url):
-            return []  # opening a URL reports its missing files
-        within = (f for f in self.files if Path(f.path).is_relative_to(root.resolve()))
-        return [file.path for file in within if not Path(file.path).exists()]
-
-    def other_files(self, now: tuple[DataFile, ...]) -> list[tuple[DataFile, DataFile]]:
-        """Return the files that changed, each as a pair: as recorded, and as it is now."""
-        then = {file.path: file for file in self.files}
-        return [(then[f.path], f) for f in now if f.path in then and then[f.path] != f]
-
     def positions_in(self, names: Sequence[str]) -> NDArray[np.int64]:
         """Return the position of each listed image among names, (listed,); -1 if it is missing."""
         free: dict[str, list[int]] = {}  # several images may share a name; each is used once
@@ -140,11 +127,6 @@ def fingerprint(names: Sequence[str]) -> str:
     return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
-def has_names(store: Store) -> bool:
-    """Return whether a store has image names; files that FFCV wrote have none."""
-    return not isinstance(store, BetonStore) or store.crc is not None
-
-
 def files_of(store: Store) -> tuple[DataFile, ...]:
     """Return the containers of a store's images; () for a folder of images.
 
@@ -166,8 +148,3 @@ def files_of(store: Store) -> tuple[DataFile, ...]:
 def names_of(store: Store) -> list[str]:
     """Return the names of all images, in order."""
     return [store.name(i).replace("\0", "_") for i in range(len(store))]
-
-
-def set_numbers(names: Sequence[str]) -> NDArray[np.int64]:
-    """Return the number of each image's data set in a mixture, (N,), from its name."""
-    return np.array([int(name.partition("/")[0]) for name in names], np.int64)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -20,19 +19,14 @@ from fastsiam.methods import image_rows
 from fastsiam.pipelines import Store
 from fastsiam.pipelines.backends import NOISE_IMAGES, backend_of
 from fastsiam.pipelines.shuffle import Mixture, Window, shuffle_of
-from fastsiam.pipelines.store import picked
+from fastsiam.pipelines.store import BetonStore, picked
 from fastsiam.pipelines.subsets import open_training
-from fastsiam.pipelines.survey import survey
-from fastsiam.run.folder import RunFolder
 from fastsiam.train.image_list import (
-    FILE,
     DataFile,
     ImageList,
     files_of,
     fingerprint,
-    has_names,
     names_of,
-    set_numbers,
     with_replacements,
 )
 
@@ -62,26 +56,9 @@ class RunImages:
         """Return the number of images, or of noise images if the pipeline reads no files."""
         return len(self.store) if self.store is not None else NOISE_IMAGES
 
-    def survey(self) -> list[str]:
-        """Return messages on how many images --exif, --alpha or scaling to 8 bits affect."""
-        return [] if self.store is None else survey(self.store, self.store.rules)
-
-    def keep(self, folder: RunFolder) -> None:
-        """Write the list of images into a run's folder.
-
-        Raises:
-            FastSiamError: the folder cannot be written.
-        """
-        if self.listed is not None:
-            folder.keep(FILE, self.listed.to_bytes())
-
 
 def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
-    """Open the training images, each at the place that it had when the run started.
-
-    Args:
-        config: the run's.
-        begun: folder of the run that is resumed; None for a new run.
+    """Open the training images, each at its place in the run that began in ``begun``, if any.
 
     Raises:
         BackendError: the pipeline's package is missing.
@@ -101,7 +78,7 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
         listed = ImageList(tuple(names[i] for i in kept.tolist()))
     else:
         kept, listed, notes = _places(listed, whole, kept, held, config)
-        notes += _modified(listed.other_files(files), config)
+        notes += _modified(listed, files, config)
     if data.holdout:
         note = (
             f"holding out {len(held):,} images ({data.holdout} of "
@@ -114,9 +91,12 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
     blocks = listed.blocks
     if data.window and blocks is None:
         blocks = store.blocks().astype(np.int32)
+    sets = None
+    if store.sets is not None:
+        sets = np.array([int(name.partition("/")[0]) for name in listed.names], np.int64)
     shuffle = shuffle_of(
         data,
-        sets=None if store.sets is None else set_numbers(listed.names),
+        sets=sets,
         blocks=None if blocks is None else blocks.astype(np.int64),
     )
     if isinstance(shuffle, Mixture):
@@ -136,8 +116,10 @@ def _opened(
     try:
         return open_training(data)
     except DataError as error:
-        lost = [listed.missing_files(place) for place in data.places] if listed else []
-        gone = list(chain.from_iterable(lost))
+        # Opening a URL reports its missing files.
+        roots = [place.resolve() for place in data.places if isinstance(place, Path)]
+        files = [Path(file.path) for file in (listed.files if listed else ())]
+        gone = [x for x in files if not x.exists() and any(map(x.is_relative_to, roots))]
         if not gone:
             raise
         more = f" and {len(gone) - 1:,} more files" if len(gone) > 1 else ""
@@ -153,12 +135,8 @@ def _places(
 ) -> tuple[NDArray[np.int64], ImageList, list[str]]:
     """Find the listed images in the data set.
 
-    Args:
-        listed: the run's list.
-        store: all images of the data set.
-        kept: positions of the images that a new run would train on.
-        held: positions of the holdout set.
-        config: of the run.
+    ``kept`` are the positions of the images that a new run would train on, ``held`` those of the
+    holdout set.
 
     Returns:
         The position of the image that is used at each place of the list, (listed,); the list, with
@@ -188,7 +166,8 @@ def _places(
         for some, what in parts
         if some
     )
-    if len(gone) == len(listed.names) or not has_names(store):
+    has_names = not isinstance(store, BetonStore) or store.crc is not None  # else FFCV wrote it
+    if len(gone) == len(listed.names) or not has_names:
         raise CheckpointError(f"{change}; {_ADVICE}")
     accepted = fingerprint(names)
     if config.run.data_changed == "refuse" and listed.accepted != accepted:
@@ -205,19 +184,17 @@ def _places(
     return with_replacements(places), replace(listed, accepted=accepted), [note]
 
 
-def _modified(files: Sequence[tuple[DataFile, DataFile]], config: TrainConfig) -> list[str]:
+def _modified(listed: ImageList, files: Sequence[DataFile], config: TrainConfig) -> list[str]:
     """Check that containers have the size that they had; return a message on one that changed.
 
     Copies of a file have another modification time, which is only mentioned.
 
-    Args:
-        files: containers that changed, each as recorded and as it is now.
-        config: of the run.
-
     Raises:
         CheckpointError: a container has another size, which is not accepted.
     """
-    for then, now in files:
+    known = {file.path: file for file in listed.files}
+    changed = [(known[now.path], now) for now in files if known.get(now.path, now) != now]
+    for then, now in changed:
         if then.bytes != now.bytes:
             change = (
                 f"{now.path} changed since the run was last started: it had {then.bytes:,} bytes "
@@ -229,5 +206,5 @@ def _modified(files: Sequence[tuple[DataFile, DataFile]], config: TrainConfig) -
     return [
         f"warning: {now.path} was modified since the run was last started; its size and image "
         "names are the same, so its content is assumed to be the same"
-        for _, now in files[:1]
+        for _, now in changed[:1]
     ]

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from fastsiam.config import TrainConfig
-from fastsiam.console import Console
 from fastsiam.distributed import (
     Signalled,
     StopSignals,
@@ -76,11 +75,10 @@ class Trainer:
     Args:
         step: the training step, prepared.
         loader: batches of this rank, on its device.
-        folder: the run's, for metrics and checkpoints.
+        folder: the run's, for metrics and checkpoints; its console shows the progress.
         start: the checkpoint to resume from, of the same settings. On a CPU with the same number of
             threads, the results are the same bits as those of an uninterrupted run.
         knn: evaluates the backbone every ``knn_every`` epochs and after the last one.
-        console: shows the progress on rank 0.
         before_saving: called before each checkpoint, for example to exchange data.
     """
 
@@ -90,7 +88,6 @@ class Trainer:
         loader: Loader,
         *,
         folder: RunFolder,
-        console: Console,
         start: Checkpoint | None = None,
         knn: Evaluate | None = None,
         before_saving: Callable[[], None] = lambda: None,
@@ -98,7 +95,7 @@ class Trainer:
         config, place = step.config, step.place
         if start is not None:
             step.load(model=start.model, optimizer=start.optimizer, scaler=start.scaler)
-        self._step, self._loader, self._knn, self._console = step, loader, knn, console
+        self._step, self._loader, self._knn, self._console = step, loader, knn, folder.console
         self._before_saving = before_saving
         self.done = self.first = 0 if start is None else start.step
         """Steps taken so far, and before this process started."""
@@ -115,7 +112,7 @@ class Trainer:
         """The pending log line, and its effective rank."""
         self._stop = StopSignals(place)
         self._clock = Clock(0.0 if start is None else start.seconds, device=place.device)
-        self._digest = DataDigest(start, world=place.world)
+        self._digest = DataDigest(start)
         self._finite = FiniteCheck(place.device)
         self._log: MetricsLog | None = None
         if place.is_leader:
@@ -132,7 +129,7 @@ class Trainer:
             first = initial_spread(Path(self._branch["run"]))
             if first is not None:  # a branch has its own copy, because its parent may be deleted
                 self._log_initial(first)
-        self._gauges = Gauges(self._log, console=console) if self._log else None
+        self._gauges = Gauges(self._log, console=self._console) if self._log else None
         self._guard = CollapseGuard(
             config.monitor.on_collapse,
             batch=config.optim.batch // config.optim.accumulate,
@@ -203,24 +200,17 @@ class Trainer:
             TrainingError: the representation collapsed at the last log point, and ``on_collapse``
                 is "stop".
         """
-        if self.done == 0:
-            self._note_untrained(embedding)
+        if self.done == 0:  # collapse is judged by the embeddings before any update
+            spread = z_std(gather(embedding)).item()
+            if math.isfinite(spread):  # else the first check of the losses ends the run
+                self._guard.first = spread
+                self._log_initial(spread)
         self._unlogged = loss, embedding
         self.done += 1
         self._digest.add(batch.seen)
         self._finite.note(self.done, loss)
         if self._settles_early and self.line and self.line[1].done():
             self.settle()
-
-    def _note_untrained(self, embedding: Tensor) -> None:
-        """Measure the embeddings before any update, which collapse is judged by.
-
-        A resumed run reads their z_std from the log.
-        """
-        spread = z_std(gather(embedding)).item()
-        if math.isfinite(spread):  # else the first check of the losses ends the run
-            self._guard.first = spread
-            self._log_initial(spread)
 
     def _log_initial(self, spread: float) -> None:
         if self._log:

@@ -22,7 +22,7 @@ from fastsiam.train.compile import without_compilation
 from fastsiam.train.images import RunImages, run_images
 from fastsiam.train.loop import last_step
 from fastsiam.train.memory import training_bytes
-from fastsiam.train.start import start_of
+from fastsiam.train.start import Start, start_of
 
 _WORTH_COMPILING = 1000
 """Length of a run, in steps, from which it is compiled by default: compiling takes a minute."""
@@ -37,15 +37,15 @@ class ResolvedConfig:
     config: TrainConfig
     """The settings with each "auto" replaced, as saved in checkpoints and config.json."""
     place: Place
-    start: Checkpoint | None
-    """Checkpoint to resume from, with this run's settings; None for a new run."""
-    began_in: Path | None
-    """Folder of the run to resume: the run's own, or that of the run it branches off."""
-    damaged: str
-    """Warning about a corrupt last checkpoint, or ""."""
+    beginning: Start
     images: RunImages
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     """Messages for the user, one line each."""
+
+    @property
+    def start(self) -> Checkpoint | None:
+        """Checkpoint to resume from, with this run's settings; None for a new run."""
+        return self.beginning.checkpoint
 
     @property
     def dtype(self) -> torch.dtype:
@@ -91,11 +91,6 @@ def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
 
     A resumed run keeps the resolved settings that it started with, unless the user changes them.
 
-    Args:
-        asked: the settings as the user gave them.
-        run: the run's folder.
-        place: this rank.
-
     Raises:
         BackendError: the pipeline's package is missing.
         CheckpointError: the run cannot be resumed, or not with these settings.
@@ -121,11 +116,9 @@ def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
         asked=asked,
         config=config,
         place=place,
-        start=start,
-        began_in=beginning.folder,
-        damaged=beginning.damaged,
+        beginning=beginning,
         images=images,
-        notes=tuple(filter(None, (chosen, *beginning.notes, *images.notes))),
+        notes=tuple(filter(None, (chosen, beginning.note, *images.notes))),
     )
 
 
@@ -134,11 +127,7 @@ def with_pipeline(
 ) -> tuple[TrainConfig, str]:
     """Replace the pipeline "auto": by that of the resumed run, or by rank 0's choice.
 
-    Args:
-        config: of the run.
-        place: this rank; every rank must call it.
-        store: the training images; None if the pipeline generates noise.
-        start: checkpoint to resume from.
+    Every rank must call it. ``store`` is None if the pipeline generates noise.
 
     Returns:
         The settings, and a message about the choice, which is empty if the user named a pipeline.
@@ -169,13 +158,7 @@ def _pipeline_it_began_with(store: Store, start: Checkpoint | None) -> Choice | 
 
 
 def with_compilation(config: TrainConfig, start: Checkpoint | None, *, end: int) -> TrainConfig:
-    """Replace the compilation "auto": as in the resumed run, or by the length of the run.
-
-    Args:
-        config: of the run.
-        start: checkpoint to resume from.
-        end: the last step of this run.
-    """
+    """Replace the compilation "auto": as in the resumed run, or by the run's last step."""
     began_with = "auto" if start is None else start.config.step.compile
     if start is not None and start.step >= end:  # no step is left to compile
         if began_with != "on":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,25 +27,20 @@ from fastsiam.run.checkpoint import Checkpoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """The start of a run."""
+    """The start of a run; without arguments that of a new one."""
 
-    checkpoint: Checkpoint | None
+    checkpoint: Checkpoint | None = None
     """Checkpoint to resume from, with the run's settings; None for a new run."""
-    folder: Path | None
+    folder: Path | None = None
     """Folder of the run to resume: the run's own, or that of the run it branches off."""
-    damaged: str
+    damaged: str = ""
     """Warning about a corrupt last checkpoint, or ""."""
-    notes: tuple[str, ...]
-    """Other messages for the user."""
+    note: str = ""
+    """Another message for the user, or ""."""
 
 
 def start_of(config: TrainConfig, run: Path, place: Place) -> tuple[TrainConfig, Start]:
-    """Find where a run starts, and resolve the settings that depend on it.
-
-    Args:
-        config: the run's settings.
-        run: its folder.
-        place: this rank; every rank must call it.
+    """Find where a run starts, and resolve the settings that depend on it; on every rank.
 
     Returns:
         The settings, with the precision resolved and ``--extend`` applied, and the start.
@@ -53,48 +48,35 @@ def start_of(config: TrainConfig, run: Path, place: Place) -> tuple[TrainConfig,
     Raises:
         CheckpointError: the run cannot be resumed, or not with these settings.
     """
-    found, folder, damaged = _starting_point(config, run)
+    beginning = _starting_point(config, run)
+    found, folder = beginning.checkpoint, beginning.folder
     began_with = None if found is None else found.config
     config = with_resolved_precision(config, place.device, began_with=began_with)
-    branches = folder is not None and folder.resolve() != run.resolve()
-    start = _with_optimiser_of(config, found) if branches and found is not None else found
-    config, start, said = _extended(config, start)
-    if start is None or found is None:
-        return config, Start(checkpoint=None, folder=None, damaged=damaged, notes=(said,))
-    _check_same_settings(config, start, run)
+    if found is None or folder is None:
+        if epochs := config.run.extend:
+            raise CheckpointError(
+                f"--extend {epochs} needs a run to extend: name one with --resume, or start a new "
+                f"run with --epochs {epochs}"
+            )
+        return config, beginning
+    branches = folder.resolve() != run.resolve()
+    config, start, note = _extended(config, found)
+    _check_settings(config, start, run, may_change=BRANCH_SETTINGS if branches else ())
     if branches:
-        start, said = _branched(found, start, config)
-    return config, Start(checkpoint=start, folder=folder, damaged=damaged, notes=(said,))
+        start, note = _branched(found, start, config)
+    return config, replace(beginning, checkpoint=start, note=note)
 
 
-def _with_optimiser_of(config: TrainConfig, start: Checkpoint) -> Checkpoint:
-    """Return the start of a branch: the checkpoint with the optimiser settings of ``config``.
-
-    If other settings differ, the checkpoint is returned unchanged, and a later check fails.
-
-    Raises:
-        CheckpointError: the branch would end before it begins.
-    """
-    changed = differences(start.config, config)
-    if not changed.keys() <= set(BRANCH_SETTINGS):
-        return start
-    if config.optim.epochs < start.epoch and "epochs" in changed:
-        raise CheckpointError(
-            f"--epochs {config.optim.epochs} is too short for this branch: its checkpoint is after "
-            f"epoch {rounded(start.epoch)}"
-        )
-    own = replace(start.config, optim=config.optim, model=config.model)
-    return replace(start, config=own)
-
-
-def _check_same_settings(config: TrainConfig, start: Checkpoint, run: Path) -> None:
+def _check_settings(
+    config: TrainConfig, start: Checkpoint, run: Path, *, may_change: Collection[str]
+) -> None:
     """Check that a run can be resumed with these settings.
 
     Raises:
         CheckpointError: names the settings that differ, and the way to use them.
     """
     changed = differences(start.config, config)
-    if not changed:
+    if changed.keys() <= set(may_change):
         return
     resumed = run if config.run.resume in ("auto", "never") else Path(config.run.resume)
     path, folder = quoted(resumed), run_folder(resumed)
@@ -112,18 +94,27 @@ def _check_same_settings(config: TrainConfig, start: Checkpoint, run: Path) -> N
 
 
 def _branched(found: Checkpoint, start: Checkpoint, config: TrainConfig) -> tuple[Checkpoint, str]:
-    """Record in the start of a branch where it branched off and what changed.
+    """Give the start of a branch its optimiser settings; record where it branched off.
 
     Args:
         found: the checkpoint, with the settings of its own run.
-        start: the same with the branch's settings.
+        start: the same, with ``--extend`` applied.
         config: the branch's settings.
 
     Returns:
         The start, and a message for the user.
+
+    Raises:
+        CheckpointError: the branch would end before it begins.
     """
     path = Path(config.run.resume)
-    changed = differences(found.config, start.config)
+    own = replace(start.config, optim=config.optim, model=config.model)
+    changed = differences(found.config, own)
+    if config.optim.epochs < found.epoch and "epochs" in changed:
+        raise CheckpointError(
+            f"--epochs {config.optim.epochs} is too short for this branch: its checkpoint is after "
+            f"epoch {rounded(found.epoch)}"
+        )
     branch = {
         "run": str((run_folder(path) or path.parent).resolve()),
         "checkpoint": str(checkpoints.locate(path).resolve()),
@@ -135,20 +126,16 @@ def _branched(found: Checkpoint, start: Checkpoint, config: TrainConfig) -> tupl
     if changed:
         said += f", {changes_text(changed, between=', ')}"
     now = float(found.optimizer["param_groups"][0]["lr"])
-    then = decaying_rate(start.config.optim, found.step, found.steps_per_epoch)
+    then = decaying_rate(own.optim, found.step, found.steps_per_epoch)
     said += f"; learning rate: {now:.3g} now, {then:.3g} at the next step"
-    return replace(start, branch=branch), said
+    return replace(start, config=own, branch=branch), said
 
 
-def _starting_point(config: TrainConfig, run: Path) -> tuple[Checkpoint | None, Path | None, str]:
+def _starting_point(config: TrainConfig, run: Path) -> Start:
     """Find the checkpoint that ``--resume`` asks for, which must be the same on every rank.
 
     A branch that already has a checkpoint resumes from that one, so that the same command can be
     run again.
-
-    Returns:
-        The checkpoint and the folder of its run, both None for a new run; and a warning if the last
-        checkpoint is corrupt and the previous one is used, else "".
 
     Raises:
         CheckpointError: the checkpoint is missing, the run would overwrite another one, or the
@@ -158,8 +145,11 @@ def _starting_point(config: TrainConfig, run: Path) -> tuple[Checkpoint | None, 
     folder = run
     if config.run.resume == "never":
         refuse_existing_run(run)
-    if _branches(config, run):
-        path = Path(config.run.resume)
+    path = Path(config.run.resume)
+    is_named = config.run.resume not in ("auto", "never")
+    if start is not None and path.resolve() == run.resolve():
+        is_named = False
+    if is_named and checkpoints.locate(path).resolve() != checkpoints.last(run).resolve():
         given = checkpoints.load(path)
         if start is None:
             start, folder = given, run_folder(path) or path.parent
@@ -180,7 +170,7 @@ def _starting_point(config: TrainConfig, run: Path) -> tuple[Checkpoint | None, 
             f"the ranks find different checkpoints in {run}; put it on a disk that all machines "
             "share (--out)"
         )
-    return (None, None, "") if start is None else (start, folder, damaged)
+    return Start() if start is None else Start(checkpoint=start, folder=folder, damaged=damaged)
 
 
 def refuse_existing_run(run: Path) -> None:
@@ -195,23 +185,7 @@ def refuse_existing_run(run: Path) -> None:
         )
 
 
-def _branches(config: TrainConfig, run: Path) -> bool:
-    """Return whether ``--resume`` names a checkpoint other than this run's own last one.
-
-    Raises:
-        CheckpointError: the checkpoint does not exist.
-    """
-    if config.run.resume in ("auto", "never"):
-        return False
-    named = Path(config.run.resume)
-    if named.resolve() == run.resolve() and checkpoints.exists(run):
-        return False
-    return checkpoints.locate(named).resolve() != checkpoints.last(run).resolve()
-
-
-def _extended(
-    config: TrainConfig, start: Checkpoint | None
-) -> tuple[TrainConfig, Checkpoint | None, str]:
+def _extended(config: TrainConfig, start: Checkpoint) -> tuple[TrainConfig, Checkpoint, str]:
     """Apply ``--extend`` to the settings and the checkpoint.
 
     A checkpoint that already has the longer schedule stays as it is, so that the same command
@@ -221,16 +195,11 @@ def _extended(
         The settings, the checkpoint, and a message about the new schedule, or "".
 
     Raises:
-        CheckpointError: there is no run to extend, or it is longer.
+        CheckpointError: the run is longer.
     """
     epochs = config.run.extend
     if not epochs:
         return config, start, ""
-    if start is None:
-        raise CheckpointError(
-            f"--extend {epochs} needs a run to extend: name one with --resume, or start a new run "
-            f"with --epochs {epochs}"
-        )
     optim, said = start.config.optim, ""
     if epochs < optim.epochs:
         raise CheckpointError(

@@ -19,7 +19,7 @@ from fastsiam.config import TrainConfig
 from fastsiam.distributed import Place, bn_group, data_parallel, peer_is_gone
 from fastsiam.errors import BackendError
 from fastsiam.methods import Method, Moment, Output, image_rows
-from fastsiam.methods.optim import SETTINGS, build_optimizer, rates_at, set_rates
+from fastsiam.methods.optim import SETTINGS, build_optimizer, rates_at
 from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.model.numerics import autocast, autocast_type, memory_format_of, use_numerics
 from fastsiam.trace import span
@@ -87,7 +87,8 @@ class TrainingStep:
 
         Raises:
             CompilationError: compiling fails on this machine; raised on every rank.
-            BackendError: compiling the model fails, while other ranks may wait for this one.
+            BackendError: CUDA graphs cannot be recorded, or compiling the model fails while other
+                ranks may wait for this one.
         """
         if self.config.step.compile == "off":
             self._assemble()
@@ -95,7 +96,7 @@ class TrainingStep:
         began = time.perf_counter()
         with compiling(self.config):
             if reason := compile_failure(self.place):
-                raise CompilationError(reason, graphs=False)
+                raise CompilationError(reason)
             self._compile()
         return f"compiled in {time.perf_counter() - began:.0f} s (cached in {cache_folder()})"
 
@@ -113,9 +114,9 @@ class TrainingStep:
             Scalar float32 loss, averaged over the accumulated parts; (n, dim) embeddings of the
             last part. Both on the device, without gradient.
         """
-        set_rates(
-            self.optimizer, rates_at(self.config.optim, self.groups, at, self.steps_per_epoch)
-        )
+        rates = rates_at(self.config.optim, self.groups, at, self.steps_per_epoch)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rates[group["name"]]
         moment = Moment(at, self.steps_per_epoch, self.total)
         seed = int(keys(self.config.numerics.seed, at, self.place.rank)[0])
         torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a hundred times as long
@@ -198,14 +199,15 @@ class TrainingStep:
         except Exception as error:  # a compiler that fails may raise anything
             if peer_is_gone(error):
                 raise
-            if self.place.world > 1:
+            graphs = self.config.step.cuda_graphs
+            if graphs or self.place.world > 1:
                 raise BackendError(
-                    f"torch.compile fails on the model ({cause_line(error)}); pass --compile off"
+                    f"torch.compile fails on the model ({cause_line(error)}); pass "
+                    f"{'--no-cuda-graphs' if graphs else '--compile off'}"
                 ) from error
             if os.environ.get("FASTSIAM_DEBUG"):
                 raise
-            graphs = self.config.step.cuda_graphs
-            raise CompilationError(cause_line(error), graphs=graphs) from error
+            raise CompilationError(cause_line(error)) from error
 
     def _take_no_steps(self, count: int) -> None:
         """Run forward and backward passes on noise; restore the state afterwards.

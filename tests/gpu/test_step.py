@@ -208,7 +208,7 @@ def test_a_log_point_waits_once_for_the_steps_and_once_for_its_numbers(
     step = TrainingStep(gpu, build_method(gpu.model), place, steps_per_epoch=3)
     loader: Any = SimpleNamespace()
     batch: Any = SimpleNamespace(seen=0)
-    trainer = Trainer(step, loader, folder=RunFolder(tmp_path), console=Console(quiet=True))
+    trainer = Trainer(step, loader, folder=RunFolder(tmp_path, console=Console(quiet=True)))
     loss, z = torch.zeros((), device="cuda"), torch.randn(64, 128, device="cuda")
     trainer.note(batch, loss, z)
     trainer.log()  # what is set up once

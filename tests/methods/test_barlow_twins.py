@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from fastsiam.config.files import RunSettings
 from fastsiam.config.train import differences
 from fastsiam.errors import CheckpointError, DataError
 from fastsiam.interchange import load_pretrained
-from fastsiam.methods import Method, Moment, Output
+from fastsiam.methods import Output
 from fastsiam.run import checkpoint as checkpoints
 from tests.configs import with_settings
 from tests.methods.barlow_twins import BarlowTwins, BarlowTwinsConfig
@@ -35,23 +34,6 @@ def test_the_loss_is_the_papers() -> None:
     correlation = first.T @ second / len(first)
     weights = np.where(np.eye(6) == 1, 1.0, 5e-3)
     assert loss == pytest.approx((weights * (correlation - np.eye(6)) ** 2).sum(), rel=1e-5)
-
-
-def test_hooks_are_called_once_in_each_step(
-    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also after the run is resumed in its second epoch."""
-    seen: dict[str, list[Moment]] = {"before_optimizer": [], "after_step": []}
-    for hook, moments in seen.items():
-
-        def note(self: Method, *_: Any, at: Moment, moments: list[Moment] = moments) -> None:
-            moments.append(at)
-
-        monkeypatch.setattr(Method, hook, note)
-    for steps in (4, 0):
-        trained(small, knn_every=0, max_steps=steps)
-    moments = [Moment(step, 3, 12) for step in range(12)]
-    assert seen == {"before_optimizer": moments, "after_step": moments}
 
 
 def test_it_is_killed_resumed_and_exported(

@@ -225,14 +225,17 @@ def test_keys_are_normalised_in_other_groups_than_queries(group: int) -> None:
 KEEPS = RELATED | {
     name: case
     for name, case in VARIANTS.items()
-    if case.config().alternate_every != 1 or case.config().target_average
+    if (own := case.config()).alternate_every != 1 or own.target_average or own.encoder_momentum
 }
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("case", KEEPS.values(), ids=KEEPS.keys())
 def test_losses_and_what_is_kept_step_by_step(case: Case, accumulate: int) -> None:
-    """Of two epochs. A queue goes round, whatever its length; averages are of each image's rows."""
+    """Of two epochs. A queue goes round, whatever its length; averages are of each image's rows.
+
+    The weights of a momentum encoder follow to the last bits; BYOL's momentum grows to 1.
+    """
     method = of(case)
     step, kept, losses = step_of(method, accumulate=accumulate), Kept(case, method), []
     for at in range(EPOCHS * STEPS):
@@ -244,7 +247,21 @@ def test_losses_and_what_is_kept_step_by_step(case: Case, accumulate: int) -> No
         assert losses[-1] == pytest.approx(np.mean(expected), abs=5e-6), at
         kept.take(weights, parts, at)
         kept.check(method, at)
+        own, copied = arrays(method), arrays(method, copied=True)
+        if getattr(method.config, "alternate_every", 1) == 1:  # else frozen: ``Kept.begin``
+            momentum = momentum_of(method.config, at)
+            for name, value in copied.items():
+                follows = momentum * kept.encoder[name] + (1 - momentum) * own[name]
+                np.testing.assert_allclose(value, follows, atol=1e-12, rtol=1e-12, err_msg=name)
     assert np.ptp(losses) > 1e-2
+
+
+def momentum_of(config: Any, at: int) -> float:
+    """Return the momentum of a method's target encoder at a step."""
+    momentum: float = getattr(config, "encoder_momentum", 0.0)
+    if getattr(config, "momentum_schedule", "constant") == "cosine":
+        return related_formulas.momentum_at(momentum, at, EPOCHS * STEPS)
+    return momentum
 
 
 def test_the_mean_of_views_is_not_rounded_to_half_precision() -> None:
@@ -261,32 +278,6 @@ def test_the_mean_of_views_is_not_rounded_to_half_precision() -> None:
     of_each = formulas.targets(z, case.pairs)
     terms = [formulas.DISTANCES["cosine"](a, b) for a, b in zip(p, of_each, strict=True)]
     assert found == pytest.approx(np.mean(terms), abs=1e-6)
-
-
-FOLLOWED = {
-    name: case for name, case in EVERY.items() if getattr(case.config(), "encoder_momentum", None)
-} | {"byol, no momentum": EVERY["byol, no momentum"]}
-
-
-@pytest.mark.parametrize("case", FOLLOWED.values(), ids=FOLLOWED.keys())
-def test_momentum_encoders_follow(case: Case) -> None:
-    """Their weights to the last bits; BYOL's momentum grows to 1."""
-    method = of(case)
-    step, config = step_of(method), case.config()
-    for at in range(EPOCHS * STEPS):
-        momentum = config.encoder_momentum
-        if getattr(config, "momentum_schedule", "constant") == "cosine":
-            momentum = related_formulas.momentum_at(momentum, at, EPOCHS * STEPS)
-            assert momentum == config.encoder_momentum if at == 0 else momentum < 1
-        before = arrays(method, copied=True)
-        step(images_of(case, at), at=at)
-        own, now = arrays(method), arrays(method, copied=True)
-        encoder = {name for name in own if not name.startswith("predictor.")}
-        assert before.keys() == now.keys() == encoder
-        for name, value in now.items():
-            expected = momentum * before[name] + (1 - momentum) * own[name]
-            np.testing.assert_allclose(value, expected, atol=1e-12, rtol=1e-12, err_msg=name)
-            assert np.abs(value - before[name]).max() > 1e-7, name
 
 
 def test_a_momentum_encoder_has_bn_statistics_of_its_own() -> None:
@@ -324,24 +315,10 @@ def test_prototypes_are_frozen_for_so_many_steps(
 
 
 @CASES
-def test_what_moves_in_a_step(case: Case) -> None:
-    """All that is trained, a momentum encoder, queue and averages; no frozen or fixed part."""
-    method, config = of(case), case.config()
-    step = step_of(method)
-    before = {name: value.clone() for name, value in method.state_dict().items()}
-    step(images_of(case), at=0)
-    now = method.state_dict()
-    kept = {"queue", "pushed", "averages"} & now.keys()
-    names = {name for name, _ in method.named_parameters()} | kept
-    still = {name for name in names if name.startswith("predictor.")} - trained(method)
-    if getattr(config, "alternate_every", 1) != 1:
-        still |= {name for name in names if name.startswith("frozen.")}
-        assert any(name.startswith("frozen.") for name in still)
-    if getattr(config, "frozen_epochs", 0):
-        still.add("prototypes.weight")
-    if getattr(config, "queue_from", 0):
-        still |= {"queue", "pushed"} & kept
-    assert {name for name in names if not now[name].equal(before[name])} == names - still
-    groups = {id(p) for group in method.param_groups() for p in group.params}
-    assert groups == {id(p) for name, p in method.named_parameters() if name in trained(method)}
-    assert all(p.requires_grad == (id(p) in groups) for p in method.parameters())
+def test_all_that_is_trained_is_in_one_group(case: Case) -> None:
+    """No frozen or fixed part, nor a momentum encoder."""
+    method = of(case)
+    grouped = [id(p) for group in method.param_groups() for p in group.params]
+    expected = {id(p) for name, p in method.named_parameters() if name in trained(method)}
+    assert set(grouped) == expected and len(grouped) == len(expected)
+    assert all(p.requires_grad == (id(p) in expected) for p in method.parameters())

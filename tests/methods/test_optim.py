@@ -16,7 +16,6 @@ from fastsiam.methods.optim import (
     decaying_rate,
     peak_lr,
     rates_at,
-    set_rates,
 )
 from tests.configs import model_of
 
@@ -64,7 +63,7 @@ def test_a_step_is_sgd_with_momentum_and_decay_by_hand() -> None:
     optimizer = build_optimizer(config, [ParamGroup(name="encoder", params=[weight]), own])
     expected, velocity = 2.0, 0.0
     for rate in (0.5, 0.25, 0.125):
-        set_rates(optimizer, {"encoder": rate, "head": 1.0})
+        optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = rate, 1.0
         weight.grad, other.grad = torch.tensor([1.0]), torch.tensor([1.0])
         optimizer.step()
         velocity = 0.9 * velocity + 1.0 + 0.1 * expected

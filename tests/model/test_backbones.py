@@ -235,6 +235,7 @@ def test_batch_statistics_that_are_not_bns_are_refused() -> None:
         assert unknown_batch_norm(nn.Sequential(nn.BatchNorm2d(4, **settings))) == "BatchNorm2d"
 
 
+@pytest.mark.slow
 def test_narrow_networks_write_within_bounds_on_two_threads() -> None:
     """oneDNN's backward pass of a strided 1x1 convolution of few channels does not (torch 2.15)."""
     code = """

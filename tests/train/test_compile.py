@@ -12,22 +12,23 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor
 
 from fastsiam.config import TrainConfig
+from fastsiam.errors import BackendError
 from fastsiam.evaluate.features import collected, feature_batches
 from fastsiam.methods import Output, build_method
 from fastsiam.run import checkpoint as checkpoints
-from fastsiam.train.command import prepared_step
 from fastsiam.train.compile import cache_folder, cause_line, compiling
 from fastsiam.train.resolve import with_compilation
 from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch, EvalBatch
 from tests import rank_jobs
-from tests.configs import Said, resolved_as, with_settings
+from tests.configs import with_settings
 from tests.networks import short_resnet10
 from tests.processes import Forked
 from tests.tiers import slow
@@ -52,7 +53,6 @@ def network(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("settings", "network"),
     [
-        ({}, "block"),
         ({"activation_memory": 0.3}, "block"),
         slow(({}, "whole")),
         slow(({"accumulate": 2}, "stem")),  # on ranks: tests/distributed
@@ -73,11 +73,31 @@ def test_compiled_steps_in_bfloat16_have_the_losses_of_eager_ones(network: None)
     torch.testing.assert_close(compiled, eager, atol=3e-3, rtol=0)
 
 
-def test_what_is_prepared_is_all_that_is_compiled() -> None:
-    """Steps compile nothing more; the backbone evaluates batches of any size."""
-    config = with_settings(rank_jobs.CONFIG, compile="on")
-    step = TrainingStep(config, rank_jobs.make_method(), CPU, steps_per_epoch=2)
-    assert "compiled in" in step.prepare()
+def test_what_is_prepared_is_all_that_is_compiled_and_leaves_no_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor do the passes that CUDA graphs take to be recorded, on noise and not on zeros.
+
+    Steps compile nothing more; the backbone evaluates batches of any size.
+    """
+    config = with_settings(rank_jobs.CONFIG, compile="on", cuda_graphs=True)
+    method, forward, seen = rank_jobs.make_method(), TrainingStep._forward, list[Tensor]()
+    before = {name: value.clone() for name, value in method.state_dict().items()}
+    generator = torch.get_rng_state()
+
+    def noting(step: TrainingStep, batch: Batch) -> Output:
+        seen.extend(batch.views)
+        return forward(step, batch)
+
+    step = TrainingStep(config, method, CPU, steps_per_epoch=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingStep, "_forward", noting)
+        assert step.prepare().startswith("compiled in")
+    assert len(seen) == 2 * 3
+    assert all(view.std() == pytest.approx(1, abs=0.1) for view in seen)
+    assert torch.equal(torch.get_rng_state(), generator)
+    torch.testing.assert_close(dict(method.state_dict()), before, atol=0, rtol=0)
+    assert all(parameter.grad is None for parameter in method.parameters())
     with torch._dynamo.config.patch(error_on_recompile=True):
         for i in range(2):
             step(rank_jobs.global_batch(), at=i)
@@ -92,29 +112,6 @@ def test_what_is_prepared_is_all_that_is_compiled() -> None:
         for size in ([images], [images[:1], images[1:]])
     )
     torch.testing.assert_close(whole, parts)
-
-
-@pytest.mark.parametrize("cuda_graphs", [False, True])
-def test_compiling_leaves_no_trace(cuda_graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor do the passes that CUDA graphs take to be recorded, on noise and not on zeros."""
-    config = with_settings(rank_jobs.CONFIG, compile="on", cuda_graphs=cuda_graphs)
-    method = rank_jobs.make_method()
-    before = {name: value.clone() for name, value in method.state_dict().items()}
-    generator, forward = torch.get_rng_state(), TrainingStep._forward
-    seen: list[Tensor] = []
-
-    def noting(step: TrainingStep, batch: Batch) -> Output:
-        seen.extend(batch.views)
-        return forward(step, batch)
-
-    monkeypatch.setattr(TrainingStep, "_forward", noting)
-    line = TrainingStep(config, method, CPU, steps_per_epoch=2).prepare()
-    assert line.startswith("compiled in")
-    assert len(seen) == 2 * (3 if cuda_graphs else 1)
-    assert all(view.std() == pytest.approx(1, abs=0.1) for view in seen)
-    assert torch.equal(torch.get_rng_state(), generator)
-    torch.testing.assert_close(dict(method.state_dict()), before, atol=0, rtol=0)
-    assert all(parameter.grad is None for parameter in method.parameters())
 
 
 def test_a_compiled_run_is_resumed_bit_for_bit_and_keeps_what_it_compiled(
@@ -160,32 +157,21 @@ def test_what_is_compiled_is_kept_beyond_tmp(
             assert cache_folder() == str(tmp_path / ".cache" / "fastsiam" / "torchinductor")
 
 
-def test_without_cuda_graphs_the_step_stays_compiled(
+def test_graphs_that_cannot_be_recorded_are_refused(
     small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Recording may fail where compiling does not; an error of the device itself comes out."""
+    """Where compiling works; an error of the device itself comes out."""
     config = with_settings(small, compile="on", cuda_graphs=True)
-    tried: list[bool] = []
-    error: Exception = RuntimeError("this cannot be recorded")
-
-    def take(self: TrainingStep, count: int) -> None:
-        tried.append(self.config.step.cuda_graphs)
-        if tried[-1]:
-            raise error
-
-    monkeypatch.setattr(TrainingStep, "_take_no_steps", take)
-    monkeypatch.setattr("fastsiam.train.step.compile_failure", lambda _: "")
-    console = Said()
-    resolved, step = prepared_step(resolved_as(config, CPU), build_method(config.model), console)
-    (warning,), line = console.warnings, console.lines[-1]
-    assert "cannot record CUDA graphs on this machine (RuntimeError: this cannot" in warning, (
-        warning
-    )
-    assert line.startswith("compiled in") and tried == [True, False]
-    assert step.config == resolved.config == with_settings(config, cuda_graphs=False)
-    error = torch.AcceleratorError("CUDA error: an illegal memory access")
-    with pytest.raises(torch.AcceleratorError):
-        TrainingStep(config, build_method(config.model), CPU, steps_per_epoch=3).prepare()
+    refused = r"model \(RuntimeError: not these\); pass --no-cuda-graphs"
+    for error, kind, message in (
+        (RuntimeError("not these"), BackendError, refused),
+        (torch.AcceleratorError("CUDA error"), torch.AcceleratorError, "CUDA error"),
+    ):
+        monkeypatch.setattr(TrainingStep, "_take_no_steps", Mock(side_effect=error))
+        monkeypatch.setattr("fastsiam.train.step.compile_failure", lambda _: "")
+        step = TrainingStep(config, build_method(config.model), CPU, steps_per_epoch=3)
+        with pytest.raises(kind, match=message):
+            step.prepare()
 
 
 def test_what_a_killed_compiler_left_is_removed(
@@ -276,11 +262,10 @@ def test_a_failed_compilation_is_named_by_its_cause() -> None:
 
 
 def test_auto_compiles_long_runs_and_continues_as_the_run_began(
-    small: TrainConfig, capfd: pytest.CaptureFixture[str]
+    small: TrainConfig, stopped: TrainConfig
 ) -> None:
-    """Of a long schedule, a few steps are not compiled: the steps of this start decide."""
-    run = checkpoints.load(trained(small, compile="auto", epochs=1000, max_steps=1, knn_every=0))
-    assert "compiled in" not in capfd.readouterr().err
+    """The steps of this start decide, not those of the schedule."""
+    run = checkpoints.load(Path(stopped.run.out))
 
     def resolved(config: TrainConfig, began_with: str, steps: int) -> str:
         start = None

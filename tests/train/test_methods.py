@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,34 +21,36 @@ from fastsiam.evaluate.command import evaluate_finetuned, evaluate_knn, evaluate
 from fastsiam.evaluate.feature_files import write_features
 from fastsiam.interchange import load_pretrained
 from fastsiam.train.command import preflight
+from fastsiam.train.start import initial_weights
 from tests.configs import flags, model_of, with_settings
+from tests.conftest import small_config, write_data
+from tests.methods.variants import EVERY
 from tests.processes import fastsiam
 from tests.tiers import rest_slow
 from tests.train.runs import CPU, trained
 
-SIZES: dict[str, dict[str, Any]] = {
-    "byol": {"projector_dim": 12, "predictor_dim": 4},
-    "mocov2": {"projector_dim": 12, "queue": 16},
-    "swav": {"projector_dim": 12, "prototypes": 6, "queue": 16, "queue_from": 0.0},
-    "simclr": {"projector_dim": 12},
-    "simsiam": {"predictor_dim": 4},
-    "fastsiam": {"predictor_dim": 4},
-}
+METHODS = ["byol", "mocov2", "swav, queue", "simclr", "default", "fastsiam 3"]
+"""A variant of each method."""
 
 
-def of(method: str, small: TrainConfig, **settings: Any) -> TrainConfig:
-    kind: Any = METHOD_CONFIGS[method]
-    own = kind(projector_layers=2, dim=16, **SIZES[method])
-    config = with_settings(small, max_steps=3, knn_every=0, **settings)
-    return replace(config, model=replace(config.model, method=own))
+def of(name: str, small: TrainConfig, **settings: Any) -> TrainConfig:
+    return EVERY[name].applied(small, max_steps=3, knn_every=0, **settings)
 
 
-@pytest.mark.parametrize("method", rest_slow(list(SIZES), fast=2))
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A run of a method, trained once."""
+    folder = tmp_path_factory.mktemp("methods")
+    data = write_data(folder / "data")
+    return cache(lambda method: trained(of(method, small_config(data, folder / method))))
+
+
+@pytest.mark.parametrize("method", rest_slow(METHODS))
 def test_a_run_is_evaluated_exported_and_described(
-    method: str, small: TrainConfig, tmp_path: Path
+    method: str, run_of: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    assert set(SIZES) == set(METHOD_CONFIGS)
-    run = trained(of(method, small))
+    assert {EVERY[name].method.name for name in METHODS} == set(METHOD_CONFIGS)
+    run = run_of(method)
     knn = evaluate_knn(run, KnnConfig(workers=0, k=(3,)), CPU)
     heads = LinearConfig(cached=True, lrs=(0.1, 3), workers=0, batch=8, epochs=1)
     linear = evaluate_linear(run, heads, CPU)
@@ -73,7 +77,7 @@ def test_a_run_is_evaluated_exported_and_described(
         f"| 0.1 | {rounded(linear.results[0]['top1'])} | 100 |",
     ):
         assert text in card, text
-    assert str(tmp_path) not in card
+    assert str(run.parent) not in card and str(tmp_path) not in card
     again = load_pretrained(tmp_path / "w.pth")
     images = torch.randn(2, 3, 16, 16)
     assert torch.equal(again.network()(images), read.network()(images))
@@ -95,16 +99,17 @@ def test_a_run_begins_with_what_is_to_be_doubted(
         assert ("learns to cheat" in capsys.readouterr().err) == warns
 
 
-@pytest.mark.parametrize("method", rest_slow(list(SIZES), fast=2))
+@pytest.mark.parametrize("method", rest_slow(METHODS, fast=2))
 def test_a_run_starts_from_given_weights(
-    method: str, small: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    method: str, run_of: Callable[[str], Path], small: TrainConfig,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     """Of its own method all parts, of others the backbone; the momentum encoder follows."""
-    given = trained(of(method, small))
-    zero: dict[str, Any] = {"lr": 1e-30, "weight_decay": 0.0, "init": str(given)}
-    state = load_pretrained(given).state
-    again = load_pretrained(trained(of(method, small, **zero), out=tmp_path / "same")).state
-    assert "fresh" not in capsys.readouterr().err
+    zero: dict[str, Any] = {"lr": 1e-30, "weight_decay": 0.0, "init": str(run_of(method))}
+    state = load_pretrained(run_of(method)).state
+    capsys.readouterr()
+    again = load_pretrained(trained(of(method, small, **zero))).state
+    assert "; new: " not in capsys.readouterr().err
     target = {key for key in again if key.startswith("target.")}
     assert bool(target) == (method in ("byol", "mocov2"))
     for key, value in again.items():
@@ -114,8 +119,7 @@ def test_a_run_starts_from_given_weights(
         source = new[key[:8]] + key[8:] if key in target else key
         torch.testing.assert_close(value, state[source], msg=key)
     other = "mocov2" if method != "mocov2" else "byol"
-    trained(of(other, small, **zero), out=tmp_path / "other")
-    assert "new: projector" in capsys.readouterr().err
+    assert initial_weights(of(other, small, **zero))[1] == ("backbone",)
 
 
 def test_a_foreign_backbone_is_trained_and_exported(small: TrainConfig, tmp_path: Path) -> None:

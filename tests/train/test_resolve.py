@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import EvalConfig
-from fastsiam.distributed import Place
 from fastsiam.evaluate.subject import open_subject
 from fastsiam.report.run import write_report
 from fastsiam.run import checkpoint as checkpoints
-from fastsiam.train.command import _on_all_ranks
 from tests.configs import flags, with_settings
 from tests.pipelines.cases import readable
 from tests.processes import fastsiam
@@ -86,9 +83,3 @@ def test_the_default_data_are_recorded_by_name(
     assert recorded["config"]["data"]["data"] == str(images)
     assert recorded["asked"]["data"]["data"] == ""
     assert open_subject(run, EvalConfig(), CPU).data.root == images
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a tensor may be made on this GPU")
-def test_what_concerns_the_hosts_is_not_exchanged_by_nccl() -> None:
-    """It would wait on the GPU for a rank that has failed, where gloo fails at once."""
-    assert _on_all_ranks(True, Place(rank=0, world=2, device=torch.device("cuda")))

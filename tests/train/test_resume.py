@@ -173,7 +173,7 @@ ENDINGS: dict[str, Callable[[TrainConfig], None]] = {
     "before previous, no links": partial(killed_in_a_save, at=1, has_links=False),
     "previous saved": partial(killed_in_a_save, at=2, has_links=True),
 }
-SLOW = [*ENDINGS][-3:]
+SLOW = [*ENDINGS][-4:]
 
 
 @pytest.mark.parametrize("ending", [slow(name) if name in SLOW else name for name in ENDINGS])
@@ -218,7 +218,7 @@ def test_lines_that_come_late_are_neither_lost_nor_doubled(
     whole = history(trained(config, out=tmp_path / "whole"))
     request.getfixturevalue("slow_eigenvalues")
     assert history(trained(config, out=tmp_path / "late")) == whole
-    for kill_at in (3, 5, 10):
+    for kill_at in (3, 10):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Trainer, "close", lambda trainer: None)  # nothing is written any more
             run = killed(config, kill_at, out=tmp_path / f"killed{kill_at}")
@@ -229,13 +229,9 @@ def test_lines_that_come_late_are_neither_lost_nor_doubled(
         assert history(trained(config, out=run)) == whole
 
 
-def test_the_resume_test_would_notice_another_order(small: TrainConfig, whole: Whole) -> None:
-    assert history(trained(saving(small), seed=1)) != history(whole("memory"))
-
-
 def test_kill_9_of_the_whole_program(small: TrainConfig, tmp_path: Path) -> None:
     """Killed for real and run again with the same words, it equals the undisturbed run."""
-    config = with_settings(small, epochs=40, save_every=5, knn_every=10)
+    config = with_settings(small, epochs=20, save_every=5, knn_every=10)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     fastsiam("train", *flags(config), "--out", str(whole))
     process = command("train", *flags(config), "--out", str(killed))
@@ -247,7 +243,7 @@ def test_kill_9_of_the_whole_program(small: TrainConfig, tmp_path: Path) -> None
     assert "resuming after step" in done.stderr
     assert_same_runs(killed, whole)
     knn = [[line for line in read_metrics(run) if line["kind"] == "knn"] for run in (whole, killed)]
-    assert knn[0] == knn[1] and [line["epoch"] for line in knn[0]] == [0, 10, 20, 30, 40]
+    assert knn[0] == knn[1] and [line["epoch"] for line in knn[0]] == [0, 10, 20]
 
 
 def test_a_finished_run_stays_finished(small: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:

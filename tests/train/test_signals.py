@@ -45,7 +45,6 @@ def endless(small: TrainConfig) -> TrainConfig:
 @pytest.mark.parametrize(
     ("processes", "number", "code"),
     [
-        (1, signal.SIGTERM, 143),
         (1, signal.SIGUSR1, 138),
         (1, signal.SIGINT, 130),
         (2, signal.SIGTERM, 143),
@@ -156,19 +155,18 @@ def test_an_evaluation_is_left_at_its_next_batch(
     assert "3 log lines agree: images and augmentations of steps 1 to 6" in verified(run)
 
 
-@pytest.mark.parametrize("before", [None, signal.SIGTERM])
 def test_ctrl_c_while_a_tracker_closes_says_what_is_saved(
-    before: int | None, small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also after a first signal, whose message it replaces."""
+    """After a first signal, whose message it replaces."""
     interrupts = Mock(side_effect=lambda **_: signal.raise_signal(signal.SIGINT))
     tracker = Mock(close=interrupts)
     monkeypatch.setitem(TRACKERS, "tensorboard", lambda *_: tracker)
     run = Path(small.run.out)
 
     def stop(step: int, _: Any) -> None:
-        if before and step == 4:
-            os.kill(os.getpid(), before)
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     # Whoever started the tests in the background has SIGINT ignored.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -195,6 +193,7 @@ def test_elsewhere_than_in_a_run(begun: TrainConfig, images: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_plain_torchrun_works(small: TrainConfig, tmp_path: Path) -> None:
     config = with_settings(small, epochs=1, knn_every=0)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
