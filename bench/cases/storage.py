@@ -18,12 +18,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from fastsiam.bench import object_storage
-from fastsiam.bench.cases.peers import (
-    Views,
-    both_views,
-    check_two_alike_views,
-    torchvision_view,
-)
+from fastsiam.bench.cases.peers import Views, check_two_alike_views, torchvision_views
 from fastsiam.bench.images import add_to_tar
 from fastsiam.bench.peers import Peer
 from fastsiam.bench.records import Record, Row
@@ -257,13 +252,13 @@ def _views_of(augment: AugmentConfig) -> Callable[[bytes], Views]:
     """Return what makes both views of an encoded image."""
     from torchvision.io import ImageReadMode, decode_image
 
-    view = torchvision_view(augment)
+    views = torchvision_views(augment)
 
-    def views(data: bytes) -> Views:
+    def views_of(data: bytes) -> Views:
         encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        return both_views(view, decode_image(encoded, mode=ImageReadMode.RGB))
+        return views(decode_image(encoded, mode=ImageReadMode.RGB))
 
-    return views
+    return views_of
 
 
 STREAMING = {
