@@ -27,8 +27,9 @@ from fastsiam.evaluate.subject import open_network
 from fastsiam.files import explained, parsed_json, quoted, write_json, written_for_user
 from fastsiam.report.markdown import markdown
 from fastsiam.run.records import Record
+from fastsiam.study.catalogue import STUDIES
 from fastsiam.study.runner import FASTSIAM, Child
-from fastsiam.study.runs import Run
+from fastsiam.study.runs import run_command, runs_of
 from fastsiam.study.scales import Scale
 from fastsiam.study.table import averaged
 
@@ -79,24 +80,24 @@ def detection_rows(scale: Scale, folder: Path, config: StudyDetectConfig) -> lis
         folder: parent of the runs' folders.
         config: names the file of the supervised weights.
     """
+    runs = {
+        run.variant: (run, study)
+        for study in ("related-2x", "transfer")
+        for run in runs_of([STUDIES[study]], scale, folder, seeds=[0])
+    }
     rows = []
     for title in PAPER["voc07"]:
         if title == _SUPERVISED:
             rows.append(DetectionRow(title, config.supervised, "name weights with --supervised"))
             continue
-        variant = _VARIANTS[title]
-        settings = scale.settings(variant, seed=0)
-        run = Run(folder / f"{variant}-seed-0", variant, 0, scale, settings)
+        run, study = runs[_VARIANTS[title]]
         run.check_settings()
         if run.is_trained:
             rows.append(DetectionRow(title, str(run.folder)))
         elif run.is_diverged:
             rows.append(DetectionRow(title, "", f"the training of {run.folder} diverged"))
         else:
-            study = "transfer" if variant in ("epochs-2x", "transfer") else "related-2x"
-            command = f"fastsiam study run {study} --scale {scale.name}"
-            command += f" --epochs {config.epochs}" if config.epochs else ""
-            command += f" --out {quoted(config.out)}"
+            command = f"{run_command(study, config)} --out {quoted(config.out)}"
             rows.append(DetectionRow(title, "", f"{run.folder} is not trained: {command}"))
     return rows
 
@@ -209,7 +210,7 @@ def _evaluate(row: DetectionRow, detector: DetectConfig, path: Path, diverged: P
     with explained(FastSiamError, f"cannot write {log}"):
         path.parent.mkdir(parents=True, exist_ok=True)
     words = ["eval", "detect", row.network, "--json", str(path), *_options(detector)]
-    child = Child.start([*FASTSIAM, *words], log)
+    child = Child([*FASTSIAM, *words], log)
     if child.process.wait() and not child.divergence:
         raise child.failure(said, "record")
     if child.process.returncode:

@@ -23,7 +23,7 @@ from fastsiam.files import explained, parsed_json, written_for_user
 from fastsiam.run.log import initial_spread
 from fastsiam.run.records import read_records
 from fastsiam.study.catalogue import STUDIES, VARIANTS, Row, Study
-from fastsiam.study.runs import Run
+from fastsiam.study.runs import Run, run_command
 from fastsiam.study.scales import Measure, Scale
 
 _DIGITS = 5
@@ -193,8 +193,7 @@ def collect(study: Study, scale: Scale, runs: Sequence[Run], config: StudyConfig
             if own.environment not in environments:
                 environments.append(own.environment)
     record = study_record(study, scale, results)
-    command = f"fastsiam study run {study.name} --scale {config.scale}"
-    command += f" --epochs {config.epochs}" if config.epochs else ""
+    command = run_command(study.name, config)
     seeds = 1 + max(record.seeds, default=-1)
     command += f" --seeds {seeds}" if seeds not in (0, scale.seeds) else ""
     command += " --linear" if record.has_linear else ""
