@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,27 +125,10 @@ def do_detection(
             weights[row.title] = fingerprint(network.network())
         else:
             console.say(f"no row {row.title!r}: {row.missing}")
-    return [
-        _with_figures(row, config, detector, folder, weights[row.title], labels)
-        if row.network
-        else row
-        for row in rows
-    ]
 
-
-def _with_figures(
-    row: DetectionRow,
-    config: StudyDetectConfig,
-    detector: DetectConfig,
-    folder: Path,
-    weights: str,
-    labels: str,
-) -> DetectionRow:
-    """Search the learning rate with the first trial, then train the other trials."""
-
-    def evaluated(lr: float, seed: int) -> Record | None:
+    def evaluated(row: DetectionRow, lr: float, seed: int) -> Record | None:
         own = replace(detector, lr=lr, seed=seed, trials=1, untrained=row.untrained, json="")
-        record = _evaluated(row, own, folder / detector.task, weights)
+        record = _evaluated(row, own, folder / detector.task, weights[row.title])
         if record and record.data.labels_crc32 != labels:
             raise FastSiamError(
                 f"{row.title}, rate {lr:g}, seed {seed} was trained on other annotations than "
@@ -152,12 +136,26 @@ def _with_figures(
             )
         return record
 
-    found = {lr: evaluated(lr, detector.seed) for lr in config.lrs}
+    seeds = range(detector.seed, detector.seed + detector.trials)
+    return [
+        _with_figures(row, config.lrs, seeds, partial(evaluated, row)) if row.network else row
+        for row in rows
+    ]
+
+
+def _with_figures(
+    row: DetectionRow,
+    lrs: Sequence[float],
+    seeds: Sequence[int],
+    evaluated: Callable[[float, int], Record | None],
+) -> DetectionRow:
+    """Search the learning rate with the first seed, then train with the others at that rate."""
+    found = {lr: evaluated(lr, seeds[0]) for lr in lrs}
     first = {lr: record for lr, record in found.items() if record}
     if not first:
         raise FastSiamError(f"{row.title}: the loss diverged at every rate; pass lower ones, --lrs")
     best = max(first, key=lambda lr: first[lr].results[0]["AP"])
-    others = [evaluated(best, detector.seed + number) for number in range(1, detector.trials)]
+    others = [evaluated(best, seed) for seed in seeds[1:]]
     records = [first[best], *filter(None, others)]
     return replace(
         row,
@@ -224,10 +222,8 @@ def _options(detector: DetectConfig) -> list[str]:
     words = []
     for one in settings_of(DetectConfig).values():
         value = getattr(detector, one.name)
-        if isinstance(value, bool):
-            words += [f"--{one.flag}"] if value else []
-        elif value != one.default and one.option:
-            words += [f"--{one.flag}", as_text(value)]
+        if one.option and value != one.default:
+            words += [f"--{one.flag}"] if value is True else [f"--{one.flag}", as_text(value)]
     return words
 
 

@@ -130,10 +130,6 @@ class StudyRecord(Study):
         """Seeds with any result."""
         return sorted({one.seed for one in self.every_result})
 
-    def row(self, variant: str) -> RowRecord:
-        """Return the row of a variant, by its name."""
-        return next(row for row in self.rows if row.variant == variant)
-
 
 def read_result(run: Run) -> Result | None:
     """Read the results of a run; None if it is not finished.
