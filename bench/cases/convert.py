@@ -61,8 +61,6 @@ def build_convert(*, name: str, source: Path, target: Path, workers: int) -> Tas
         "fastsiam": lambda: convert("folder", config, silent()),
         "ffcv": lambda: _by_ffcv(source, target, workers, config.quality),
     }
-    if name == "ffcv":
-        import ffcv.writer  # noqa: F401  # if it is missing, say so now
 
     def clear() -> None:
         shutil.rmtree(target, ignore_errors=True)

@@ -26,27 +26,25 @@ _SIZES = {
     "ImageNet, a part": {"bank": 100_000, "queries": 2_000, "dim": 2048, "classes": 1000},
 }
 K, TEMPERATURE = 200, 0.1
-_NAMES = "fastsiam", "lightly"
 
 
 def measure(session: Session) -> list[Record]:
     """Measure ours and lightly's on each set of features."""
-    return [
-        one
-        for title, size in _SIZES.items()
-        for one in compare(session, (_row(session, name, title, size) for name in _NAMES))
-    ]
-
-
-def _row(session: Session, name: str, title: str, size: dict[str, int]) -> Row:
-    return Row(
-        case="knn",
-        name=f"{name}, {title}",
-        build=partial(build_knn, name=name, device=session.device, **size),
-        baseline=("lightly", f"lightly, {title}"),
-        in_the_clock="normalising, search and vote; features are on the device",
-        config={"k": K, "temperature": TEMPERATURE, "device": session.device, **size},
-    )
+    records = []
+    for title, size in _SIZES.items():
+        rows = (
+            Row(
+                case="knn",
+                name=f"{name}, {title}",
+                build=partial(build_knn, name=name, device=session.device, **size),
+                baseline=("lightly", f"lightly, {title}"),
+                in_the_clock="normalising, search and vote; features are on the device",
+                config={"k": K, "temperature": TEMPERATURE, "device": session.device, **size},
+            )
+            for name in ("fastsiam", "lightly")
+        )
+        records += compare(session, rows)
+    return records
 
 
 def build_knn(*, name: str, device: str, bank: int, queries: int, dim: int, classes: int) -> Task:
@@ -73,8 +71,6 @@ def build_knn(*, name: str, device: str, bank: int, queries: int, dim: int, clas
             right += int((predicted[:, 0] == own).sum())
         found["top1"] = 100 * right / queries
 
-    if name == "lightly":
-        import lightly.utils.benchmarking  # noqa: F401  # missing, it is to be said now
     return Task(ours if name == "fastsiam" else theirs, queries, lambda: found)
 
 

@@ -82,10 +82,7 @@ def _epochs(
             pass
 
     def facts() -> dict[str, Any]:
-        started = len(children())
-        if data.pipeline == BASELINE and started < int(data.workers):
-            raise RuntimeError(f"{started} of {data.workers} workers started")
-        return {"workers": data.workers, "processes": 1 + started}
+        return {"workers": data.workers, "processes": 1 + len(children())}
 
     tasks = {"views": Task(partial(through, loader.epoch), images, facts)}
     if isinstance(loader, CropLoader):

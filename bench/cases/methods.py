@@ -13,11 +13,11 @@ from importlib import metadata
 
 import torch
 
-from fastsiam.bench.cases.step import Fed, Stepper, build_step
+from fastsiam.bench.cases.step import Fed, Stepper, build_step, step_of
 from fastsiam.bench.config import AUTHORS, ONLY_ON_GPU, SYNC_BN, VARIANTS
 from fastsiam.bench.peers import require_lightly
 from fastsiam.bench.records import Record, Row
-from fastsiam.bench.runner import Task, compare
+from fastsiam.bench.runner import compare
 from fastsiam.bench.session import Session
 from fastsiam.config import METHOD_CONFIGS, TrainConfig
 from fastsiam.views.batch import Batch
@@ -35,23 +35,24 @@ def _measured(session: Session, name: str) -> list[Record]:
     """Measure a method; lightly's is what others are compared with."""
     theirs = f"{name}, lightly"
 
-    def row(who: str, build: Callable[..., Task], config: TrainConfig) -> Row:
+    def row(who: str, way: str, begin: Callable[[Fed], Stepper] = step_of) -> Row:
+        config = _config(session, name, way)
         return Row(
             case="methods",
             name=who,
-            build=partial(build, config=config),
+            build=partial(build_step, config=config, begin=begin),
             baseline=(theirs, theirs),
             in_the_clock="forward, backward, optimizer, momentum encoder and queue, on tensors "
             "that are ready",
             config=session.settings(batch=session.trained_batch, model=config.to_dict()["model"]),
         )
 
-    rows = [row(theirs, build_lightly, _config(session, name, "plain"))]
+    rows = [row(theirs, "plain", lightly_step)]
     for way in session.config.variants or _WAYS:
         if way in (SYNC_BN, AUTHORS):
             session.console.say(f"{name}, {way}: not measured: it is of fastsiam bench step")
         elif session.gpu or way not in ONLY_ON_GPU:
-            rows.append(row(f"{name}, {way}", build_step, _config(session, name, way)))
+            rows.append(row(f"{name}, {way}", way))
         else:
             session.console.say(f"{name}, {way}: not measured: needs a GPU")
     return compare(session, rows, apart=session.gpu)
@@ -66,21 +67,15 @@ def _config(session: Session, name: str, way: str) -> TrainConfig:
     return replace(config, model=replace(config.model, method=METHOD_CONFIGS[name]()))
 
 
-def build_lightly(*, config: TrainConfig) -> Task:
-    """Build a method of lightly's parts; its work is some steps.
+def lightly_step(own: Fed) -> Stepper:
+    """Return the step of lightly's examples: float32, eager, one forward for each view.
+
+    ``channels_last`` is as the settings say, whatever the layout of the batches.
 
     Raises:
         BackendError: lightly is not installed, or lacks what the settings ask for.
     """
     require_lightly()
-    return build_step(config=config, begin=lightly_step)
-
-
-def lightly_step(own: Fed) -> Stepper:
-    """Return the step of lightly's examples: float32, eager, one forward for each view.
-
-    ``channels_last`` is as the settings say, whatever the layout of the batches.
-    """
     from fastsiam.bench.lightly_methods import Step
 
     torch.backends.cudnn.benchmark = True

@@ -58,11 +58,6 @@ class Job:
     device: torch.device
 
 
-def both_views(view: Callable[[Any], Tensor], image: Any) -> Views:
-    """Return both views of an image, by the same transformation."""
-    return view(image), view(image)
-
-
 def check_two_alike_views(session: Session) -> None:
     """Check that the recipe makes two views by the same settings, as other libraries here do.
 
@@ -125,14 +120,15 @@ def build_peer(*, peer: str, job: Job) -> Task:
     return Task(run, job.images, lambda: facts)
 
 
-def torchvision_view(augment: AugmentConfig) -> Callable[[Any], Any]:
-    """Return what makes a view of a decoded image, a uint8 tensor, by ``transforms.v2``."""
+def torchvision_views(augment: AugmentConfig) -> Callable[[Any], Views]:
+    """Return what makes both views of a decoded image, a uint8 tensor, by ``transforms.v2``."""
     from torchvision.transforms import v2
 
     a = augment.views[0]
+    taps = 2 * ceil(3 * a.blur_sigma_max) + 1  # the kernel's pixels: three sigma to each side
     jitter = v2.ColorJitter(a.brightness, a.contrast, a.saturation, a.hue)
-    blur = v2.GaussianBlur(_taps(a), (a.blur_sigma_min, a.blur_sigma_max))
-    view: Callable[[Any], Any] = v2.Compose(
+    blur = v2.GaussianBlur(taps, (a.blur_sigma_min, a.blur_sigma_max))
+    view = v2.Compose(
         [
             v2.RandomResizedCrop(a.crop, _scale(a), _ratio(a), antialias=True),
             v2.RandomApply([jitter], p=a.jitter_p),
@@ -143,7 +139,11 @@ def torchvision_view(augment: AugmentConfig) -> Callable[[Any], Any]:
             v2.Normalize(augment.mean, augment.std),
         ]
     )
-    return view
+    return partial(_both_views, view)
+
+
+def _both_views(view: Callable[[Any], Tensor], image: Any) -> Views:
+    return view(image), view(image)
 
 
 def _by_lightly(job: Job) -> Epoch:
@@ -157,7 +157,7 @@ def _by_torchvision(job: Job) -> Epoch:
     from torchvision.io import ImageReadMode, decode_image
 
     read = partial(decode_image, mode=ImageReadMode.RGB)
-    return _by_dataloader(job, partial(both_views, torchvision_view(job.augment)), read=read)
+    return _by_dataloader(job, torchvision_views(job.augment), read=read)
 
 
 def _by_spdl(job: Job) -> Epoch:
@@ -168,11 +168,10 @@ def _by_spdl(job: Job) -> Epoch:
 
     torch.set_num_threads(1)  # as in a DataLoader's workers: one for each of its threads
     files = [path for path, _ in ImageFolder(job.folder).samples]
-    view, as_rgb = torchvision_view(job.augment), get_video_filter_desc(pix_fmt="rgb24")
+    views, as_rgb = torchvision_views(job.augment), get_video_filter_desc(pix_fmt="rgb24")
 
     def views_of(path: str) -> Views:
-        image = to_torch(load_image(path, filter_desc=as_rgb)).permute(2, 0, 1)
-        return both_views(view, image)
+        return views(to_torch(load_image(path, filter_desc=as_rgb)).permute(2, 0, 1))
 
     def epoch() -> Iterator[Views]:
         chosen = torch.randperm(len(files))[: job.images].tolist()
@@ -210,7 +209,7 @@ def _by_albumentations(job: Job) -> Epoch:
         ]
     )
     read = partial(cv2.imread, flags=cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
-    views = partial(both_views, partial(_albumentate, view))
+    views = partial(_both_views, partial(_albumentate, view))
     return _by_dataloader(job, views, read=read, begin=_seed_albumentations)
 
 
@@ -461,8 +460,3 @@ def _scale(view: ViewConfig) -> tuple[float, float]:
 
 def _ratio(view: ViewConfig) -> tuple[float, float]:
     return view.ratio_min, view.ratio_max
-
-
-def _taps(view: ViewConfig) -> int:
-    """Return how many pixels wide a blur's kernel has to be: three sigma to each side."""
-    return 2 * ceil(3 * view.blur_sigma_max) + 1

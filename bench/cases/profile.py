@@ -31,8 +31,7 @@ from fastsiam.bench.records import Record, Row, Timing
 from fastsiam.bench.runner import Runner, Task
 from fastsiam.bench.session import Session
 from fastsiam.config import DataConfig, Pipeline, PipelineSetting, TrainConfig
-from fastsiam.errors import DataError
-from fastsiam.files import explained, written_whole
+from fastsiam.files import written_for_user
 from fastsiam.pipelines import open_store
 from fastsiam.pipelines.automatic import choose_pipeline
 from fastsiam.pipelines.backends import CEILING
@@ -40,8 +39,6 @@ from fastsiam.report.markdown import markdown
 from fastsiam.run.records import check_targets
 from fastsiam.views.batch import Batch
 
-MARK = "fastsiam: the clocks meet"
-"""An empty range, which both torch's trace and fastsiam's have: it aligns their clocks."""
 WARM_UP = 6
 """Untraced steps before the traced ones: roughly the number of prefetched batches."""
 
@@ -61,7 +58,7 @@ def profile(session: Session, asked: PipelineSetting, steps: int, out: Path) -> 
 
     Raises:
         RunnerError: the pipeline cannot run here.
-        DataError: ``out`` cannot be written.
+        FastSiamError: ``out`` cannot be written.
     """
     check_targets(out)
     batch = session.trained_batch
@@ -76,13 +73,14 @@ def profile(session: Session, asked: PipelineSetting, steps: int, out: Path) -> 
         with closing(Runner("profile", build)) as runner:
             facts = runner.facts("profile")
         whole, spans = json.loads(Path(folder, "torch.json").read_text()), trace.read(Path(folder))
-    events, seconds = whole["traceEvents"], facts["sample"].wall
-    mark = next(event["ts"] for event in events if event.get("name") == MARK)
-    ranges = [_event(span, mark - facts["mark"] / 1e3) for span in spans]
-    began = (facts["began"] - facts["mark"]) / 1e3 + mark
-    ended = began + seconds * 1e6
-    ranges = [e for e in ranges if e["ts"] + e["dur"] > began and e["ts"] < ended]
-    with explained(DataError, f"cannot write {out}"), written_whole(out) as temporary:
+    events, seconds, base = whole["traceEvents"], facts["sample"].wall, whole["baseTimeNanoseconds"]
+    ended = facts["began"] + seconds * 1e9
+    ranges = [
+        _event(span, base)
+        for span in spans
+        if span["ended"] > facts["began"] and span["began"] < ended
+    ]
+    with written_for_user(out) as temporary:
         temporary.write_text(json.dumps(whole | {"traceEvents": events + ranges}))
     use, said = gpu_use(events, steps), f"{steps} steps of {batch} images in {seconds:.2f} s"
     if use:
@@ -146,15 +144,15 @@ def gpu_use(events: Sequence[Mapping[str, Any]], steps: int) -> dict[str, float]
     }
 
 
-def _event(span: dict[str, Any], shift: float) -> dict[str, Any]:
-    """Return a range as a trace event, on the clock of torch's trace (microseconds)."""
+def _event(span: dict[str, Any], base: int) -> dict[str, Any]:
+    """Return a range as a trace event, in microseconds after torch's base time in nanoseconds."""
     return {
         "ph": "X",
         "cat": "fastsiam",
         "name": span["name"],
         "pid": span["process"],
         "tid": f"fastsiam {span['thread']}",
-        "ts": span["began"] / 1e3 + shift,
+        "ts": (span["began"] - base) / 1e3,
         "dur": (span["ended"] - span["began"]) / 1e3,
     }
 
@@ -197,9 +195,6 @@ def build_profile(*, config: TrainConfig, steps: int, folder: str) -> Task:
         for batch in islice(feed, WARM_UP):
             take(batch)
         with torch.profiler.profile(activities=activities) as profiler:
-            facts["mark"] = time.time_ns()
-            with torch.profiler.record_function(MARK):
-                pass
             facts["sample"] = clocked(partial(take_steps, feed))
         profiler.export_chrome_trace(f"{folder}/torch.json")
         facts["operations"] = profiler.key_averages().table(

@@ -18,12 +18,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from fastsiam.bench import object_storage
-from fastsiam.bench.cases.peers import (
-    Views,
-    both_views,
-    check_two_alike_views,
-    torchvision_view,
-)
+from fastsiam.bench.cases.peers import Views, check_two_alike_views, torchvision_views
 from fastsiam.bench.images import add_to_tar
 from fastsiam.bench.peers import Peer
 from fastsiam.bench.records import Record, Row
@@ -58,7 +53,7 @@ def measure(session: Session) -> list[Record]:
 
         def row(reader: str, place: str) -> Row:
             port, cold = places[place]
-            form = STREAMING[reader].shards if reader in STREAMING else "tars"
+            form = "litdata" if reader == "litdata" else "tars"
             bucket = f"{object_storage.BUCKET}/{form}"
             remote = f"http://127.0.0.1:{port}/" if reader == "webdataset" else "s3://"
             job = Job(
@@ -136,6 +131,7 @@ def build_reading(*, reader: str, job: Job) -> Task:
     """Build a pipeline or a library of ``STREAMING``; its task is an epoch of a new loader."""
     os.environ.update(job.environment)
     library, turns = STREAMING.get(reader), count()
+    opened = OPENERS.get(reader, partial(_open_pipeline, pipeline=reader))
     batches: Any = ()
 
     def reopen() -> None:
@@ -143,16 +139,16 @@ def build_reading(*, reader: str, job: Job) -> Task:
         if isinstance(batches, ViewLoader):
             batches.close()
         own = job
-        if job.cold and job.cache:
+        if job.cold:
             shutil.rmtree(job.cache, ignore_errors=True)
             own = replace(job, cache=f"{job.cache}/{next(turns)}")
         if own.cache:
             Path(own.cache).mkdir(parents=True, exist_ok=True)
-        batches = library.open(own) if library else _open_pipeline(own, reader)
+        batches = opened(own)
 
     def run() -> None:
         images = sum(len(views[0]) for views in batches)
-        if images < job.images // job.batch * job.batch:
+        if images < job.images:
             raise RuntimeError(f"it yields {images:,} of {job.images:,} images")
 
     facts = {"differs": library.differs, "version": library.version} if library else {}
@@ -171,16 +167,6 @@ def _open_pipeline(job: Job, pipeline: Any) -> ViewLoader:
     loader = ViewLoader(data, job.augment, batch=job.batch, transform=lambda batch: batch.views)
     len(loader)  # opens it
     return loader
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Streaming(Peer):
-    """A library that streams shards; it decodes and makes views as ``transforms.v2`` does."""
-
-    shards: str
-    """What it reads, among the folders that the case makes."""
-    open: Callable[[Job], Iterable[Views]]
-    """Returns the batches of an epoch."""
 
 
 def convert_for_litdata(files: list[Path], out: Path) -> None:
@@ -257,33 +243,34 @@ def _views_of(augment: AugmentConfig) -> Callable[[bytes], Views]:
     """Return what makes both views of an encoded image."""
     from torchvision.io import ImageReadMode, decode_image
 
-    view = torchvision_view(augment)
+    views = torchvision_views(augment)
 
-    def views(data: bytes) -> Views:
+    def views_of(data: bytes) -> Views:
         encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        return both_views(view, decode_image(encoded, mode=ImageReadMode.RGB))
+        return views(decode_image(encoded, mode=ImageReadMode.RGB))
 
-    return views
+    return views_of
 
 
 STREAMING = {
-    "webdataset": Streaming(
+    "webdataset": Peer(
         title="webdataset",
         packages=("webdataset",),
         install="webdataset",
         differs="Reads whole shards in order, with curl, and caches whole shards. Decodes and "
         "makes views with torchvision's transforms.v2.",
-        shards="tars",
-        open=_open_webdataset,
     ),
-    "litdata": Streaming(
+    "litdata": Peer(
         title="litdata",
         packages=("litdata", "boto3"),
         install="litdata boto3",
         differs="Reads whole shards of 32 MiB in its own format, with boto3, and always keeps "
         "them on disk. Decodes and makes views with torchvision's transforms.v2.",
-        shards="litdata",
-        open=_open_litdata,
     ),
 }
-"""The libraries, by name."""
+"""Libraries that stream shards, by name; they make views as ``transforms.v2`` does."""
+OPENERS: dict[str, Callable[[Job], Iterable[Views]]] = {
+    "webdataset": _open_webdataset,
+    "litdata": _open_litdata,
+}
+"""What returns the batches of an epoch, for each of ``STREAMING``."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ from fastsiam.evaluate.subject import open_network
 from fastsiam.files import explained, parsed_json, quoted, write_json, written_for_user
 from fastsiam.report.markdown import markdown
 from fastsiam.run.records import Record
+from fastsiam.study.catalogue import STUDIES
 from fastsiam.study.runner import FASTSIAM, Child
-from fastsiam.study.runs import Run
+from fastsiam.study.runs import run_command, runs_of
 from fastsiam.study.scales import Scale
 from fastsiam.study.table import averaged
 
@@ -79,24 +81,24 @@ def detection_rows(scale: Scale, folder: Path, config: StudyDetectConfig) -> lis
         folder: parent of the runs' folders.
         config: names the file of the supervised weights.
     """
+    runs = {
+        run.variant: (run, study)
+        for study in ("related-2x", "transfer")
+        for run in runs_of([STUDIES[study]], scale, folder, seeds=[0])
+    }
     rows = []
     for title in PAPER["voc07"]:
         if title == _SUPERVISED:
             rows.append(DetectionRow(title, config.supervised, "name weights with --supervised"))
             continue
-        variant = _VARIANTS[title]
-        settings = scale.settings(variant, seed=0)
-        run = Run(folder / f"{variant}-seed-0", variant, 0, scale, settings)
+        run, study = runs[_VARIANTS[title]]
         run.check_settings()
         if run.is_trained:
             rows.append(DetectionRow(title, str(run.folder)))
         elif run.is_diverged:
             rows.append(DetectionRow(title, "", f"the training of {run.folder} diverged"))
         else:
-            study = "transfer" if variant in ("epochs-2x", "transfer") else "related-2x"
-            command = f"fastsiam study run {study} --scale {scale.name}"
-            command += f" --epochs {config.epochs}" if config.epochs else ""
-            command += f" --out {quoted(config.out)}"
+            command = f"{run_command(study, config)} --out {quoted(config.out)}"
             rows.append(DetectionRow(title, "", f"{run.folder} is not trained: {command}"))
     return rows
 
@@ -123,27 +125,10 @@ def do_detection(
             weights[row.title] = fingerprint(network.network())
         else:
             console.say(f"no row {row.title!r}: {row.missing}")
-    return [
-        _with_figures(row, config, detector, folder, weights[row.title], labels)
-        if row.network
-        else row
-        for row in rows
-    ]
 
-
-def _with_figures(
-    row: DetectionRow,
-    config: StudyDetectConfig,
-    detector: DetectConfig,
-    folder: Path,
-    weights: str,
-    labels: str,
-) -> DetectionRow:
-    """Search the learning rate with the first trial, then train the other trials."""
-
-    def evaluated(lr: float, seed: int) -> Record | None:
+    def evaluated(row: DetectionRow, lr: float, seed: int) -> Record | None:
         own = replace(detector, lr=lr, seed=seed, trials=1, untrained=row.untrained, json="")
-        record = _evaluated(row, own, folder / detector.task, weights)
+        record = _evaluated(row, own, folder / detector.task, weights[row.title])
         if record and record.data.labels_crc32 != labels:
             raise FastSiamError(
                 f"{row.title}, rate {lr:g}, seed {seed} was trained on other annotations than "
@@ -151,12 +136,26 @@ def _with_figures(
             )
         return record
 
-    found = {lr: evaluated(lr, detector.seed) for lr in config.lrs}
+    seeds = range(detector.seed, detector.seed + detector.trials)
+    return [
+        _with_figures(row, config.lrs, seeds, partial(evaluated, row)) if row.network else row
+        for row in rows
+    ]
+
+
+def _with_figures(
+    row: DetectionRow,
+    lrs: Sequence[float],
+    seeds: Sequence[int],
+    evaluated: Callable[[float, int], Record | None],
+) -> DetectionRow:
+    """Search the learning rate with the first seed, then train with the others at that rate."""
+    found = {lr: evaluated(lr, seeds[0]) for lr in lrs}
     first = {lr: record for lr, record in found.items() if record}
     if not first:
         raise FastSiamError(f"{row.title}: the loss diverged at every rate; pass lower ones, --lrs")
     best = max(first, key=lambda lr: first[lr].results[0]["AP"])
-    others = [evaluated(best, detector.seed + number) for number in range(1, detector.trials)]
+    others = [evaluated(best, seed) for seed in seeds[1:]]
     records = [first[best], *filter(None, others)]
     return replace(
         row,
@@ -209,7 +208,7 @@ def _evaluate(row: DetectionRow, detector: DetectConfig, path: Path, diverged: P
     with explained(FastSiamError, f"cannot write {log}"):
         path.parent.mkdir(parents=True, exist_ok=True)
     words = ["eval", "detect", row.network, "--json", str(path), *_options(detector)]
-    child = Child.start([*FASTSIAM, *words], log)
+    child = Child([*FASTSIAM, *words], log)
     if child.process.wait() and not child.divergence:
         raise child.failure(said, "record")
     if child.process.returncode:
@@ -223,10 +222,8 @@ def _options(detector: DetectConfig) -> list[str]:
     words = []
     for one in settings_of(DetectConfig).values():
         value = getattr(detector, one.name)
-        if isinstance(value, bool):
-            words += [f"--{one.flag}"] if value else []
-        elif value != one.default and one.option:
-            words += [f"--{one.flag}", as_text(value)]
+        if one.option and value != one.default:
+            words += [f"--{one.flag}"] if value is True else [f"--{one.flag}", as_text(value)]
     return words
 
 

@@ -23,7 +23,7 @@ from fastsiam.files import explained, parsed_json, written_for_user
 from fastsiam.run.log import initial_spread
 from fastsiam.run.records import read_records
 from fastsiam.study.catalogue import STUDIES, VARIANTS, Row, Study
-from fastsiam.study.runs import Run
+from fastsiam.study.runs import Run, run_command
 from fastsiam.study.scales import Measure, Scale
 
 _DIGITS = 5
@@ -130,10 +130,6 @@ class StudyRecord(Study):
         """Seeds with any result."""
         return sorted({one.seed for one in self.every_result})
 
-    def row(self, variant: str) -> RowRecord:
-        """Return the row of a variant, by its name."""
-        return next(row for row in self.rows if row.variant == variant)
-
 
 def read_result(run: Run) -> Result | None:
     """Read the results of a run; None if it is not finished.
@@ -193,8 +189,7 @@ def collect(study: Study, scale: Scale, runs: Sequence[Run], config: StudyConfig
             if own.environment not in environments:
                 environments.append(own.environment)
     record = study_record(study, scale, results)
-    command = f"fastsiam study run {study.name} --scale {config.scale}"
-    command += f" --epochs {config.epochs}" if config.epochs else ""
+    command = run_command(study.name, config)
     seeds = 1 + max(record.seeds, default=-1)
     command += f" --seeds {seeds}" if seeds not in (0, scale.seeds) else ""
     command += " --linear" if record.has_linear else ""

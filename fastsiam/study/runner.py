@@ -13,7 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from fastsiam.config import DataConfig
@@ -34,28 +34,26 @@ _RANKS_LINES = 20
 """Number of last lines of a log that contain a run's error: lines of other ranks may follow it."""
 
 
-@dataclass(frozen=True, slots=True)
 class Child:
-    """A process of fastsiam whose output is in a log."""
+    """A process of fastsiam whose output is in a log.
 
-    process: subprocess.Popen[bytes]
-    log: Path
-    begin: int
-    """Size of the log when the process started, in bytes."""
+    It has its own process group, out of reach of the terminal's Ctrl-C. If this process is killed,
+    it saves and stops.
 
-    @classmethod
-    def start(cls, command: Sequence[str], log: Path, **environment: str) -> Child:
-        """Start a command, with environment variables beside this process's.
+    Args:
+        command: its words.
+        log: gets the output, after what is there.
+        environment: variables beside this process's.
 
-        It has its own process group, out of reach of the terminal's Ctrl-C. If this process is
-        killed, it saves and stops.
+    Raises:
+        FastSiamError: the log cannot be written.
+    """
 
-        Raises:
-            FastSiamError: the log cannot be written.
-        """
+    def __init__(self, command: Sequence[str], log: Path, **environment: str) -> None:
+        self._log = log
         with explained(FastSiamError, f"cannot write {log}"), log.open("ab") as output:
-            begin = output.tell()
-            process = subprocess.Popen(
+            self._begin = output.tell()
+            self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -64,13 +62,12 @@ class Child:
                 process_group=0,
                 preexec_fn=ending_with(os.getpid()),
             )
-        return cls(process, log, begin)
 
     @property
     def last_lines(self) -> list[str]:
         """The last lines of its output."""
-        with explained(FastSiamError, f"cannot read {self.log}"), self.log.open("rb") as log:
-            log.seek(self.begin)
+        with explained(FastSiamError, f"cannot read {self._log}"), self._log.open("rb") as log:
+            log.seek(self._begin)
             lines = log.read().decode(errors="replace").splitlines()
         return [line.strip() for line in lines if line.strip()][-_RANKS_LINES:]
 
@@ -90,7 +87,7 @@ class Child:
             why = [f"exit code {code}", *lines, *errors][-1].removeprefix("error: ")
         else:
             why = f"it has no {missing}"
-        return FastSiamError(f"{what} failed ({why}); see {self.log}")
+        return FastSiamError(f"{what} failed ({why}); see {self._log}")
 
 
 def images(scale: Scale, config: StudyRunConfig) -> str:
@@ -130,7 +127,7 @@ def _check_images(run: Run) -> None:
 
     from fastsiam.distributed import Place
     from fastsiam.evaluate.subject import EvalImages
-    from fastsiam.train.image_list import ImageList, fingerprint
+    from fastsiam.train.image_list import fingerprint
     from fastsiam.train.images import run_images
 
     scale, config, place = run.scale, run.config, Place(0, 1, torch.device("cpu"))
@@ -144,10 +141,10 @@ def _check_images(run: Run) -> None:
         raise DataError(f"{found} classes; {wanted}")
     if bank.images != scale.images:
         Console().warn(f"{found} classes; {wanted}")
-    own = run_images(config, None).listed
+    listed = run_images(config, None).listed
+    own = fingerprint(listed.names) if listed else ""
     for folder in sorted(run.folder.parent.glob("*-seed-*")):
-        listed = ImageList.load(folder)
-        if own and listed and fingerprint(listed.names) != fingerprint(own.names):
+        if replace(run, folder=folder).images_digest not in ("", own):
             raise DataError(
                 f"{folder} was trained on other images than those of {config.data.root}; pass its "
                 "--data, or choose another --out"
@@ -207,25 +204,14 @@ def slots(config: StudyRunConfig, gpus: Sequence[str]) -> list[dict[str, str]]:
     return found
 
 
-@dataclass(slots=True)
-class _Task:
-    """An active run: the child of its present stage, and its slot's environment variables."""
-
-    run: Run
-    slot: dict[str, str]
-    child: Child
-    trains: bool
-    """Whether the stage is training, not linear evaluation."""
-    began: float
-
-
 class _Work:
     """Executes runs in parallel until all are done, one fails, or a signal arrives."""
 
     def __init__(self, runs: Sequence[Run], slots: list[dict[str, str]]) -> None:
         self._console = Console()
         self._waiting, self._slots, self._left = deque(runs), slots, len(runs)
-        self._tasks: list[_Task] = []
+        self._active: dict[Iterator[Child], Child] = {}
+        """The present stage of each active run."""
         self._failure: FastSiamError | None = None
         self._signal = 0
 
@@ -234,19 +220,13 @@ class _Work:
         try:
             while True:
                 while self._waiting and self._slots and not self._failure and not self._signal:
-                    run = self._waiting.popleft()
-                    with self._failures_kept():
-                        run.prepare()
-                        verb = "resuming" if (run.folder / "checkpoints").exists() else "starting"
-                        self._console.say(f"{verb} {run.name}; its output is in {run.log_file}")
-                        self._start(run, self._slots.pop(0), time.monotonic())
-                if not self._tasks:
+                    self._advance(self._stages(self._waiting.popleft(), self._slots.pop(0)))
+                if not self._active:
                     break
                 time.sleep(_TICK)
-                for task in [task for task in self._tasks if task.child.process.poll() is not None]:
-                    self._tasks.remove(task)
-                    with self._failures_kept():
-                        self._stage_ended(task)
+                for stages, child in list(self._active.items()):
+                    if child.process.poll() is not None:
+                        self._advance(stages)
         finally:
             self.kill()
         if self._signal and self._left:
@@ -258,14 +238,6 @@ class _Work:
         if self._failure:
             raise self._failure
 
-    @contextlib.contextmanager
-    def _failures_kept(self) -> Iterator[None]:
-        """Keep an error until the other active runs have ended."""
-        try:
-            yield
-        except FastSiamError as error:
-            self._failure = self._failure or error
-
     def stop(self, number: int) -> None:
         """Ask the runs to save their state and end."""
         self._signal = number
@@ -273,42 +245,50 @@ class _Work:
             f"{signal_name(number)}: saving and stopping the runs; a second signal kills them "
             "without saving"
         )
-        for task in self._tasks:
-            task.child.process.terminate()
+        for child in self._active.values():
+            child.process.terminate()
 
     def kill(self, _: int = signal.SIGKILL) -> None:
         """Kill the runs without saving."""
-        for task in self._tasks:
+        for child in self._active.values():
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(task.child.process.pid, signal.SIGKILL)
+                os.killpg(child.process.pid, signal.SIGKILL)
 
-    def _start(self, run: Run, slot: dict[str, str], began: float) -> None:
-        """Start a run's next stage; forward a signal that arrived meanwhile."""
-        trains = not run.is_trained
-        child = Child.start(_command(run), run.log_file, **slot)
-        self._tasks.append(_Task(run, slot, child, trains, began))
-        if self._signal:
-            child.process.terminate()
+    def _advance(self, stages: Iterator[Child]) -> None:
+        """Start a run's next stage; keep an error until the other active runs have ended."""
+        self._active.pop(stages, None)
+        try:
+            if child := next(stages, None):
+                self._active[stages] = child
+                if self._signal:  # it arrived meanwhile
+                    child.process.terminate()
+        except FastSiamError as error:
+            self._failure = self._failure or error
 
-    def _stage_ended(self, task: _Task) -> None:
-        """Start the run's next stage, or free its slot."""
-        run, child = task.run, task.child
-        if not self._signal or run.is_done:
+    def _stages(self, run: Run, slot: dict[str, str]) -> Iterator[Child]:
+        """Start training and linear evaluation in turn; yield each, to be continued at its end."""
+        run.prepare()
+        verb = "resuming" if (run.folder / "checkpoints").exists() else "starting"
+        self._console.say(f"{verb} {run.name}; its output is in {run.log_file}")
+        began = time.monotonic()
+        while True:
+            trains = not run.is_trained
+            child = Child(_command(run), run.log_file, **slot)
+            yield child
+            if self._signal and not run.is_done:
+                return
             if said := child.divergence:
                 with written_for_user(run.diverged_file) as temporary:
                     temporary.write_text(f"{said}\n")
-            result = read_result(run)
-            if result:
-                self._left -= 1
-                took = duration(time.monotonic() - task.began)
-                said = f"{run.name}: {_figures(result, run)} in {took}; {self._left:,} left"
-                self._console.say(said)
-            elif task.trains and run.is_trained and not child.process.returncode:
-                return self._start(run, task.slot, task.began)
-            else:
+            if result := read_result(run):
+                break
+            if child.process.returncode or not (trains and run.is_trained):
                 missing = "kNN evaluation after its last epoch"
-                raise child.failure(run.name, missing if task.trains else "linear evaluation")
-        self._slots.append(task.slot)
+                raise child.failure(run.name, missing if trains else "linear evaluation")
+        self._slots.append(slot)
+        self._left -= 1
+        took = duration(time.monotonic() - began)
+        self._console.say(f"{run.name}: {_figures(result, run)} in {took}; {self._left:,} left")
 
 
 def _figures(result: Result, run: Run) -> str:

@@ -184,6 +184,12 @@ class Run:
             raise FastSiamError(f"{error}; choose another --out, or delete the folder") from error
 
 
+def run_command(study: str, config: StudyConfig) -> str:
+    """Return the command that trains a study's runs, without the number of seeds."""
+    epochs = f" --epochs {config.epochs}" if config.epochs else ""
+    return f"fastsiam study run {study} --scale {config.scale}{epochs}"
+
+
 def folder_of(config: StudyConfig) -> Path:
     """Return the folder with all runs at a scale."""
     own = f"-{config.epochs}-epochs" if config.epochs else ""

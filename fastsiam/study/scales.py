@@ -46,7 +46,7 @@ class Scale:
     seeds: int = 3
     """Default number of runs of each row."""
     methods: Mapping[str, Changes] = field(default_factory=dict)
-    """Settings of each related method, or the name of its "recipe"."""
+    """Settings of each related method beside ``_METHODS``, or the name of its "recipe"."""
 
     @property
     def chance(self) -> float:
@@ -61,7 +61,8 @@ class Scale:
 
     def base_of(self, variant: str) -> TrainConfig:
         """Return the recipe that a variant changes."""
-        own = dict(self.methods.get(VARIANTS[variant].get("method", ""), {}))
+        method = VARIANTS[variant].get("method", "")
+        own = {**_METHODS.get(method, {}), **self.methods.get(method, {})}
         if "recipe" in own:
             return _with_recipe(self.base, own["recipe"])
         if "frozen_epochs" in own:
@@ -97,15 +98,9 @@ def _with_recipe(base: TrainConfig, name: str) -> TrainConfig:
     return replace(own, optim=optim, monitor=base.monitor, data=base.data, run=base.run)
 
 
-def _scale(
-    name: Any, *, recipe: str, settings: Changes | None = None, methods: Any, **others: Any
-) -> Scale:
-    own = {
-        method: changes if "recipe" in changes else _METHODS.get(method, {}) | changes
-        for method, changes in methods.items()
-    }
+def _scale(name: Any, *, recipe: str, settings: Changes | None = None, **others: Any) -> Scale:
     base = with_changes(RECIPES[recipe](), settings or {})
-    return Scale(name=name, recipe=recipe, base=base, methods=own, **others)
+    return Scale(name=name, recipe=recipe, base=base, **others)
 
 
 _DATA = tomllib.loads(Path(__file__).with_name("scales.toml").read_text())

@@ -130,7 +130,7 @@ def _claimed(record: StudyRecord, claim: Claim) -> str:
     """Return a claim as text."""
     if not claim.than:
         return "does not collapse" if claim.kind == "stands" else claim.kind
-    other = record.row(claim.than).title
+    other = next(row.title for row in record.rows if row.variant == claim.than)
     return f"{claim.kind} {'to' if claim.kind == 'alike' else 'than'} {other!r}"
 
 

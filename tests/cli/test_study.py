@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from fastsiam.study.catalogue import STUDIES
 from tests.processes import fastsiam
@@ -44,15 +45,20 @@ def test_images_are_checked_before_a_run_begins(images: Path, tmp_path: Path) ->
         assert not (tmp_path / "out").exists()
 
 
-def test_a_table_of_nothing_yet_and_its_record(tmp_path: Path) -> None:
-    file = tmp_path / "record.json"
+def test_a_table_of_nothing_yet_its_record_and_its_picture(tmp_path: Path) -> None:
+    file, picture = tmp_path / "record.json", tmp_path / "pictures" / "predictor.png"
     out = ["--out", str(tmp_path / "out")]
     shown = fastsiam("study", "table", "predictor", *out, "--json", str(file)).stdout
     assert "no predictor" in shown and "seeds to judge by: 0; it takes two" in shown
     assert [row["paper"] for row in json.loads(file.read_text())["rows"]] == [67.7, 0.1, 1.5, 68.1]
     assert fastsiam("study", "table", "predictor", "--record", str(file)).stdout == shown
-    page = fastsiam("study", "table", "predictor", "--record", str(file), "--markdown").stdout
+    also = ["--markdown", "--picture", str(picture)]
+    page = fastsiam("study", "table", "predictor", "--record", str(file), *also).stdout
     assert "| no predictor " in page
+    with Image.open(picture) as image:
+        assert image.format == "PNG" and image.width == 900
+    err = fastsiam("study", "table", "predictor", "--picture", "a.pdf", code=2).stderr
+    assert "--picture a.pdf: its name must end in .png" in err
     err = fastsiam("study", "table", "batch", "--record", str(file), code=2).stderr
     assert "is a record of predictor" in err
     file.write_text(json.dumps(json.loads(file.read_text()) | {"environments": [{"cpu": 1}]}))

@@ -63,84 +63,80 @@ def test_rows_and_their_networks(trained_run: Path, tmp_path: Path) -> None:  # 
     assert "| SwAV " in table(without, QUICK) and "75.5" in table(without, QUICK)
 
 
-def test_the_best_rate_is_used_for_all_trials(
+def test_detectors_are_trained_once(
     trained_run: Path,  # noqa: F811
     made: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
     rows = [DetectionRow("SimSiam, base", str(trained_run)), DetectionRow("BYOL", "", "run it")]
-    how = replace(QUICK, data=str(made / "voc"), trials=2, steps=2)
-    config = StudyDetectConfig(lrs=(0.02, 1e30, 0.01))
+    how = replace(QUICK, data=str(made / "voc"), steps=2)
+    config = StudyDetectConfig(lrs=(1e30, 0.02))
     ended = Forked(work, rows, config, how, tmp_path).wait(300)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "no row 'BYOL': run it" in ended.stderr
     assert "SimSiam, base, rate 1e+30, seed 0: diverged" in ended.stderr
-    record = json.loads((tmp_path / "record.json").read_text())
-    row, missing = record["rows"]
-    assert [lr for lr, _ in row["searched"]] == [0.01, 0.02] and missing["trials"] == []
-    assert dict(map(tuple, row["searched"]))[row["lr"]] == max(ap for _, ap in row["searched"])
-    assert [trial["seed"] for trial in row["trials"]] == [0, 1]
-    assert row["trials"][0]["AP"] == dict(map(tuple, row["searched"]))[row["lr"]]
+    row, missing = json.loads((tmp_path / "record.json").read_text())["rows"]
+    assert row["lr"] == 0.02 and missing["trials"] == []
+    assert row["searched"] == [[0.02, row["trials"][0]["AP"]]] and row["trials"][0]["seed"] == 0
     assert "steps 2 (not 24,000)" in row["differences"]
     assert not any(text.startswith(("trials", "lr ")) for text in row["differences"])
 
-    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
+    (file,) = (tmp_path / "voc07").glob("*.json")
+    before = file.stat().st_mtime_ns
     found = do_detection(rows, config, how, tmp_path)  # nothing is left to do
-    assert all(path.stat().st_mtime_ns == then for path, then in files.items())
+    assert file.stat().st_mtime_ns == before
     head, _, first, second, *_ = table(found, how).splitlines()
-    assert "paper: AP50" in head and "75.5" in first and f"{row['lr']:g}" in first
+    assert "paper: AP50" in head and "75.5" in first and "0.02" in first
     assert "BYOL" in second and second.split("|")[-2].strip() == "0"
 
-    names = next((made / "voc").rglob("Main/test.txt"))
-    before = names.read_text()
-    names.write_text("\n".join(before.splitlines()[1:]))
-    with pytest.raises(FastSiamError, match="seed 0 was trained on other annotations than those"):
-        do_detection(rows, config, how, tmp_path)
-    names.write_text(before)
-
-    broken = next(path for path in files if "seed-1" in path.name)
-    broken.write_text("{}")
-    with pytest.raises(FastSiamError, match="is no record of an evaluation; delete it"):
-        do_detection(rows, config, how, tmp_path)
+    plain = json.loads(file.read_text())
+    plain["data"]["labels_crc32"] = "0"
+    for content, said in (
+        (json.dumps(plain), "seed 0 was trained on other annotations than those"),
+        ("{}", "is no record of an evaluation; delete it"),
+    ):
+        file.write_text(content)
+        with pytest.raises(FastSiamError, match=said):
+            do_detection(rows, config, how, tmp_path)
 
 
-def test_other_weights_data_and_settings_are_other_evaluations(
+def test_the_best_rate_is_used_for_all_trials(
     trained_run: Path,  # noqa: F811
     made: Path,  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A trial that diverges is told, with whatever the further ones give."""
+    """A trial that diverges is told; other weights, data and settings are other evaluations."""
     done: list[Path] = []
-    line = {"trial": 1, "seed": 0, "AP50": 30.0, "AP": 20.0, "AP75": 10.0}
-    plain = record_of("knn").to_dict() | {
-        "kind": "detect", "results": [line], "protocol": {"differences": []}
-    }  # fmt: skip
+    plain = record_of("knn").to_dict() | {"kind": "detect", "protocol": {"differences": []}}
     plain["data"]["labels_crc32"] = preflight(trained_run, replace(QUICK, data=str(made / "voc")))
 
     def evaluate(row: DetectionRow, how: DetectConfig, path: Path, diverged: Path) -> None:
         done.append(path)
-        diverged.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         if how.seed == 1:
             diverged.touch()
         else:
-            path.write_text(json.dumps(plain))
+            line = {"trial": 1, "seed": how.seed, "AP50": 30.0, "AP": 1 / how.lr, "AP75": 10.0}
+            path.write_text(json.dumps(plain | {"results": [line]}))
 
     monkeypatch.setattr(detection, "_evaluate", evaluate)
     rows = [DetectionRow(title, str(trained_run)) for title in ("SimSiam, base", "scratch")]
-    config = StudyDetectConfig(lrs=(0.02,))
+    config = StudyDetectConfig(lrs=(0.02, 0.01))
     how = replace(QUICK, data=str(made / "voc"), trials=3)
     found = do_detection(rows, config, how, tmp_path)
-    assert [(len(row.trials), row.diverged) for row in found] == [(2, 1), (2, 1)]
+    assert {(row.lr, len(row.trials), row.diverged) for row in found} == {(0.01, 2, 1)}
+    assert [trial["seed"] for trial in found[0].trials] == [0, 2]
+    assert found[0].searched == {0.02: 50.0, 0.01: 100.0}
     assert "scratch: 1 further trial diverged." in table(found, how)
-    assert len({*done}) == 6
+    assert len({*done}) == 8
     shutil.copytree(made / "voc", tmp_path / "voc")
     for other in ({"steps": 4}, {"precision": "bf16"}, {"data": str(tmp_path / "voc")}):
         before = len(done)
         do_detection(rows, config, replace(how, **other), tmp_path)
-        assert len({*done}) == len(done) == before + 6
+        assert len({*done}) == len(done) == before + 8
     do_detection(rows, config, how, tmp_path)
-    assert len(done) == 24
+    assert len(done) == 32
 
 
 def test_failures_stop_it(trained_run: Path, made: Path, tmp_path: Path) -> None:  # noqa: F811

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,14 +11,11 @@ from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
-from PIL import Image
 
 from fastsiam.report.drawing import BLUE
 from fastsiam.study.catalogue import STUDIES
 from fastsiam.study.pictures import picture
-from fastsiam.study.record import write_record
 from fastsiam.study.verdicts import interval
-from tests.processes import fastsiam
 from tests.study.results import record, result, row
 
 SEEDS = (38.0, 32.0, 43.0)
@@ -81,14 +77,3 @@ def test_the_picture_has_the_figures() -> None:
     assert [10.0, 10.0] in drawn and [20.0, 20.0] in drawn  # chance, the untrained network
     said = [text.get_text() for text in bars.texts]
     assert said.count("37.7") == 3 and "26.7, 1 diverged" in said
-
-
-def test_the_command_draws_a_picture(tmp_path: Path) -> None:
-    file, written = tmp_path / "record.json", tmp_path / "pictures" / "predictor.png"
-    write_record(file, record())
-    asked = ["study", "table", "predictor", "--record", str(file), "--picture"]
-    fastsiam(*asked, str(written))
-    with Image.open(written) as image:
-        assert image.format == "PNG" and image.width == 900
-    err = fastsiam(*asked, "a.pdf", code=2).stderr
-    assert "--picture a.pdf: its name must end in .png" in err

@@ -10,24 +10,20 @@ from fastsiam.bench.cases import CASES, shuffle
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.session import session
 from fastsiam.bench.tables import table
-from fastsiam.pipelines import open_store
 
 
-def test_windows_are_measured_beside_a_full_shuffle(little: BenchConfig) -> None:
-    with session(replace(little, values=(1, 7))) as own:
+def test_windows_are_measured_beside_a_full_shuffle(
+    little: BenchConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the data that are the default of train, too."""
+    monkeypatch.setenv("FASTSIAM_DATA", little.data)
+    with session(replace(little, data="", values=(1, 7))) as own:
         records = CASES["shuffle"].measure(own)
     assert [one.name for one in records] == ["full", "window:1", "window:7"]
-    images = len(open_store(little.root, "train"))
-    assert all(one.images == images and "moved" in one.facts for one in records)
+    assert all(one.images == 24 and "moved" in one.facts for one in records)
+    assert {one.config["data"] for one in records} == {"24 images of train"}
     assert records[0].facts["moved"] == records[0].facts["parted"] == records[0].ratio == 1
     assert "largest class per batch, mean" in table(records)
-
-
-def test_the_data_are_trains_default(little: BenchConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FASTSIAM_DATA", little.data)
-    with session(replace(little, data="", values=(7,))) as own:
-        records = CASES["shuffle"].measure(own)
-    assert {one.config["data"] for one in records} == {"24 images of train"}
 
 
 def test_without_data_it_is_as_many_images_as_imagenets(

@@ -12,7 +12,7 @@ import pytest
 
 from fastsiam.bench import object_storage
 from fastsiam.bench.cases import CASES, storage
-from fastsiam.bench.cases.storage import STREAMING, Job, build_reading
+from fastsiam.bench.cases.storage import OPENERS, STREAMING, Job, build_reading
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.session import session
 from fastsiam.bench.tables import table
@@ -63,7 +63,7 @@ def test_other_libraries_yield_every_image(
     else:
         storage.pack(files, tmp_path / "shards", storage.shard_count(3))
     asked = job(tmp_path / "shards", tmp_path / "cache", workers=3)
-    loader: Any = STREAMING[reader].open(replace(asked, cache=""))
+    loader: Any = OPENERS[reader](replace(asked, cache=""))
     assert loader.num_workers == 3
     task = build_reading(reader=reader, job=asked)
     task.before()

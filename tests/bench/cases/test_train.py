@@ -14,13 +14,14 @@ from fastsiam.bench.session import session
 from fastsiam.pipelines.backends import BASELINE
 
 
-@pytest.mark.parametrize("workers", [1, 16, 32])
+@pytest.mark.parametrize("workers", [1, 32])
 def test_training_is_not_faster_than_its_loader(
     workers: int, little: BenchConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU that takes steps faster than torchvision's workers load, two batches each ahead."""
     monkeypatch.setattr(train, "compare", lambda _, rows: rows)
-    with session(replace(little, batch=2, images=0, workers=workers, pipelines=("native",))) as own:
+    config = replace(little, crop=224, batch=2, images=0, workers=workers, pipelines=("native",))
+    with session(config) as own:  # of large views, fewer images are enough
         own.device = "cuda"
         rows: dict[str, Any] = {row.name: row for row in train.measure(own)}
         data = rows[BASELINE].build.keywords["config"].data
