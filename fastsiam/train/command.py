@@ -254,7 +254,7 @@ def _trainer(
         loader,
         folder=folder,
         start=resolved.start,
-        knn=_monitor(resolved.config, place, console, resolved.dtype),
+        knn=knn_monitor(resolved.config, place, console, resolved.dtype),
         console=console,
         before_saving=bad.share,
     )
@@ -392,7 +392,7 @@ def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> N
     folder.keep("config.json", text.encode())
 
 
-def _monitor(
+def knn_monitor(
     config: TrainConfig, place: Place, console: Console, dtype: torch.dtype
 ) -> Evaluate | None:
     """Return the kNN monitor; None, with a message, if any rank cannot read its images."""
