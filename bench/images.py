@@ -168,15 +168,10 @@ def _copy(store: Store, chosen: list[int], count: int, target: Path) -> int:
         The bytes of the chosen ones. If ``count`` is larger, they are repeated by links.
     """
     written: list[Path] = []
-    for number in range(count):
-        index = chosen[number % len(chosen)]
+    for number, index in enumerate(chosen):
         label = int(store.labels[index])
         kind = target / (f"class{label:05d}" if label >= 0 else "images")
         kind.mkdir(parents=True, exist_ok=True)
-        if number >= len(chosen):
-            first = written[number % len(chosen)]
-            os.link(first, kind / f"{number:06d}{first.suffix}")
-            continue
         image = store.decode(index)  # one that is damaged is named as the user knows it
         ending = Path(store.name(index)).suffix.lower()
         own = kind / f"{number:06d}{ending if ending in IMAGE_ENDINGS else '.jpg'}"
@@ -187,6 +182,9 @@ def _copy(store: Store, chosen: list[int], count: int, target: Path) -> int:
             own = own.with_suffix(".jpg")
             image.save(own, quality=95)
         written.append(own)
+    for number in range(len(chosen), count):
+        first = written[number % len(chosen)]
+        os.link(first, first.with_stem(f"{number:06d}"))
     return sum(path.stat().st_size for path in written)
 
 

@@ -79,7 +79,12 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
     images = open_training_images(config.data, batch=optim.batch)
     batches: Any
     if loader == "lightly":
-        batches = _lightly_loader(config, images)
+        workers = max(0, count_workers(config.data.workers))
+        batches = DataLoader(
+            _Images(images, transform_of(config.model.method.name, config.augment)),
+            batch_size=optim.batch, shuffle=True, drop_last=True, num_workers=workers,
+            persistent_workers=workers > 0,
+        )  # fmt: skip
     else:
         batches = ViewLoader(
             config.data, config.augment, batch=optim.batch, seed=seed, device=device,
@@ -168,19 +173,6 @@ def _train_epoch(step: Step, batches: Any, epoch: int, seed: int) -> float:
     for number, views in enumerate(batches, start=epoch * len(batches)):
         total += step(views, at=number)
     return total.item() / len(batches)
-
-
-def _lightly_loader(config: TrainConfig, images: Store) -> DataLoader[list[Tensor]]:
-    """Return lightly's transform on PIL images, in torch's DataLoader."""
-    workers = max(0, count_workers(config.data.workers))
-    return DataLoader(
-        _Images(images, transform_of(config.model.method.name, config.augment)),
-        batch_size=config.optim.batch,
-        shuffle=True,
-        drop_last=True,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-    )
 
 
 def _write_backbone(config: TrainConfig, backbone: nn.Module, path: Path) -> None:
