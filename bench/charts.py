@@ -6,7 +6,7 @@ import io
 import re
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from fastsiam.bench.cases import title_of
 from fastsiam.bench.records import UNSTEADY, Record
@@ -29,21 +29,12 @@ COLOURS: dict[str, str] = {
 """Of pipelines."""
 
 
-class Theme(NamedTuple):
-    """Colours of a picture on a light or a dark page."""
-
-    ink: str
-    """Texts."""
-    own: str
-    """fastsiam's pipelines, except ``native``."""
-    others: str
-    """The baseline and other libraries."""
-
-
-THEMES = {
-    "light": Theme(INK, drawing.BLUE, "#a8b0b8"),
-    "dark": Theme("#f0f6fc", drawing.SKY, "#6e7681"),
+_THEMES = {
+    "light": (INK, drawing.BLUE, "#a8b0b8"),
+    "dark": ("#f0f6fc", drawing.SKY, "#6e7681"),
 }
+"""Colours on light and dark pages: of texts, of fastsiam's pipelines except ``native``, of others.
+"""
 
 
 def chart(records: Sequence[Record]) -> Figure | None:
@@ -80,30 +71,27 @@ def chart(records: Sequence[Record]) -> Figure | None:
 def front_charts(records: Sequence[Record]) -> dict[str, Figure]:
     """Draw the speeds of libraries for the first screen of a page: bars and figures alone.
 
-    Args:
-        records: of the case "peers".
-
     Returns:
-        A chart for each of ``THEMES``: "peers-light", "peers-dark".
+        A chart for light and one for dark pages: "peers-light", "peers-dark".
     """
     from matplotlib.figure import Figure
 
     records = sorted(records, key=lambda one: -one.images_per_second)
     found = {}
-    for name, theme in THEMES.items():
+    for name, (ink, own, others) in _THEMES.items():
         figure = Figure(figsize=(7.2, 0.26 * len(records) + 0.1), layout="constrained")
         axes = figure.add_subplot()
-        pipelines = {"": theme.others, BASELINE: theme.others, "native": drawing.VERMILION}
+        pipelines = {"": others, BASELINE: others, "native": drawing.VERMILION}
         bars = axes.barh(
             [_tick(one.name) for one in records],
             [one.images_per_second for one in records],
             0.68,
-            color=[pipelines.get(one.pipeline, theme.own) for one in records],
+            color=[pipelines.get(one.pipeline, own) for one in records],
         )
         unsteady = (f" (±{one.spread:.0%})" if one.unsteady else "" for one in records)
         texts = [number(x.images_per_second) + u for x, u in zip(records, unsteady, strict=True)]
-        axes.bar_label(bars, texts, padding=5, fontsize=8.5, color=theme.ink)
-        axes.tick_params(length=0, labelsize=8.5, colors=theme.ink)
+        axes.bar_label(bars, texts, padding=5, fontsize=8.5, color=ink)
+        axes.tick_params(length=0, labelsize=8.5, colors=ink)
         axes.set_xticks([])
         axes.spines[:].set_visible(False)
         axes.set_xlim(0, 1.12 * records[0].images_per_second)

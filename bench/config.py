@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -63,13 +63,13 @@ from the default, which is compiled, in bfloat16 where the hardware has it, and 
 ONLY_ON_GPU = ("fp16", "cuda-graphs")
 """Variants that a CPU does not have."""
 
-METHODS = ("simsiam", "fastsiam", "simclr", "mocov2", "byol", "swav")
-"""Methods that lightly has the parts of."""
-PIPELINES: tuple[Pipeline, ...] = get_args(ImagePipeline)
-_LISTS: dict[str, Collection[str]] = {"variants": VARIANTS, "peers": PEERS, "methods": METHODS}
+_LISTS: dict[str, Collection[str]] = {
+    "pipelines": get_args(ImagePipeline),
+    "variants": VARIANTS,
+    "peers": PEERS,
+    "methods": ("simsiam", "fastsiam", "simclr", "mocov2", "byol", "swav"),
+}
 """Settings of ``BenchConfig`` that are lists of names, and these names."""
-HeadlineMethod = Literal["fastsiam", "simsiam"]
-"""What ``fastsiam bench headline`` trains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,10 +151,8 @@ class BenchConfig(Config):
 
     def check(self) -> None:
         """Refuse names and numbers that are unknown or make no sense."""
-        require(
-            self.recipe in RECIPES,
-            f"unknown recipe {self.recipe!r}; there are {', '.join(RECIPES)}",
-        )
+        check_name("recipe", self.recipe, RECIPES)
+        check_name("backbone", self.backbone, ("", *OWN_BACKBONES))
         require(self.batch != 1, "batch must be at least 2 (BN needs two samples)")
         require(self.workers != 0, "workers must be -1 or at least 1, not 0")
         for option, known in _LISTS.items():
@@ -168,10 +166,6 @@ class BenchConfig(Config):
         require(
             self.over == "jpeg-engine" or 0 not in self.values, "values must be at least 1, not 0"
         )
-        require(
-            not self.backbone or self.backbone in OWN_BACKBONES,
-            f"backbone is one of {', '.join(OWN_BACKBONES)}, not {self.backbone!r}",
-        )
         _ = self.train  # refuses what the recipe's own settings refuse
 
     @property
@@ -179,24 +173,19 @@ class BenchConfig(Config):
         """The pipelines, the baseline first, which is always measured."""
         from fastsiam.pipelines.backends import BASELINE
 
-        names = self.pipelines or PIPELINES
-        return (BASELINE, *(name for name in names if name != BASELINE))
+        return tuple(dict.fromkeys((BASELINE, *self.names("pipelines"))))
 
-    def names(self, option: str) -> tuple[str, ...]:
-        """Return the names in ``variants``, ``peers`` or ``methods``; all if it is empty."""
+    def names(self, option: str) -> tuple[Any, ...]:
+        """Return the names in ``pipelines``, ``variants``, ``peers`` or ``methods``, or all."""
         names: tuple[str, ...] = getattr(self, option)
         return names or tuple(_LISTS[option])
 
     @property
     def train(self) -> TrainConfig:
         """The recipe, with the crop and the backbone that were asked for."""
-        config = RECIPES[self.recipe]()
-        augment, model = config.augment, config.model
-        if self.crop:
-            augment = augment.changed(crop=self.crop)
-        if self.backbone:
-            model = replace(model, backbone=self.backbone)
-        return replace(config, augment=augment, model=model)
+        changes = {"crop": self.crop, "backbone": self.backbone}
+        given = {name: value for name, value in changes.items() if value}
+        return TrainConfig.from_flags(RECIPES[self.recipe]().to_flags() | given)
 
     @property
     def augment(self) -> AugmentConfig:
@@ -248,8 +237,8 @@ class HeadlineConfig(Config):
     goal: float = setting(
         90.0, "kNN top-1 accuracy in percent at which a method stops.", above=0, at_most=100
     )
-    only: tuple[HeadlineMethod, ...] = setting(
-        get_args(HeadlineMethod), "Methods to train in turn, as a,b."
+    only: tuple[Literal["fastsiam", "simsiam"], ...] = setting(
+        ("fastsiam", "simsiam"), "Methods to train in turn, as a,b."
     )
     knn_every: int = setting(5, "Epochs between two kNN evaluations.", at_least=1)
     epochs: int = setting(0, "Epochs of the schedule; 0 is the recipe's.", at_least=0)

@@ -59,15 +59,11 @@ class Expectation(NamedTuple):
 
     what: str
     unit: str
+    """What stands behind the figure."""
     h100: Bounds
     h200: Bounds | None
     """None: as on an H100."""
     find: Callable[[Found], float]
-
-    @property
-    def suffix(self) -> str:
-        """What stands behind a figure."""
-        return "%" if self.unit == "%" else f" {self.unit}".rstrip()
 
     def bounds(self, device: str) -> Bounds:
         """Return the bounds on a device."""
@@ -75,34 +71,25 @@ class Expectation(NamedTuple):
 
     def bounds_text(self, device: str) -> str:
         """Return the bounds on a device for people."""
-        scale, (low, high) = 100 if self.unit == "%" else 1, self.bounds(device)
-        ends = [f"{scale * end:,g}" for end in (low, high) if end is not None]
-        word = "" if len(ends) == 2 else "at least " if high is None else "at most "
-        return f"{word}{' to '.join(ends)}{self.suffix}"
-
-    def value_text(self, value: float) -> str:
-        """Return a measured figure for people; empty if it was not measured."""
-        if isnan(value):
-            return ""
-        return f"{100 * value:.1f}%" if self.unit == "%" else number(value) + self.suffix
+        low, high = self.bounds(device)
+        ends = " to ".join(f"{end:,g}" for end in (low, high) if end is not None)
+        word = "at least " if high is None else "at most " if low is None else ""
+        return f"{word}{ends}{self.unit}"
 
     def verdict(self, value: float, device: str) -> str:
         """Return whether a measured value is within the predicted bounds, as text."""
+        low, high = self.bounds(device)
         if isnan(value):
             return "not measured"
-        low, high = self.bounds(device)
         if low is not None and value < low:
             return "below"
         return "above" if high is not None and value > high else "as expected"
 
 
 def table(found: Found | None = None, *, gpu: str = "") -> str:
-    """Return the expectations as a Markdown table, beside what was measured if something was.
+    """Return the expectations as a Markdown table, beside what was found by the stages.
 
-    Args:
-        found: by the stages.
-        gpu: name of the GPU that was measured. The table says where each figure lies if something
-            is expected of that device.
+    The table says where each figure lies if something is expected of the GPU of this name.
     """
     device = next((device for device in DEVICES if device in gpu), "")
     expected = (device,) if device else DEVICES
@@ -112,55 +99,56 @@ def table(found: Found | None = None, *, gpu: str = "") -> str:
         heads += ["measured", ""] if device else ["measured"]
         for row, one in zip(rows, EXPECTED, strict=True):
             value = one.find(found)
-            row.append(one.value_text(value))
+            row.append("" if isnan(value) else number(value) + one.unit)
             if device:
                 row.append(one.verdict(value, device))
     return markdown(heads, rows)
 
 
 EXPECTED = (
-    Expectation("copy within memory", "GB/s", (2850, 3150), (4100, 4500),
+    Expectation("copy within memory", " GB/s", (2850, 3150), (4100, 4500),
                 lambda f: f.value("machine", "copy within memory", "value")),
-    Expectation("matrix product, bfloat16", "TFLOP/s", (750, 820), None,
+    Expectation("matrix product, bfloat16", " TFLOP/s", (750, 820), None,
                 lambda f: f.value("machine", "matrix product, bfloat16", "value")),
-    Expectation("photometric stage of 512 images", "ms", (0.7, 1.1), (0.55, 0.9),
+    Expectation("photometric stage of 512 images", " ms", (0.7, 1.1), (0.55, 0.9),
                 lambda f: 512_000 / f.value("photometric-512", "fastsiam")),
-    Expectation("step of ResNet-50, batch 512, compiled", "images/s", (2000, 2600), (2400, 3300),
+    Expectation("step of ResNet-50, batch 512, compiled", " images/s", (2000, 2600), (2400, 3300),
                 lambda f: f.value("step-512", "default")),
-    Expectation("... not compiled", "images/s", (1400, 1800), (1700, 2300),
+    Expectation("... not compiled", " images/s", (1400, 1800), (1700, 2300),
                 lambda f: f.value("step-512", "eager")),
-    Expectation("... as in the paper authors' code (H100: batch 256)", "images/s",
+    Expectation("... as in the paper authors' code (H100: batch 256)", " images/s",
                 (650, 850), (800, 1050), lambda f: f.value("step-authors", "authors")),
     Expectation("... compiled, relative to the authors' code", "", (2.7, 3.5), None,
                 lambda f: f.value("step-512", "default") / f.value("step-authors", "authors")),
     Expectation("... compiled, relative to not compiled", "", (1.25, None), None,
                 lambda f: f.value("step-512", "default") / f.value("step-512", "eager")),
-    Expectation("... peak memory in bfloat16", "GB", (45, 55), None,
+    Expectation("... peak memory in bfloat16", " GB", (45, 55), None,
                 lambda f: f.value("step-512", "default", "peak_gpu_bytes") / 1e9),
-    Expectation("... peak memory in float32 (H100: batch 256)", "GB", (40, 50), (80, 95),
+    Expectation("... peak memory in float32 (H100: batch 256)", " GB", (40, 50), (80, 95),
                 lambda f: f.value("step-fp32", "fp32", "peak_gpu_bytes") / 1e9),
     Expectation("dali alone, views of ImageNet's JPEGs, the best share of the JPEG engine",
-                "images/s", (6000, 9000), (8000, 10000), lambda f: f.best("jpeg-engine", "dali")),
-    Expectation("native alone, crops", "images/s", (5000, 8000), None,
+                " images/s", (6000, 9000), (8000, 10000), lambda f: f.best("jpeg-engine", "dali")),
+    Expectation("native alone, crops", " images/s", (5000, 8000), None,
                 lambda f: f.value("loader", "native crops")),
-    Expectation("torchvision alone, views", "images/s", (900, 1200), None,
+    Expectation("torchvision alone, views", " images/s", (900, 1200), None,
                 lambda f: f.value("loader", "torchvision views")),
-    Expectation("training with dali, relative to ready tensors", "%", (0.96, None), None,
-                lambda f: f.value("train", "dali", "share_of_ceiling")),
-    Expectation("training with native, relative to ready tensors", "%", (0.95, None), None,
-                lambda f: f.value("train", "native", "share_of_ceiling")),
+    Expectation("training with dali, relative to ready tensors", "%", (96, None), None,
+                lambda f: 100 * f.value("train", "dali", "share_of_ceiling")),
+    Expectation("training with native, relative to ready tensors", "%", (95, None), None,
+                lambda f: 100 * f.value("train", "native", "share_of_ceiling")),
     Expectation("cores busy while dali feeds training", "", (None, 4.0), None,
                 lambda f: f.value("train", "dali", "cores_busy")),
-    Expectation("longest idle time of the GPU, as a share of a step", "%", (None, 0.02), None,
-                lambda f: f.value("profile", "", "gap_of_a_step")),
-    Expectation("step of CIFAR-10's ResNet-18, batch 512", "ms", (13, 18), (11, 16),
+    Expectation("longest idle time of the GPU, as a share of a step", "%", (None, 2), None,
+                lambda f: 100 * f.value("profile", "", "gap_of_a_step")),
+    Expectation("step of CIFAR-10's ResNet-18, batch 512", " ms", (13, 18), (11, 16),
                 lambda f: 512_000 / f.value("step-cifar10", "default")),
-    Expectation("800 epochs of CIFAR-10, extrapolated", "minutes", (None, 25), None, Found.minutes),
-    Expectation("kNN on CIFAR-10 after 25 of 800 epochs (k 200, T 0.2)", "top-1", (39, 56), None,
+    Expectation("800 epochs of CIFAR-10, extrapolated", " minutes", (None, 25), None,
+                Found.minutes),
+    Expectation("kNN on CIFAR-10 after 25 of 800 epochs (k 200, T 0.2)", " top-1", (39, 56), None,
                 lambda f: f.knn(25)),
-    Expectation("... after 50", "top-1", (56, 66), None, lambda f: f.knn(50)),
-    Expectation("... after 75", "top-1", (64, 73), None, lambda f: f.knn(75)),
-    Expectation("... after 100", "top-1", (71, 77), None, lambda f: f.knn(100)),
-    Expectation("... after 800", "top-1", (88, 92), None, lambda f: f.knn(800)),
+    Expectation("... after 50", " top-1", (56, 66), None, lambda f: f.knn(50)),
+    Expectation("... after 75", " top-1", (64, 73), None, lambda f: f.knn(75)),
+    Expectation("... after 100", " top-1", (71, 77), None, lambda f: f.knn(100)),
+    Expectation("... after 800", " top-1", (88, 92), None, lambda f: f.knn(800)),
 )  # fmt: skip
 """All that was written down beforehand."""

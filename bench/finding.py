@@ -19,11 +19,7 @@ _LIGHTER = {
 
 
 def finding(records: Sequence[Record]) -> str:
-    """Return sentences on what limits training, and what would make it faster.
-
-    Args:
-        records: of the cases ``loader`` and ``train``.
-    """
+    """Return sentences on what limits training, from records of ``loader`` and ``train``."""
     trained = {one.name: one for one in records if one.case == "train"}
     loaders = {one.name: one for one in records if one.case in ("loader", "decode")}
     loader = loaders.get(f"{BASELINE} views")

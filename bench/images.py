@@ -93,13 +93,9 @@ def users_store(config: BenchConfig) -> Store | None:
 def take_images(
     config: BenchConfig, count: int, folder: Path, say: Callable[[str], None]
 ) -> Images:
-    """Copy some of the user's images, or make some, into a new folder.
+    """Copy some of the user's images, or make some, into a new folder; say what they are.
 
-    Args:
-        config: says where the user's are.
-        count: how many; of fewer, some are taken more than once.
-        folder: to put them into.
-        say: is told what they are.
+    If there are fewer than ``count``, some are taken more than once.
 
     Raises:
         DataError: the user's cannot be read.
@@ -122,15 +118,11 @@ def take_images(
 
 
 def make_images(folder: Path, count: int) -> Sequence[Path]:
-    """Write JPEGs that decode about as ImageNet's do.
+    """Write JPEGs that decode about as ImageNet's do into class folders of a folder.
 
     Noise of a natural image's spectrum, smooth light and sharp edges; sizes as in ImageNet, three
-    quarters without chroma subsampling, quality 95, and detail so strong that a pixel takes .56
-    bytes on average and from .2 to 1.1 (a sample of ImageNet: .56, from .15 to 1.1).
-
-    Args:
-        folder: to put class folders into.
-        count: how many.
+    quarters without chroma subsampling, quality 95, and detail so strong that a pixel takes 0.56
+    bytes on average and from 0.2 to 1.1 (a sample of ImageNet: 0.56, from 0.15 to 1.1).
     """
     generator = np.random.default_rng(0)
     smooth, fine = ([_noise(slope, generator) for _ in range(4)] for slope in (2.2, 0.5))
@@ -176,15 +168,10 @@ def _copy(store: Store, chosen: list[int], count: int, target: Path) -> int:
         The bytes of the chosen ones. If ``count`` is larger, they are repeated by links.
     """
     written: list[Path] = []
-    for number in range(count):
-        index = chosen[number % len(chosen)]
+    for number, index in enumerate(chosen):
         label = int(store.labels[index])
         kind = target / (f"class{label:05d}" if label >= 0 else "images")
         kind.mkdir(parents=True, exist_ok=True)
-        if number >= len(chosen):
-            first = written[number % len(chosen)]
-            os.link(first, kind / f"{number:06d}{first.suffix}")
-            continue
         image = store.decode(index)  # one that is damaged is named as the user knows it
         ending = Path(store.name(index)).suffix.lower()
         own = kind / f"{number:06d}{ending if ending in IMAGE_ENDINGS else '.jpg'}"
@@ -195,6 +182,9 @@ def _copy(store: Store, chosen: list[int], count: int, target: Path) -> int:
             own = own.with_suffix(".jpg")
             image.save(own, quality=95)
         written.append(own)
+    for number in range(len(chosen), count):
+        first = written[number % len(chosen)]
+        os.link(first, first.with_stem(f"{number:06d}"))
     return sum(path.stat().st_size for path in written)
 
 

@@ -21,12 +21,9 @@ from fastsiam.bench.measure import cpu_seconds
 from fastsiam.config import TrainConfig
 from fastsiam.config.train import changes_text, differences
 from fastsiam.console import Console
-from fastsiam.distributed import Place
+from fastsiam.distributed import Place, StopSignals
 from fastsiam.environment import environment
-from fastsiam.errors import DataError, FastSiamError, TrainingError
-from fastsiam.evaluate.features import collected, feature_batches
-from fastsiam.evaluate.knn import KnnResult, knn_accuracy
-from fastsiam.evaluate.subject import EvalImages
+from fastsiam.errors import FastSiamError, TrainingError
 from fastsiam.files import explained, write_json, written_for_user
 from fastsiam.interchange import weight_files
 from fastsiam.interchange.export import plain_content
@@ -35,9 +32,7 @@ from fastsiam.model.numerics import keep_freed_memory
 from fastsiam.pipelines import ViewLoader, open_training_images
 from fastsiam.pipelines.store import Store
 from fastsiam.pipelines.workers import count as count_workers
-
-_STATE = "state.pt"
-"""File of an unfinished run in its folder."""
+from fastsiam.train.command import knn_monitor
 
 
 @dataclass(frozen=True)
@@ -84,7 +79,12 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
     images = open_training_images(config.data, batch=optim.batch)
     batches: Any
     if loader == "lightly":
-        batches = _lightly_loader(config, images)
+        workers = max(0, count_workers(config.data.workers))
+        batches = DataLoader(
+            _Images(images, transform_of(config.model.method.name, config.augment)),
+            batch_size=optim.batch, shuffle=True, drop_last=True, num_workers=workers,
+            persistent_workers=workers > 0,
+        )  # fmt: skip
     else:
         batches = ViewLoader(
             config.data, config.augment, batch=optim.batch, seed=seed, device=device,
@@ -114,15 +114,15 @@ def _train_epochs(step: Step, batches: Any, config: TrainConfig) -> dict[str, An
         seconds and cpu_seconds, without those of evaluations; losses, the mean of each epoch; knn,
         for each evaluation its epoch, the seconds of training before it, and the accuracy.
     """
-    path = Path(config.run.out) / _STATE
-    state = _unfinished(path, config, step) or {
-        "epoch": 0, "seconds": 0.0, "cpu_seconds": 0.0, "losses": [], "knn": [],
-    }  # fmt: skip
+    path = Path(config.run.out) / "state.pt"
+    state = _unfinished(path, config, step) if path.exists() else None
+    state = state or {"seconds": 0.0, "cpu_seconds": 0.0, "losses": [], "knn": []}
     console, epochs = Console(), config.optim.epochs
-    evaluate = _knn(config, step.device, console)
-    for epoch in range(state["epoch"], epochs + 1):
+    place = Place(rank=0, world=1, device=step.device)
+    evaluate = knn_monitor(config, place, console, torch.float32)
+    for epoch in range(len(state["losses"]), epochs + 1):
         if evaluate and config.monitor.evaluates_after(epoch, epochs):
-            result = evaluate(step.model.backbone)
+            result = evaluate(step.model.backbone, StopSignals(place))
             state["knn"] += [{"epoch": epoch, "seconds": state["seconds"], **result.record()}]
             console.say(f"epoch {epoch}: {result}")
         if epoch == epochs:
@@ -134,22 +134,19 @@ def _train_epochs(step: Step, batches: Any, config: TrainConfig) -> dict[str, An
         if not math.isfinite(loss):
             raise TrainingError(f"the loss is {loss} in epoch {epoch + 1}: lower --lr")
         state["losses"] += [loss]
-        state["epoch"] += 1
         console.say(f"epoch {epoch + 1}/{epochs}: loss {loss:.4f}")
         with written_for_user(path) as temporary:
             torch.save({"config": config.to_dict(), **step.state(), **state}, temporary)
     path.unlink(missing_ok=True)
-    return {name: state[name] for name in ("seconds", "cpu_seconds", "losses", "knn")}
+    return state
 
 
-def _unfinished(path: Path, config: TrainConfig, step: Step) -> dict[str, Any] | None:
-    """Return the state of an unfinished run, or None; its weights are loaded into ``step``.
+def _unfinished(path: Path, config: TrainConfig, step: Step) -> dict[str, Any]:
+    """Return the figures of an unfinished run, and load its weights into ``step``.
 
     Raises:
         FastSiamError: it had other settings.
     """
-    if not path.exists():
-        return None
     with explained(FastSiamError, f"cannot read {path}"):
         state: dict[str, Any] = torch.load(path, map_location=step.device, weights_only=True)
     if changed := differences(TrainConfig.from_dict(state.pop("config")), config):
@@ -176,43 +173,6 @@ def _train_epoch(step: Step, batches: Any, epoch: int, seed: int) -> float:
     for number, views in enumerate(batches, start=epoch * len(batches)):
         total += step(views, at=number)
     return total.item() / len(batches)
-
-
-def _knn(
-    config: TrainConfig, device: torch.device, console: Console
-) -> Callable[[nn.Module], KnnResult] | None:
-    """Return train's kNN evaluation of a backbone, in float32; None without images for it."""
-    if not config.monitor.knn_every:
-        return None
-    images = EvalImages(
-        data=config.data, augment=config.augment, resize=config.eval_resize, batch=256,
-        place=Place(rank=0, world=1, device=device),
-    )  # fmt: skip
-    try:
-        bank, queries = images.loaders()
-    except DataError as error:
-        console.say(f"no kNN monitor: {error}")
-        return None
-    votes = [(config.monitor.knn_k, config.monitor.knn_temperature)]
-
-    def evaluate(backbone: nn.Module) -> KnnResult:
-        known, asked = (feature_batches(backbone, part) for part in (bank, queries))
-        return knn_accuracy(known, *collected(asked), votes=votes, classes=len(bank.classes))[0]
-
-    return evaluate
-
-
-def _lightly_loader(config: TrainConfig, images: Store) -> DataLoader[list[Tensor]]:
-    """Return lightly's transform on PIL images, in torch's DataLoader."""
-    workers = max(0, count_workers(config.data.workers))
-    return DataLoader(
-        _Images(images, transform_of(config.model.method.name, config.augment)),
-        batch_size=config.optim.batch,
-        shuffle=True,
-        drop_last=True,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-    )
 
 
 def _write_backbone(config: TrainConfig, backbone: nn.Module, path: Path) -> None:

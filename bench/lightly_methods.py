@@ -38,12 +38,7 @@ Views = Sequence[Tensor]
 
 
 class Composed(nn.Module, ABC):
-    """A method that is put together of lightly's parts.
-
-    Args:
-        config: of the run; its method is this one.
-        steps_per_epoch: optimizer steps in an epoch.
-    """
+    """A run's method, put together of lightly's parts."""
 
     settings: tuple[str, ...] = ()
     """The method's settings that lightly has, beside ``dim`` and ``projector_layers``."""
@@ -232,26 +227,25 @@ def composed(config: TrainConfig, *, steps_per_epoch: int) -> Composed:
     if method.name not in COMPOSED:
         raise BackendError(f"lightly's parts make {', '.join(COMPOSED)}, not {method.name}")
     kind = COMPOSED[method.name]
-    _check_settings(f"lightly's {method.name}", method, ("dim", "projector_layers", *kind.settings))
+    known = ("dim", "projector_layers", *kind.settings)
+    lacking = [one.name for one in fields(method) if one.name not in known]
+    _check_defaults(f"lightly's {method.name}", method, lacking)
+    _check_defaults("lightly's loop", config.run, ("gpus", "init", "max_steps", "nodes"))
+    _check_defaults("lightly's loop", optim, ("optimizer", "accumulate"))
     if getattr(method, "projector_layers", 2) < 2:
         raise BackendError("lightly's heads have 2 layers or more: set projector-layers")
     if bn_images and (kind is not MoCoV2 or optim.batch % bn_images):
         raise BackendError("bn-images is for lightly's mocov2 alone, and has to divide batch")
-    known = {one.name for one in fields(config.run)} - {"gpus", "init", "max_steps", "nodes"}
-    _check_settings("lightly's loop", config.run, known)
-    if optim.optimizer != "sgd" or optim.accumulate > 1:
-        raise BackendError("lightly's loop has SGD's steps of whole batches: leave optimizer and "
-                           "accumulate out")  # fmt: skip
     return kind(config, steps_per_epoch=steps_per_epoch)
 
 
-def _check_settings(whose: str, settings: Any, known: Iterable[str]) -> None:
-    """Refuse settings that are changed from their default and that lightly's part does not have."""
-    usual = type(settings)()
-    for one in fields(settings):
-        value = getattr(usual, one.name)
-        if one.name not in known and getattr(settings, one.name) != value:
-            raise BackendError(f"{whose} has {one.name.replace('_', '-')} {value} alone: leave it")
+def _check_defaults(whose: str, settings: Any, lacking: Iterable[str]) -> None:
+    """Check that settings that lightly's part does not have are left at their defaults."""
+    defaults = type(settings)()
+    for name in lacking:
+        value = getattr(defaults, name)
+        if getattr(settings, name) != value:
+            raise BackendError(f"{whose} has {name.replace('_', '-')} {value} alone: leave it")
 
 
 def _split_bn(network: nn.Module, splits: int) -> None:
@@ -266,11 +260,6 @@ def _split_bn(network: nn.Module, splits: int) -> None:
 
 class Step:
     """A method of lightly's parts and its optimizer steps: torch's SGD at the rates of a run.
-
-    Args:
-        config: of the run.
-        steps_per_epoch: optimizer steps in an epoch.
-        device: to train on.
 
     Raises:
         BackendError: lightly cannot do what the settings ask for; names the setting.
@@ -312,18 +301,16 @@ class Step:
 
     def state(self) -> dict[str, dict[str, Any]]:
         """Return weights, statistics, queues and momenta."""
-        return {"model": self._tensors(), "optimizer": self._optimizer.state_dict()}
+        # lightly's state dict leaves its queues out, which are buffers too.
+        tensors = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        return {"model": tensors, "optimizer": self._optimizer.state_dict()}
 
     def load(self, model: dict[str, Any], optimizer: dict[str, Any]) -> None:
         """Continue from what ``state`` returned."""
         with torch.no_grad():
-            for name, tensor in self._tensors().items():
+            for name, tensor in self.state()["model"].items():
                 tensor.copy_(model[name])
         self._optimizer.load_state_dict(optimizer)
-
-    def _tensors(self) -> dict[str, Tensor]:
-        """Return parameters and buffers, with lightly's queues, which its state dict leaves out."""
-        return dict(self.model.named_parameters()) | dict(self.model.named_buffers())
 
 
 def transform_of(method: str, augment: AugmentConfig) -> Callable[[Any], list[Tensor]]:
@@ -340,11 +327,10 @@ def transform_of(method: str, augment: AugmentConfig) -> Callable[[Any], list[Te
 
 def _view(method: str, view: ViewConfig, augment: AugmentConfig) -> Callable[[Any], Tensor]:
     """Return what makes one view; SwAV's has its crop apart, as in lightly's own."""
-    lacking = {"ratio_min", "ratio_max", "crop_of", "solarise_threshold"}
-    lacking |= {"scale_max"} if method != "swav" else set()
-    lacking |= {"solarise_p"} if method != "byol" else set()
-    known = {one.name for one in fields(view)} - lacking
-    _check_settings(f"lightly's transform for {method}", view, known)
+    lacking = ["ratio_min", "ratio_max", "crop_of", "solarise_threshold"]
+    lacking += [] if method == "swav" else ["scale_max"]
+    lacking += [] if method == "byol" else ["solarise_p"]
+    _check_defaults(f"lightly's transform for {method}", view, lacking)
     settings = {
         "cj_prob": view.jitter_p,
         "cj_strength": 1.0,

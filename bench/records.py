@@ -45,17 +45,17 @@ class Timing:
     facts: dict[str, Any] = field(default_factory=dict)
     """What else is known of it; "settings": how it was computed, if only its process knows."""
     gpu: int = 0
-    """GPU memory that its processes hold, CUDA contexts included."""
-
-    @property
-    def rate(self) -> float:
-        """Images a second: the median's."""
-        return self.images / self.median
+    """Bytes of GPU memory that its processes hold, CUDA contexts included."""
 
     @property
     def median(self) -> float:
         """Median of the wall-clock seconds."""
         return statistics.median(sample.wall for sample in self.samples)
+
+    @property
+    def rate(self) -> float:
+        """Images per second in the median repeat."""
+        return self.images / self.median
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,6 @@ class Record:
     name: str
     """What it is called in a table: unlike all others of its case."""
     pipeline: str = ""
-    """The pipeline, where it is one's."""
     images_per_second: float
     """Median over the repeats. One image is both of its views."""
     spread: float
@@ -77,7 +76,6 @@ class Record:
     images: int
     """Images that went through in each repeat."""
     all_seconds: list[float]
-    """Every repeat."""
     ratio_to_torchvision: float | None = None
     """How many times as fast as torchvision's pipeline in the same run."""
     baseline: str = ""
@@ -93,11 +91,10 @@ class Record:
     cores_busy: float
     """Processor time over wall-clock time."""
     host_bytes: int = 0
-    """Memory of its processes, without what the system caches of files."""
+    """The largest of its samples' ``host``."""
     gpu_bytes: int = 0
     """GPU memory that it came to hold, CUDA contexts included."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What else is known of it."""
     in_the_clock: str = ""
     """What the time includes, and what it does not."""
     config: dict[str, Any]
@@ -105,9 +102,7 @@ class Record:
     environment: dict[str, Any]
     """Machine, versions, commit."""
     command: str
-    """The command that measured it."""
     date: str
-    """Day of the measurement."""
 
     @property
     def unsteady(self) -> bool:
@@ -139,14 +134,14 @@ class Row:
     """What else is known of it, beside what the timing has."""
     in_the_clock: str
     config: Mapping[str, Any]
-    """Settings that the figure depends on, beside those of the timing."""
+    """Settings that the figure depends on, beside "settings" of the facts."""
 
     def record(self, timings: Mapping[str, Timing]) -> Record:
         """Return the record, from the timings of rows by name; those of others may be missing."""
         timing, torchvision = timings[self.name], timings.get(self.torchvision)
-        compared, base = self.baseline[0], timings.get(self.baseline[1])
+        baseline, base = self.baseline[0], timings.get(self.baseline[1])
         if base is None:
-            compared, base = BASELINE, torchvision
+            baseline, base = BASELINE, torchvision
         walls = [sample.wall for sample in timing.samples]
         cpu = statistics.median(sample.cpu for sample in timing.samples)
         facts = {**timing.facts, **self.facts}
@@ -161,7 +156,7 @@ class Row:
             images=timing.images,
             all_seconds=walls,
             ratio_to_torchvision=timing.rate / torchvision.rate if torchvision else None,
-            baseline=compared if base else "",
+            baseline=baseline if base else "",
             ratio=timing.rate / base.rate if base else None,
             ceiling=self.ceiling[0] if limits else "",
             share_of_ceiling=timing.rate / max(limits) if limits else None,

@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from fastsiam.bench.images import Images, take_images
 from fastsiam.bench.peers import Peer
 from fastsiam.bench.records import UNSTEADY, Record, write
 from fastsiam.bench.tables import caption, differences, table
-from fastsiam.config import DataConfig, NumericsConfig, Pipeline, RunConfig, TrainConfig
+from fastsiam.config import DataConfig, Pipeline, RunConfig, TrainConfig
 from fastsiam.console import Console
 from fastsiam.distributed import check_devices
 from fastsiam.errors import BackendError
@@ -154,20 +154,13 @@ class Session:
         Args:
             batch: images of each rank.
             ranks: how many there are.
-            settings: fields of ``numerics`` and ``step``.
+            settings: others, by their flags' names.
         """
-        config = self.config.train
-        settings = {"compile": "on" if self.gpu else "off"} | settings
-        known = {f.name for f in fields(NumericsConfig)}
-        numerics = {name: value for name, value in settings.items() if name in known}
-        step = {name: value for name, value in settings.items() if name not in known}
-        return replace(
-            config,
-            optim=replace(config.optim, batch=batch * ranks, warmup_epochs=0.0),
-            numerics=replace(config.numerics, **numerics),
-            step=replace(config.step, **step),
-            run=RunConfig(device="cuda" if self.gpu else "cpu"),
-        )
+        changes = {
+            "compile": "on" if self.gpu else "off", **settings,
+            "batch": batch * ranks, "warmup_epochs": 0.0, "device": self.device,
+        }  # fmt: skip
+        return TrainConfig.from_flags(self.config.train.to_flags() | changes)
 
     def settings(self, **more: Any) -> dict[str, Any]:
         """Return what a record's figures depend on: of the recipe, and ``more``."""

@@ -33,7 +33,7 @@ from fastsiam.bench.records import circumstances
 from fastsiam.config import Pipeline
 from fastsiam.console import Console, duration
 from fastsiam.errors import BackendError, CheckpointError, DataError, FastSiamError
-from fastsiam.files import explained, parsed_json, write_json
+from fastsiam.files import explained, parsed_json, values_used, write_json
 from fastsiam.pipelines.backends import BACKENDS, CEILING
 from fastsiam.report.markdown import markdown
 from fastsiam.run.records import check_targets
@@ -48,10 +48,6 @@ _PAUSE = 3.0
 """Seconds for which a rank stands still."""
 _COMPARED = ("kind", "step", "epoch", "loss", "z_std", "rank", "lr", "top1", "seen")
 """Fields of metrics.jsonl that must be equal."""
-_KEYS = {"minutes", "seed", "ranks", "runs", "findings", "command", "environment", "date"}
-"""Fields of a record. Each of its runs has pipeline, seed, steps, starts, faults, difference, left.
-"""
-_NOTHING = "No run differed from the undisturbed one, and no other problem was found."
 
 
 @dataclass(slots=True)
@@ -169,13 +165,8 @@ class Fault(NamedTuple):
     number: signal.Signals
     target: Literal["all", "launcher", "rank", "worker", "checkpoint"]
     """Which processes get the signal. checkpoint: all, and a bit of the last checkpoint flips."""
-
-    @property
-    def code(self) -> int | None:
-        """Exit code that the run may have then; None if it continues."""
-        if self.number == signal.SIGSTOP:
-            return None
-        return 1 if self.target == "worker" else 128 + self.number
+    code: int | None
+    """Exit code that the run may have then; None if it continues."""
 
     def inject(self, run: Run, chance: random.Random) -> None:
         """Send the signal, or damage the checkpoint.
@@ -209,16 +200,16 @@ def _flip_a_bit(run: Path, chance: random.Random) -> None:
 
 
 FAULTS = (
-    Fault("SIGTERM to all processes", signal.SIGTERM, "all"),
-    Fault("SIGTERM to the launcher", signal.SIGTERM, "launcher"),
-    Fault("Ctrl-C", signal.SIGINT, "all"),
-    Fault("SIGUSR1 to a rank", signal.SIGUSR1, "rank"),
-    Fault("kill -9 of a rank", signal.SIGKILL, "rank"),
-    Fault("kill -9 of the launcher", signal.SIGKILL, "launcher"),
-    Fault("kill -9 of all", signal.SIGKILL, "all"),
-    Fault("kill -9 of a loader's worker", signal.SIGKILL, "worker"),
-    Fault("a rank stands still", signal.SIGSTOP, "rank"),
-    Fault("a damaged checkpoint", signal.SIGKILL, "checkpoint"),
+    Fault("SIGTERM to all processes", signal.SIGTERM, "all", 143),
+    Fault("SIGTERM to the launcher", signal.SIGTERM, "launcher", 143),
+    Fault("Ctrl-C", signal.SIGINT, "all", 130),
+    Fault("SIGUSR1 to a rank", signal.SIGUSR1, "rank", 138),
+    Fault("kill -9 of a rank", signal.SIGKILL, "rank", 137),
+    Fault("kill -9 of the launcher", signal.SIGKILL, "launcher", 137),
+    Fault("kill -9 of all", signal.SIGKILL, "all", 137),
+    Fault("kill -9 of a loader's worker", signal.SIGKILL, "worker", 1),
+    Fault("a rank stands still", signal.SIGSTOP, "rank", None),
+    Fault("a damaged checkpoint", signal.SIGKILL, "checkpoint", 137),
 )
 
 
@@ -366,15 +357,10 @@ def read_record(path: Path) -> dict[str, Any]:
     """Read the record that ``soak`` wrote.
 
     Raises:
-        DataError: it is missing, or holds something else.
+        DataError: it is missing, or no JSON.
     """
-    with explained(DataError, f"cannot read {path}"):
-        text = path.read_text()
-    with contextlib.suppress(ValueError):
-        record = parsed_json(text)
-        if isinstance(record, dict) and record.keys() >= _KEYS:
-            return record
-    raise DataError(f"{path} holds no record of fastsiam bench soak")
+    with explained(DataError, f"cannot read {path}"), values_used(path):
+        return dict(parsed_json(path.read_text()))
 
 
 def as_markdown(record: Mapping[str, Any]) -> str:
@@ -396,5 +382,6 @@ def as_markdown(record: Mapping[str, Any]) -> str:
     heads = ("pipeline", "runs", "steps", "starts", "faults", "unlike the undisturbed run")
     faults = Counter(fault for one in runs for fault in one["faults"]).most_common()
     drawn = markdown(("fault", "times"), [[name, f"{n}"] for name, n in faults])
-    found = [f"- {one}" for one in record["findings"]] or [_NOTHING]
-    return "\n\n".join([caption, markdown(heads, rows), drawn, "\n".join(found)])
+    nothing = "No run differed from the undisturbed one, and no other problem was found."
+    findings = "\n".join(f"- {one}" for one in record["findings"]) or nothing
+    return "\n\n".join([caption, markdown(heads, rows), drawn, findings])

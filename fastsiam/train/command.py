@@ -251,7 +251,7 @@ def _trainer(
         loader,
         folder=folder,
         start=resolved.start,
-        knn=_monitor(resolved, console),
+        knn=knn_monitor(resolved.config, place, console, resolved.dtype),
         before_saving=bad.share,
     )
 
@@ -374,9 +374,10 @@ def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> N
     folder.keep("config.json", text.encode())
 
 
-def _monitor(resolved: ResolvedConfig, console: Console) -> Evaluate | None:
+def knn_monitor(
+    config: TrainConfig, place: Place, console: Console, dtype: torch.dtype
+) -> Evaluate | None:
     """Return the kNN monitor; None, with a message, if any rank cannot read its images."""
-    config, place = resolved.config, resolved.place
     if not config.monitor.knn_every or not config.data.loads_images:
         return None
     images = EvalImages(
@@ -396,7 +397,7 @@ def _monitor(resolved: ResolvedConfig, console: Console) -> Evaluate | None:
         return None
     assert loaders is not None
     console.say(f"kNN monitor: {images}")
-    (bank, queries), dtype = loaders, resolved.dtype
+    bank, queries = loaders
 
     def evaluate(backbone: nn.Module, stop: StopSignals) -> KnnResult:
         distributed.share_buffers(backbone, place)  # as in checkpoints: those of rank 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,44 +11,29 @@ from typer.testing import CliRunner, Result
 
 from fastsiam import cli
 from fastsiam.bench.records import Record, Row, Sample, Timing
-from tests.processes import Forked
-
-
-def sample(wall: float, cpu: float = 0.0) -> Sample:
-    return Sample(wall, cpu)
-
-
-def record(
-    case: str,
-    name: str,
-    timing: Timing,
-    *,
-    torchvision: Timing | None = None,
-    baseline: tuple[str, Timing | None] = ("", None),
-    ceiling: tuple[str, Timing | None] = ("", None),
-    **more: Any,
-) -> Record:
-    """Make a record of a timing, compared with others."""
-    others = {"today's": torchvision, "base": baseline[1], "limit": ceiling[1]}
-    row = Row(
-        case=case, name=name, torchvision="today's", baseline=(baseline[0], "base"),
-        ceiling=(ceiling[0], ["limit"]), in_the_clock="", **more,
-    )  # fmt: skip
-    return row.record({name: timing} | {key: one for key, one in others.items() if one})
+from tests.processes import Forked, until
 
 
 def made(
     name: str = "a",
     case: str = "loader",
-    wall: float = 2.0,
-    *,
-    spread: float = 0.0,
+    *walls: float,
     images: int = 8,
+    cpu: float = 3.0,
+    torchvision: int = 0,
+    baseline: tuple[str, int] = ("", 0),
+    ceiling: tuple[str, int] = ("", 0),
     **more: Any,
 ) -> Record:
-    walls = [wall * (1 - spread), wall, wall * (1 + spread)] if spread else [wall]
-    timing = Timing([sample(one, 3.0) for one in walls], images)
-    return record(case, name, timing, config={"batch": 8}, **more)
+    """Make a record of repeats of some seconds; what it is compared with are images/s."""
+    speeds = {"today's": torchvision, "base": baseline[1], "limit": ceiling[1]}
+    timings = {key: Timing([Sample(1.0, 1.0)], speed) for key, speed in speeds.items() if speed}
+    timings[name] = Timing([Sample(wall, cpu) for wall in walls or (2.0,)], images)
+    row = Row(
+        case=case, name=name, torchvision="today's", baseline=(baseline[0], "base"),
+        ceiling=(ceiling[0], ["limit"]), in_the_clock="", **{"config": {"batch": 8}, **more},
+    )  # fmt: skip
+    return row.record(timings)
 
 
 def bench(*arguments: str, code: int = 0) -> Result:
@@ -63,8 +47,5 @@ def bench(*arguments: str, code: int = 0) -> Result:
 
 def wait_for_text(path: Path, process: Forked, text: str = "") -> str:
     """Wait until a process has written a text into a file; return all that is there."""
-    deadline = time.monotonic() + 120
-    while not (found := path.read_text() if path.exists() else "") or text not in found:
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.1)
-    return found
+    until(process, lambda: path.exists() and (found := path.read_text()) and text in found)
+    return path.read_text()

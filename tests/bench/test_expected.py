@@ -33,8 +33,7 @@ def test_figures_are_judged_by_the_device() -> None:
 
 
 def rate(case: str, name: str, images_per_second: float) -> Record:
-    """Return a record of some speed; ``made`` has 8 images, one repeat."""
-    return made(name, case, wall=8 / images_per_second)
+    return made(name, case, 8 / images_per_second)
 
 
 class Everything(Found):

@@ -8,23 +8,22 @@ from typing import Any
 import pytest
 
 from fastsiam.bench.finding import finding
-from fastsiam.bench.records import Record, Timing
-from tests.bench.made import record, sample
+from fastsiam.bench.records import Record
+from tests.bench.made import made
 
 
-def rows(loads: float, takes: float, trained: dict[str, float]) -> list[Record]:
-    def one(case: str, name: str, speed: float, **more: Any) -> Record:
-        timing = Timing([sample(1.0, 1.0)], round(speed))
-        return record(case, name, timing, config={"workers": 8}, **more)
+def one(case: str, name: str, speed: int, **more: Any) -> Record:
+    return made(name, case, 1.0, images=speed, cpu=1.0, config={"workers": 8}, **more)
 
-    ceiling = Timing([sample(1.0)], round(takes))
+
+def rows(loads: int, takes: int, trained: dict[str, int]) -> list[Record]:
+    ceiling = ("ready tensors", takes)
     return [
         one("decode", "PIL", 2 * loads),
         one("loader", "torchvision views", loads, pipeline="torchvision", facts={"what": "views"}),
-        one("train", "synthetic", takes, pipeline="synthetic", ceiling=("ready tensors", ceiling)),
         *(
-            one("train", name, speed, pipeline=name, ceiling=("ready tensors", ceiling))
-            for name, speed in trained.items()
+            one("train", name, speed, pipeline=name, ceiling=ceiling)
+            for name, speed in ({"synthetic": takes} | trained).items()
         ),
     ]
 
@@ -56,7 +55,6 @@ def test_a_loader_too_fast_for_the_processor_clock() -> None:
 @pytest.mark.parametrize(("takes", "threads"), [(10, 1), (1000, 3), (10_000, 8)])
 def test_the_finding_says_what_workers_auto_would_choose(takes: int, threads: int) -> None:
     """Of the tuner's numbers for 8 threads, the fewest that load what the model takes."""
-    native = Timing([sample(1.0, 1.0)], 400)  # 2.5 ms of a core for an image
-    records = rows(200, takes, {"torchvision": 1})
-    records.append(record("loader", "native views", native, config={"workers": 8}))
+    native = one("loader", "native views", 400)  # 2.5 ms of a core for an image
+    records = [*rows(200, takes, {"torchvision": 1}), native]
     assert f"--workers auto would choose about {threads} of 8 loader threads" in finding(records)

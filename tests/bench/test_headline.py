@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,10 @@ from fastsiam.config.recipes import RECIPES
 from fastsiam.environment import environment
 from fastsiam.errors import FastSiamError
 from fastsiam.run import checkpoint as checkpoints
+from tests.bench.made import wait_for_text
 from tests.configs import with_settings
 from tests.conftest import write_images
+from tests.processes import Forked
 
 _RUN = """
 import signal, sys, time
@@ -29,37 +29,29 @@ from pathlib import Path
 heard = Path(sys.argv[1])
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, _: heard.write_text(heard.read_text() + f"{number} "))
-heard.write_text("")
-while not heard.read_text():
+heard.write_text("signals: ")
+while not heard.read_text()[9:]:
     time.sleep(0.05)
 time.sleep(1)
 """
 """A run that notes the signals that it gets; it ends a second after the first."""
-_BENCH = """
-import sys
-from fastsiam.bench import headline
-from fastsiam.bench.config import HeadlineConfig
-headline.Training.command = [sys.executable, "-c", sys.argv[1], sys.argv[2]]
-headline.run(HeadlineConfig(out=sys.argv[3], only="simsiam"))
-"""
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_reaches_the_run_once(number: signal.Signals, tmp_path: Path) -> None:
     """A second one would end it before it has saved. A terminal sends Ctrl-C to all processes."""
     heard = tmp_path / "heard"
-    command = [sys.executable, "-c", _BENCH, _RUN, str(heard), str(tmp_path / "out")]
-    process = subprocess.Popen(command, start_new_session=True)
-    try:
-        while not heard.exists():
-            assert process.poll() is None
-            time.sleep(0.05)
-        (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
-        assert process.wait(60) == 128 + number
-        assert heard.read_text() == f"{signal.SIGTERM} "
-    finally:
-        process.kill()
-        process.wait()
+    process = Forked(_train_for_ever, heard, tmp_path / "out", session=True)
+    wait_for_text(heard, process, "signals: ")
+    (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+    assert process.wait(60).returncode == 128 + number
+    assert heard.read_text() == f"signals: {signal.SIGTERM} "
+
+
+def _train_for_ever(heard: Path, out: Path) -> None:
+    command = [sys.executable, "-c", _RUN, str(heard)]
+    Training.command = command  # type: ignore[assignment, method-assign]
+    run(HeadlineConfig(out=str(out), only=("simsiam",)))
 
 
 @pytest.mark.parametrize(

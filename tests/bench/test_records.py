@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam.bench.records import Timing, read, write
-from fastsiam.bench.tables import caption, table
+from fastsiam.bench.records import read, write
+from fastsiam.bench.tables import table
 from fastsiam.errors import DataError
-from tests.bench.made import made, record, sample
+from tests.bench.made import made
 
 
 def test_records_say_what_they_depend_on(tmp_path: Path) -> None:
-    slow, fast = Timing([sample(4.0)], 8), Timing([sample(1.0)], 16)
-    one = made(torchvision=slow, ceiling=("bare", fast), pipeline="ffcv")
+    one = made(torchvision=2, ceiling=("bare", 16), pipeline="ffcv")
     assert (one.images_per_second, one.ratio_to_torchvision, one.ratio) == (4.0, 2.0, 2.0)
     assert (one.share_of_ceiling, one.cpu_seconds_per_image, one.cores_busy) == (0.25, 0.375, 1.5)
     contract = {
@@ -31,10 +30,8 @@ def test_records_say_what_they_depend_on(tmp_path: Path) -> None:
 
 
 def test_medians_and_spreads() -> None:
-    timing = Timing([sample(1.0, 5.0), sample(4.0, 6.0), sample(2.0, 9.0)], images=10)
-    one = record("loader", "a", timing, config={})
-    assert (timing.median, one.spread, one.images_per_second) == (2.0, 0.75, 5.0)
-    assert one.cores_busy == 3.0
+    one = made("a", "loader", 1.0, 4.0, 2.0, images=10, cpu=6.0)
+    assert (one.spread, one.images_per_second, one.cores_busy) == (0.75, 5.0, 3.0)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "[1]", '[{"case": "loader"}]'])
@@ -45,13 +42,11 @@ def test_other_files_are_no_records(text: str, tmp_path: Path) -> None:
 
 
 def test_tables_leave_out_empty_columns_and_mark_wide_spreads() -> None:
-    slow = Timing([sample(4.0)], 8)
-    rows = table([made("a", torchvision=slow), made("b|c", torchvision=slow)]).splitlines()
+    rows = table([made("a", torchvision=2), made("b|c", torchvision=2)]).splitlines()
     heads = [cell.strip() for cell in rows[0].split(" | ")]
     assert "times torchvision" in heads and "GPU MB" not in heads and len(rows) == 4
     assert len({len(row) for row in rows}) == 1 and "b\\|c" in rows[3]
-    mixed = table([made("a", torchvision=slow), made("d", "step", baseline=("authors", slow))])
+    mixed = table([made("a", torchvision=2), made("d", "step", baseline=("authors", 2))])
     assert "2 x torchvision" in mixed and "2 x authors" in mixed and "step" in mixed
-    assert "8 images per repeat" in caption([made()])
-    wide = record("loader", "wide", Timing([sample(1.0), sample(2.0)], 4), config={})
-    assert ["(unsteady)" in line for line in table([made(), wide]).splitlines()[2:]] == [0, 1]
+    wide = table([made(), made("wide", "loader", 1.0, 2.0)]).splitlines()[2:]
+    assert ["(unsteady)" in line for line in wide] == [False, True]
