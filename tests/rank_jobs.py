@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+import fastsiam.evaluate.knn
 from fastsiam.config import (
     AugmentConfig,
     ModelConfig,
@@ -307,7 +308,8 @@ def groups(rank: int, world: int) -> Tensor:
 
 
 def knn(rank: int, world: int) -> list[dict[str, float]]:
-    """Classify with bank and queries cut into uneven shares."""
+    """Classify with bank and queries cut into uneven shares, 64 rows at a time."""
+    fastsiam.evaluate.knn._BLOCK = 64
     bank, bank_labels, queries, labels = knn_problem()
     own = torch.arange(len(bank)).tensor_split(world)[rank].split(50)
     asked = torch.arange(len(queries)).tensor_split(world)[rank]
@@ -317,7 +319,6 @@ def knn(rank: int, world: int) -> list[dict[str, float]]:
         labels[asked],
         votes=VOTES,
         classes=7,
-        block=64,
     )
     return [result.record() for result in results]
 
