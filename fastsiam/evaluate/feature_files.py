@@ -44,13 +44,8 @@ def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Pat
     there is also a column split, "train" or "val", after class. The file is written as the features
     are computed, and takes its name when it is whole.
 
-    Args:
-        path: a run's folder, a checkpoint, or a file of another program.
-        config: which images, which layer, and the file.
-        place: this rank; rank 0 writes.
-
     Returns:
-        The files that are written.
+        The files, which rank 0 writes.
 
     Raises:
         FastSiamError: a file is there already, and ``force`` is not given; or none can be written.
@@ -202,14 +197,8 @@ def write_neighbours(path: Path, config: NeighboursConfig, place: Place, *, out:
     Queries are validation images. Without a validation split they are training images, and an
     image is not its own neighbour.
 
-    Args:
-        path: a run's folder, a checkpoint, or a file of another program.
-        config: which images and how many.
-        place: this process, alone.
-        out: the picture.
-
     Raises:
-        FastSiamError: the file cannot be written.
+        FastSiamError: the picture ``out`` cannot be written.
     """
     check_targets(out)
     subject = open_subject(path, config, place)

@@ -94,13 +94,9 @@ def test_blocks_parts_and_scales_do_not_matter(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_ranks_do_not_matter(ranks: Callable[[str, int], list[Any]]) -> None:
+    """BN's statistics are rank 0's, as in checkpoints, which can be evaluated again."""
     alone = [result.record() for result in classify(rank_jobs.VOTES)]
-    assert ranks("knn", 3) == [alone] * 3
-
-
-def test_statistics_are_those_of_the_first_rank(ranks: Callable[[str, int], list[Any]]) -> None:
-    """As in checkpoints: the monitor evaluates the network that can be evaluated again."""
-    assert ranks("shared_statistics", 2) == [[0.0, 0.0], [0.0, 0.0]]
+    assert ranks("knn", 2) == [(alone, [0.0, 0.0])] * 2
 
 
 def test_memory_does_not_grow_with_the_bank(monkeypatch: pytest.MonkeyPatch) -> None:
