@@ -228,13 +228,7 @@ def open_subject(
     *,
     layer: Literal["backbone", "projector"] = "backbone",
 ) -> Subject:
-    """Load a network and settle how its images are made.
-
-    Args:
-        path: a run's folder, a checkpoint, or a file of another program.
-        config: what is not as the run had it.
-        place: this rank.
-        layer: whose output is evaluated.
+    """Load a network, up to a layer, and settle how its images are made.
 
     Raises:
         CheckpointError: the file cannot be read or is of no layout that is known.

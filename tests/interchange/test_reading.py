@@ -52,7 +52,7 @@ def test_architectures_are_inferred(model: ModelConfig, tmp_path: Path) -> None:
         assert str(built.get_submodule(part)) == str(method.get_submodule(part))
 
 
-@pytest.mark.parametrize("name", ["timm/test_efficientnet", "densenet121"])
+@pytest.mark.parametrize("name", ["timm/test_efficientnet", "shufflenet_v2_x0_5"])
 def test_other_networks_are_read_by_name(name: str, tmp_path: Path) -> None:
     if name.startswith("timm/"):
         timm = pytest.importorskip("timm")

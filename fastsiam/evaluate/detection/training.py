@@ -37,12 +37,8 @@ class DetectorTraining(Training):
 
     What is drawn in a step (the sampled boxes) is a function of seed, step and rank.
 
-    Args:
-        model: of ``build_detector``.
-        config: the schedule, the base rate, and the weight decay of all parameters but BN's.
-        seed: of what is drawn.
-        place: this rank; every rank takes part. On GPUs BN statistics are those of all
-            ranks; torch's ``SyncBatchNorm`` does not work on CPUs, where each rank has its own.
+    All parameters but BN's decay. On GPUs BN statistics are those of all ranks; torch's
+    ``SyncBatchNorm`` does not work on CPUs, where each rank has its own.
     """
 
     def __init__(self, model: Detector, config: DetectConfig, *, seed: int, place: Place) -> None:
