@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+import fastsiam.evaluate.knn
 from fastsiam.config import (
     AugmentConfig,
     ModelConfig,
@@ -306,8 +307,14 @@ def groups(rank: int, world: int) -> Tensor:
     return layer.running_mean.cpu()
 
 
-def knn(rank: int, world: int) -> list[dict[str, float]]:
-    """Classify with bank and queries cut into uneven shares."""
+def knn(rank: int, world: int) -> tuple[list[dict[str, float]], list[float]]:
+    """Classify with bank and queries cut into uneven shares, 64 rows at a time.
+
+    Returns:
+        The results, and a BN's running means after the ranks, whose own were their numbers, shared
+        them.
+    """
+    fastsiam.evaluate.knn._BLOCK = 64
     bank, bank_labels, queries, labels = knn_problem()
     own = torch.arange(len(bank)).tensor_split(world)[rank].split(50)
     asked = torch.arange(len(queries)).tensor_split(world)[rank]
@@ -317,20 +324,14 @@ def knn(rank: int, world: int) -> list[dict[str, float]]:
         labels[asked],
         votes=VOTES,
         classes=7,
-        block=64,
     )
-    return [result.record() for result in results]
-
-
-VOTES = [(20, 0.2), (1, 0.07), (403, 0.1)]
-
-
-def shared_statistics(rank: int, world: int) -> list[float]:
-    """Return a BN's running means after the ranks, whose own were their numbers, shared them."""
     norm = nn.BatchNorm1d(2)
     torch.nn.init.constant_(norm.running_mean, rank)  # type: ignore[arg-type]
     share_buffers(norm, Place(rank, world, torch.device("cpu")))
-    return norm.running_mean.tolist()  # type: ignore[union-attr]
+    return [one.record() for one in results], norm.running_mean.tolist()  # type: ignore[union-attr]
+
+
+VOTES = [(20, 0.2), (1, 0.07), (403, 0.1)]
 
 
 def knn_problem() -> tuple[Tensor, Tensor, Tensor, Tensor]:

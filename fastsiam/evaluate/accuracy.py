@@ -9,12 +9,7 @@ from fastsiam.distributed import sum_across_ranks
 
 
 class Accuracy:
-    """Counts over batches, on their device: adding never makes the host wait.
-
-    Args:
-        classes: how many there are.
-        device: of the scores.
-    """
+    """Counts over batches, on the scores' device: adding never makes the host wait."""
 
     def __init__(self, classes: int, device: torch.device) -> None:
         self._counts = torch.zeros(3, classes, dtype=torch.int64, device=device)

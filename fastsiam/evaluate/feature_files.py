@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -18,7 +19,7 @@ from fastsiam.config.evaluate import FeaturesConfig, NeighboursConfig
 from fastsiam.distributed import Place, gather_uneven
 from fastsiam.errors import BackendError, FastSiamError, NoSplitError
 from fastsiam.evaluate.features import collected
-from fastsiam.evaluate.knn import Nearest
+from fastsiam.evaluate.knn import nearest
 from fastsiam.evaluate.subject import Subject, open_subject
 from fastsiam.files import as_utf8, explained, written_whole
 from fastsiam.pipelines import open_split
@@ -28,8 +29,8 @@ from fastsiam.report.pictures import Captioned, picture_grid, save_picture
 from fastsiam.run.records import check_targets
 from fastsiam.views.batch import EvalLoader
 
-_GROUP_ROWS = 8192
-"""Rows that a .parquet file holds together: what is in memory while it is written."""
+_GROUP = 16
+"""Batches of all ranks that are a row group of a .parquet file, which is written at once."""
 
 Rows: TypeAlias = tuple[NDArray[np.float32], dict[str, list[Any]]]
 """(N, d) features, and columns of N values beside them."""
@@ -43,13 +44,8 @@ def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Pat
     there is also a column split, "train" or "val", after class. The file is written as the features
     are computed, and takes its name when it is whole.
 
-    Args:
-        path: a run's folder, a checkpoint, or a file of another program.
-        config: which images, which layer, and the file.
-        place: this rank; rank 0 writes.
-
     Returns:
-        The files that are written.
+        The files, which rank 0 writes.
 
     Raises:
         FastSiamError: a file is there already, and ``force`` is not given; or none can be written.
@@ -65,7 +61,10 @@ def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Pat
             pass
         return files
     with explained(FastSiamError, f"cannot write {config.out}"):
-        (_write_npy if config.out.endswith(".npy") else _write_parquet)(rows, Path(config.out))
+        if len(files) > 1:
+            _write_npy(rows, *files)
+        else:
+            _write_parquet(rows, *files)
     return files
 
 
@@ -83,8 +82,10 @@ def preflight(path: Path, config: FeaturesConfig) -> None:
 def _targets(config: FeaturesConfig) -> list[Path]:
     """Return the files to write, if they can be."""
     out = Path(config.out)
-    files = [out, _table_of(out)] if out.suffix == ".npy" else [out]
-    if out.suffix == ".parquet":
+    files = [out]
+    if out.suffix == ".npy":
+        files.append(out.with_name(f"{out.name}.csv"))
+    else:
         try:
             import pyarrow.parquet  # noqa: F401
         except ImportError as error:
@@ -149,15 +150,10 @@ def _in_order(subject: Subject, loader: EvalLoader) -> Iterator[tuple[Tensor, ..
         part = next(own, nothing) if has_it else part
 
 
-def _table_of(out: Path) -> Path:
-    """Return where the names and labels of an array's rows go."""
-    return out.with_name(f"{out.name}.csv")
-
-
-def _write_npy(rows: Iterable[Rows], out: Path) -> None:
+def _write_npy(rows: Iterator[Rows], out: Path, table_of_rows: Path) -> None:
     with (
         written_whole(out) as temporary,
-        written_whole(_table_of(out)) as temporary_table,
+        written_whole(table_of_rows) as temporary_table,
         temporary.open("wb") as array,
         temporary_table.open("w", encoding="utf-8", newline="") as file,
     ):
@@ -182,7 +178,7 @@ def _write_parquet(rows: Iterator[Rows], out: Path) -> None:
 
     with written_whole(out) as temporary, ExitStack() as stack:
         writer = None
-        for group in _grouped(rows):
+        while group := list(islice(rows, _GROUP)):
             features = np.concatenate([part for part, _ in group])
             columns: dict[str, Any] = {
                 name: [value for _, part in group for value in part[name]] for name in group[0][1]
@@ -195,32 +191,14 @@ def _write_parquet(rows: Iterator[Rows], out: Path) -> None:
             writer.write_batch(batch)
 
 
-def _grouped(rows: Iterable[Rows]) -> Iterator[list[Rows]]:
-    """Yield batches together that have enough rows."""
-    group: list[Rows] = []
-    for part in rows:
-        group.append(part)
-        if sum(len(features) for features, _ in group) >= _GROUP_ROWS:
-            yield group
-            group = []
-    if group:
-        yield group
-
-
 def write_neighbours(path: Path, config: NeighboursConfig, place: Place, *, out: Path) -> None:
     """Draw some images, each with the training images whose features are nearest to its own.
 
     Queries are validation images. Without a validation split they are training images, and an
     image is not its own neighbour.
 
-    Args:
-        path: a run's folder, a checkpoint, or a file of another program.
-        config: which images and how many.
-        place: this process, alone.
-        out: the picture.
-
     Raises:
-        FastSiamError: the file cannot be written.
+        FastSiamError: the picture ``out`` cannot be written.
     """
     check_targets(out)
     subject = open_subject(path, config, place)
@@ -236,13 +214,11 @@ def write_neighbours(path: Path, config: NeighboursConfig, place: Place, *, out:
     most = config.k + (split == "train")  # a training image is nearest to itself
     asked, known = subject.loader(split, chosen=chosen), subject.loader("train")
     queries, _, positions = collected(subject.extract(asked, "queries"))
-    nearest = Nearest(queries, most=most)
-    for features, _, index in subject.extract(known, "bank: images"):
-        nearest.add(features, index)
-    nearest.finish()
+    bank_parts = ((features, at) for features, _, at in subject.extract(known, "bank: images"))
+    similarity, found, _ = nearest(queries, bank_parts, most=most)
     rows = []
     for query, tags, cosines in zip(
-        positions.tolist(), nearest.tag.tolist(), nearest.similarity.tolist(), strict=True
+        positions.tolist(), found.tolist(), similarity.tolist(), strict=True
     ):
         kind = store.class_name(query)
         row: list[Captioned] = [(store.decode(query), kind, None)]

@@ -7,7 +7,7 @@ section 3.4).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,8 +59,11 @@ class KnnResult:
         )
 
 
-class Nearest:
-    """The most similar rows of a bank to each query, found while the bank streams by.
+@torch.no_grad()
+def nearest(
+    queries: Tensor, bank: Iterable[tuple[Tensor, Tensor]], *, most: int
+) -> tuple[Tensor, Tensor, int]:
+    """Find the most similar rows of a bank for each query while the bank streams by.
 
     Holds the queries and their best so far, never the bank: memory does not grow with it. Exact:
     similarities are float32 sums of the features as they are given, without TF32, which would swap
@@ -70,77 +73,51 @@ class Nearest:
 
     Args:
         queries: (m, d) features, any floating type; normalised here.
+        bank: its parts: (n, d) features, any floating type and device, normalised here, and (n,)
+            int64 tags that stand for the rows: labels or positions.
         most: neighbours to keep for each.
-        block: rows of the bank that are compared at a time.
+
+    Returns:
+        (m, up to ``most``) cosines, the largest first, their tags, and the number of rows.
     """
-
-    def __init__(self, queries: Tensor, *, most: int, block: int = _BLOCK) -> None:
-        self._queries, self._most = normalized(queries), most
-        self._block = max(1, min(block, _BLOCK_BYTES // (4 * queries.shape[1])))
-        m, device = len(queries), queries.device
-        self.similarity = torch.empty(m, 0, device=device)
-        """(m, up to ``most``) cosines, the largest first, of the rows that were seen."""
-        self.tag = torch.empty(m, 0, dtype=torch.int64, device=device)
-        """(m, up to ``most``) their tags."""
-        self.seen = 0
-        """Rows of the bank that were added."""
-        self._waiting: list[tuple[Tensor, Tensor]] = []
-
-    @torch.no_grad()
-    def add(self, features: Tensor, tags: Tensor) -> None:
-        """Compare further rows of the bank, sooner or later.
-
-        Args:
-            features: (n, d), any floating type and device; normalised here.
-            tags: (n,) int64 that stand for the rows: labels or positions.
-        """
-        self.seen += len(features)
-        self._waiting.append((features, tags))
-        if sum(len(tags) for _, tags in self._waiting) >= self._block:
-            self.finish()
-
-    @torch.no_grad()
-    def finish(self) -> Nearest:
-        """Compare what is still waiting."""
-        if self._waiting:
-            one = len(self._waiting) == 1  # to join it would copy it
-            waiting = zip(*self._waiting, strict=True)
-            joined = [parts[0] if one else torch.cat(parts) for parts in waiting]
-            self._waiting.clear()
-            for rows, tags in zip(*(x.split(self._block) for x in joined), strict=True):
-                self._merge(rows, tags)
-        return self
-
-    def _merge(self, rows: Tensor, tags: Tensor) -> None:
-        rows, tags = normalized(rows.to(self._queries.device)), tags.to(self._queries.device)
-        keep = min(self._most, self.similarity.shape[1] + len(rows))
+    queries, seen = normalized(queries), 0
+    similarity = queries.new_empty(len(queries), 0)
+    tag = torch.empty(len(queries), 0, dtype=torch.int64, device=queries.device)
+    precision = torch.get_float32_matmul_precision()
+    for rows, tags in _blocks(bank, max(1, min(_BLOCK, _BLOCK_BYTES // (4 * queries.shape[1])))):
+        seen += len(rows)
+        rows, tags = normalized(rows.to(queries.device)), tags.to(queries.device)
+        keep = min(most, similarity.shape[1] + len(rows))
         chunk = max(1, _CHUNK_BYTES // (4 * len(rows)))
-        similarity = self.similarity.new_empty(len(self._queries), keep)
-        tag = self.tag.new_empty(len(self._queries), keep)
-        precision = torch.get_float32_matmul_precision()
+        best: list[tuple[Tensor, Tensor]] = []
         torch.set_float32_matmul_precision("highest")
         try:
-            for start in range(0, len(self._queries), chunk):
-                own = slice(start, start + chunk)
-                found, at = (self._queries[own] @ rows.T).topk(min(self._most, len(rows)), dim=1)
-                found = torch.cat([self.similarity[own], found], dim=1)
-                tagged = torch.cat([self.tag[own], tags[at]], dim=1)
-                similarity[own], best = found.topk(keep, dim=1)
-                tag[own] = tagged.gather(1, best)
+            split = (x.split(chunk) for x in (queries, similarity, tag))
+            for own, own_similarity, own_tag in zip(*split, strict=True):
+                found, at = (own @ rows.T).topk(min(most, len(rows)), dim=1)
+                found, place = torch.cat([own_similarity, found], dim=1).topk(keep, dim=1)
+                best.append((found, torch.cat([own_tag, tags[at]], dim=1).gather(1, place)))
         finally:
             torch.set_float32_matmul_precision(precision)
-        self.similarity, self.tag = similarity, tag
+        similarity, tag = (torch.cat(parts) for parts in zip(*best, strict=True))
+    return similarity, tag, seen
 
-    def joined(self, part: slice) -> tuple[Tensor, Tensor]:
-        """Merge what all ranks found for some of the queries, which are the same on every rank.
 
-        Returns:
-            Similarities and tags, (rows of ``part``, up to ``most``), the most similar first.
-        """
-        similarity = gather_uneven(self.similarity[part].T.contiguous()).T
-        tag = gather_uneven(self.tag[part].T.contiguous()).T
-        best, at = similarity.topk(min(self._most, similarity.shape[1]), dim=1)
-        return best, tag.gather(1, at)
+def _blocks(parts: Iterable[tuple[Tensor, Tensor]], size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Cut features and tags that come in parts of any size into blocks of at most ``size`` rows."""
+    parts = iter(parts)
+    while True:
+        waiting: list[tuple[Tensor, Tensor]] = []
+        for part in parts:
+            waiting.append(part)
+            if sum(len(tags) for _, tags in waiting) >= size:
+                break
+        if not waiting:
+            return
+        one = len(waiting) == 1  # to join it would copy it
+        joined = [x[0] if one else torch.cat(x) for x in zip(*waiting, strict=True)]
+        waiting.clear()
+        yield from zip(*(x.split(size) for x in joined), strict=True)
 
 
 def knn_accuracy(
@@ -150,7 +127,6 @@ def knn_accuracy(
     *,
     votes: Sequence[tuple[int, float]],
     classes: int,
-    block: int = _BLOCK,
 ) -> list[KnnResult]:
     """Classify queries by their nearest neighbours in a bank; exact, in one pass over the bank.
 
@@ -164,20 +140,20 @@ def knn_accuracy(
         votes: pairs of k and T. k: neighbours that vote; more than the bank holds means the whole
             bank. T: temperature of the weights exp(cosine similarity / T).
         classes: how many there are.
-        block: rows of the bank that are compared at a time.
 
     Returns:
         A result for each pair, in their order.
     """
     query_labels = gather_uneven(query_labels)
-    nearest = Nearest(gather_uneven(queries), most=max(k for k, _ in votes), block=block)
-    for features, labels in bank:
-        nearest.add(features, labels)
-    total = int(sum_across_ranks(torch.tensor([nearest.finish().seen], device=queries.device)))
+    most = max(k for k, _ in votes)
+    found = nearest(gather_uneven(queries), bank, most=most)
+    total = int(sum_across_ranks(torch.tensor([found[2]], device=queries.device)))
     counts = [Accuracy(classes, queries.device) for _ in votes]
     for start in range(0, len(query_labels), 4096):
         part = slice(start, start + 4096)
-        similarity, labels = nearest.joined(part)
+        similarity, labels = (gather_uneven(x[part].T.contiguous()).T for x in found[:2])
+        similarity, best = similarity.topk(min(most, similarity.shape[1]), dim=1)
+        labels = labels.gather(1, best)
         for (k, temperature), count in zip(votes, counts, strict=True):
             # Less the largest: a small temperature would leave float32's range.
             weights = ((similarity[:, :k] - similarity[:, :1]) / temperature).exp()

@@ -101,14 +101,7 @@ class LabelledImages:
         )
 
     def augmented(self, batch: int) -> Loader:
-        """Open the training images with random crops and flips, and nothing else.
-
-        Args:
-            batch: global batch that the loader yields.
-
-        Raises:
-            BackendError: the pipeline does not work here.
-        """
+        """Open the training images with random crops and flips alone, in global batches."""
         subject, config, place = self.subject, self.config, self.subject.place
         return build_loader(
             subject.data.parts[0],  # a mixture's first data set, as the other loaders open it
@@ -155,11 +148,7 @@ def augmented_features(images: LabelledImages, epochs: range) -> Batches:
 
 
 def cached_features(images: LabelledImages, storage: torch.dtype) -> Callable[[range], Batches]:
-    """Compute features (n, d) of central crops once; every rank holds those of all images.
-
-    Args:
-        images: which.
-        storage: type in which the features are kept.
+    """Compute features (n, d) of central crops once; every rank keeps those of all images.
 
     Returns:
         A function that yields the batches of some epochs, in float32.

@@ -35,8 +35,6 @@ class RecordFiles:
         evaluation: what is evaluated.
         details: of the protocol, for the name of the run's file; empty ones are left out.
         config: names the user's file, and says whether an earlier state is resumed.
-        place: this rank.
-        console: for warnings and progress.
 
     Raises:
         FastSiamError: the user's file cannot be written.
@@ -58,18 +56,18 @@ class RecordFiles:
         if place.is_leader:
             if self._asked:
                 check_targets(self._asked)
-            elif run is None:
+            elif own is None:
                 restart = ", and to resume after an interruption" * (evaluation.kind != "knn")
                 console.warn(f"no run folder: pass --json FILE to keep the result{restart}")
             try:
                 check_targets(*filter(None, [own]))
             except FastSiamError as error:
-                elsewhere = (
+                fate = (
                     f"goes to {self._asked}"
                     if self._asked
                     else "is only shown: --json FILE keeps it"
                 )
-                console.warn(f"{error}; the result {elsewhere}")
+                console.warn(f"{error}; the result {fate}")
                 own = None
         self._own = own if from_leader("yes" if own else "") else None
         record = self._own or self._asked
@@ -81,7 +79,8 @@ class RecordFiles:
         self._same = f"steps {evaluation.network.fingerprint} {evaluation.identity}"
         self.results: list[dict[str, Any]] = []
         """Of the trainings of this evaluation that are done; saved with the state of the next."""
-        self._training: dict[str, Any] | None = None
+        self.saved: dict[str, Any] | None = None
+        """The "step" and the state, "training", of the training that was interrupted."""
         if isinstance(config, LabelConfig | DetectConfig) and config.resume == "auto":
             self._load()
 
@@ -95,12 +94,7 @@ class RecordFiles:
                 self.console.warn(f"{self._state} is damaged: starting over")
         step = torch.tensor([saved["step"] if saved.get("same") == self._same else 0])
         if int(minimum_across_ranks(step)):
-            self._training, self.results = saved, saved["results"]
-
-    def take_state(self) -> dict[str, Any] | None:
-        """Return the "step" and the state, "training", that were saved; the next time None."""
-        taken, self._training = self._training, None
-        return taken
+            self.saved, self.results = saved, saved["results"]
 
     def save_state(self, step: int, state: Callable[[], dict[str, Any]], *, last: bool) -> None:
         """Save the state of a training after a step, at most every 30 seconds, and the last."""
@@ -116,10 +110,7 @@ class RecordFiles:
         self._saved_at = time.monotonic()
 
     def keep(self, record: Record, show: Show | None = None) -> Record:
-        """Show a record and write it, on rank 0; then the state, which nobody needs, is removed.
-
-        Returns:
-            The record.
+        """Show a record and write it, on rank 0; then remove the state. Return the record.
 
         Raises:
             FastSiamError: it cannot be written, or shown.

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from fastsiam.config import AugmentConfig, ColumnNames, DataConfig, Pipeline, TrainConfig
 from fastsiam.config.evaluate import EvalConfig, FinetuneConfig, NetworkConfig
-from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD, usual_resize
+from fastsiam.config.views import usual_resize
 from fastsiam.console import Console
 from fastsiam.distributed import Place, check_same_images, from_leader
 from fastsiam.errors import DataError, FastSiamError, NoLabelsError, NoSplitError
 from fastsiam.evaluate.features import fingerprint, frozen
 from fastsiam.evaluate.record_files import RecordFiles
-from fastsiam.interchange import Input, Pretrained, load_pretrained
+from fastsiam.interchange import Pretrained, load_pretrained
 from fastsiam.model.backbones import check_crop
 from fastsiam.model.numerics import autocast_type, keep_freed_memory, resolved_precision
 from fastsiam.pipelines import build_eval_loader, has_validation, open_split
@@ -130,11 +130,7 @@ class Subject(EvalImages):
     console: Console
 
     def extract(self, loader: EvalLoader, what: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield this rank's features, labels and positions by batches, and show the progress.
-
-        Args:
-            loader: the images.
-            what: what the progress counts.
+        """Yield this rank's features, labels and positions by batches; count them as ``what``.
 
         Yields:
             (N, d) float32 features, (N,) int64 labels, and (N,) int64 positions in the data set.
@@ -202,13 +198,7 @@ class Subject(EvalImages):
         config: EvalConfig,
         *details: str,
     ) -> RecordFiles:
-        """Return where the record of an evaluation goes, before it is done.
-
-        Args:
-            kind: of the evaluation; data and protocol are for its record.
-            config: names the user's file, and whether an earlier state is resumed.
-            details: for the name of the run's file.
-        """
+        """Return where the record of an evaluation goes, before it is done."""
         images = ImageFacts(
             crop=self.augment.crop,
             resize=self.resize,
@@ -231,12 +221,6 @@ class Subject(EvalImages):
             console=self.console,
         )
 
-    def as_untrained(self) -> Subject:
-        """Return the backbone with the weights that its run began with, and the same images."""
-        fresh = _untrained(self.pretrained)
-        network = _placed(fresh.network(), self.place)
-        return replace(self, pretrained=fresh, network=network, untrained=True)
-
 
 def open_subject(
     path: Path,
@@ -245,13 +229,7 @@ def open_subject(
     *,
     layer: Literal["backbone", "projector"] = "backbone",
 ) -> Subject:
-    """Load a network and settle how its images are made.
-
-    Args:
-        path: a run's folder, a checkpoint, or a file of another program.
-        config: what is not as the run had it.
-        place: this rank.
-        layer: whose output is evaluated.
+    """Load a network, up to a layer, and settle how its images are made.
 
     Raises:
         CheckpointError: the file cannot be read or is of no layout that is known.
@@ -273,7 +251,7 @@ def open_subject(
     torch.backends.cudnn.allow_tf32 = own.numerics.tf32 if own else True
     return Subject(
         pretrained=pretrained,
-        network=_placed(network, place),
+        network=network.to(place.device).to(memory_format=torch.channels_last),
         features=network.features,
         untrained=config.untrained,
         data=data,
@@ -288,7 +266,7 @@ def open_subject(
 
 
 def open_network(path: Path, config: NetworkConfig) -> Pretrained:
-    """Load a network, or the same one untrained.
+    """Load a network, or the same one untrained, as its run began.
 
     Raises:
         CheckpointError: the file cannot be read or is of no layout that is known.
@@ -298,7 +276,11 @@ def open_network(path: Path, config: NetworkConfig) -> Pretrained:
         pretrained = load_pretrained(path, backbone=config.backbone, stem=config.stem)
     except ValueError as error:
         raise FastSiamError(str(error)) from error
-    return _untrained(pretrained) if config.untrained else pretrained
+    if not config.untrained:
+        return pretrained
+    own = pretrained.config
+    torch.manual_seed(own.numerics.seed if own else 0)
+    return replace(pretrained, state=pretrained.build().state_dict(), epoch=0.0, left_out=())
 
 
 def network_facts(pretrained: Pretrained, network: nn.Module, *, untrained: bool) -> NetworkFacts:
@@ -320,10 +302,7 @@ def _image_settings(pretrained: Pretrained, config: EvalConfig) -> tuple[Augment
     Raises:
         FastSiamError: the images would be smaller than the crop.
     """
-    seen = pretrained.input
-    if seen is None:  # a network of which nothing is known
-        crop = 224 if pretrained.model.stem == "imagenet" else 32
-        seen = Input(crop=crop, resize=usual_resize(crop), mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    seen = pretrained.usual_input
     augment = AugmentConfig.alike(
         views=1,
         crop=config.crop or seen.crop,
@@ -346,22 +325,16 @@ def _data_settings(trained_on: DataConfig, config: EvalConfig, place: Place) -> 
     cannot run, or cannot read these images: the user may never have asked for it. A run's holdout
     is of the run's own data, as long as these have no validation images.
     """
-    as_run = trained_on.pipeline if trained_on.loads_images else "auto"
     data = trained_on.at(config.data, ColumnNames(config.image_column, config.label_column))
     holdout = config.holdout
     own = data.has_same_root(trained_on)
     if trained_on.holdout and not holdout and own and not has_validation(data.root, data.columns):
         holdout = trained_on.holdout
-    data = replace(
-        data,
-        holdout=holdout,
-        shuffle="full",
-        pipeline=as_run if config.pipeline == "run" else config.pipeline,
-        workers=config.workers,
-        exif=trained_on.exif if config.exif == "run" else config.exif,
-        alpha=trained_on.alpha if config.alpha == "run" else config.alpha,
-        bad_images=trained_on.bad_images if config.bad_images == "run" else config.bad_images,
-    )
+    changed: dict[str, Any] = {} if trained_on.loads_images else {"pipeline": "auto"}
+    for name in ("pipeline", "exif", "alpha", "bad_images"):
+        if getattr(config, name) != "run":
+            changed[name] = getattr(config, name)
+    data = replace(data, holdout=holdout, shuffle="full", workers=config.workers, **changed)
     if config.pipeline != "run" and data.pipeline != "auto":
         return data
     try:
@@ -372,18 +345,6 @@ def _data_settings(trained_on: DataConfig, config: EvalConfig, place: Place) -> 
     if name == "auto" or not BACKENDS[name].works_on(store):
         name = choose_pipeline(store, device=place.device, keeps=False).name
     return replace(data, pipeline=cast(Pipeline, from_leader(name)))
-
-
-def _placed(network: nn.Module, place: Place) -> nn.Module:
-    return network.to(place.device).to(memory_format=torch.channels_last).eval()
-
-
-def _untrained(pretrained: Pretrained) -> Pretrained:
-    """Return the network as its run began."""
-    own = pretrained.config
-    torch.manual_seed(own.numerics.seed if own else 0)
-    state = pretrained.build().state_dict()
-    return replace(pretrained, state=state, epoch=0.0, left_out=())
 
 
 def autocast_of(config: NetworkConfig, own: TrainConfig | None, place: Place) -> torch.dtype:

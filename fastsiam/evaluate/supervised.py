@@ -52,14 +52,7 @@ class Heads(nn.Module):
 
 
 class Training:
-    """A network that is trained: its optimizer, and the state that it resumes from.
-
-    Args:
-        network: what is trained, on its device.
-        optimizer: of its parameters.
-        dtype: autocast type.
-        place: this rank; every rank takes part.
-    """
+    """A network that is trained on all ranks: its optimizer, and the state that it resumes from."""
 
     def __init__(
         self,
@@ -116,9 +109,10 @@ class Training:
             Steps that were done before.
         """
         console, first, text, began = files.console, 0, "", time.monotonic()
-        if saved := files.take_state():
-            first = saved["step"]
-            self.load(saved["training"])
+        if files.saved:
+            first = files.saved["step"]
+            self.load(files.saved["training"])
+            files.saved = None  # the next training starts over
             console.say(f"continuing after {unit} {first:,} of {steps:,}, where it was interrupted")
         losses: list[Tensor] = []
         with console.progress(steps, first, unit), closing(batches(first)) as stream:
@@ -161,10 +155,7 @@ class SupervisedTraining(Training):
         backbone: for fine-tuning, (N, 3, S, S) to (N, features), trained in place; None for linear
             evaluation, whose inputs are features (n, features).
         features: dimensions.
-        classes: how many there are.
-        steps_per_epoch: batches in an epoch.
-        dtype: autocast type.
-        place: this rank; every rank takes part. BN statistics are those of all ranks.
+        place: this rank; BN statistics are those of all ranks.
     """
 
     def __init__(
@@ -204,12 +195,7 @@ class SupervisedTraining(Training):
         super().__init__(network, optimizer, dtype=dtype, place=place)
 
     def step(self, number: int, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Train on this rank's share of a batch; return each head's loss, on the device.
-
-        Args:
-            number: of the step, from 0.
-            batch: inputs and labels (n,).
-        """
+        """Train on inputs and labels (n,); return each head's loss, on the device."""
         inputs, labels = batch
         self.network.train()
         for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
@@ -221,11 +207,7 @@ class SupervisedTraining(Training):
         return losses.detach()
 
     def evaluate(self, batches: Iterable[tuple[Tensor, Tensor]]) -> list[Accuracy]:
-        """Classify this rank's inputs with every head; count those of all ranks.
-
-        Args:
-            batches: this rank's inputs, each once, and their labels.
-        """
+        """Classify this rank's inputs, each once, with every head; count those of all ranks."""
         self.network.eval()
         counts = [Accuracy(self._classes, self._device) for _ in self.rates]
         for inputs, labels in batches:

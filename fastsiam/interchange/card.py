@@ -31,12 +31,9 @@ if TYPE_CHECKING:
 
 
 def snippet(pretrained: Pretrained, format: str, file: str) -> str:
-    """Return Python that builds the encoder, loads it, and is run in the file's folder.
+    """Return Python that builds the encoder and loads it from a file beside it.
 
-    Args:
-        pretrained: the weights.
-        format: the layout of their file: torchvision, timm, plain, or that of a method's authors.
-        file: its name.
+    The format is torchvision, timm, plain, or that of a method's authors.
     """
     model, encoder, heads = pretrained.model, "", []
     library = "torchvision" if model.width == 64 else "fastsiam"
@@ -68,14 +65,7 @@ def _template(name: str, **settings: bool) -> Template:
 
 
 def model_card(pretrained: Pretrained, *, format: str, file: str, results: Sequence[Record]) -> str:
-    """Return the card, in Markdown.
-
-    Args:
-        pretrained: the weights.
-        format: the layout that they are written in.
-        file: name of their file, beside the card.
-        results: evaluations of these very weights.
-    """
+    """Return the card of a file of weights, in Markdown, with evaluations of these very weights."""
     config, arch, run = pretrained.config, pretrained.model.backbone, pretrained.run
     settings = RunSettings.read(run) if run and (run / "config.json").is_file() else None
     data = init = None
@@ -97,7 +87,10 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
         init=init,
         recipe=(settings.recipe or None) if settings else None,
         monitored=_last_monitored(pretrained),
-        results=[(record, _images(record), _columns(record)) for record in results],
+        results=[
+            (record, _images(record), dict.fromkeys(key for row in record.results for key in row))
+            for record in results
+        ],
         trained_by=settings.environment if settings else None,
         fastsiam=fastsiam.__version__,
         commit=commit(),
@@ -130,10 +123,6 @@ def _images(record: Record) -> list[str]:
             part = f"training images in {Path(data.subset).name}"
         return [*other, f"{part}: {data.train:,}"]
     return [*other, f"{data.train:,} training images"] if other else []
-
-
-def _columns(record: Record) -> list[str]:
-    return list(dict.fromkeys(key for row in record.results for key in row))
 
 
 def _literal(text: str) -> str:

@@ -59,12 +59,6 @@ class Layout:
     program: str = ""
     """The authors' linear evaluation."""
 
-    @property
-    def all_rules(self) -> Rules:
-        """Rules for every key."""
-        of_parts = ((re.escape(theirs), f"{part}.") for part, theirs in self.parts.items())
-        return (*self.rules, *of_parts)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Translation:
@@ -215,7 +209,9 @@ def translate(state: Mapping[str, Tensor], *, foreign: bool = False) -> Translat
     layout = next(
         x for x in LAYOUTS if all(any(re.match(mark, key) for key in state) for mark in x.marks)
     )
-    new = {key: name for key in state if (name := _by_rules(key, layout.all_rules)) is not None}
+    of_parts = ((re.escape(theirs), f"{part}.") for part, theirs in layout.parts.items())
+    rules = (*layout.rules, *of_parts)
+    new = {key: name for key in state if (name := _by_rules(key, rules)) is not None}
     # In lightly's ResNetGenerator ReLU and pooling are no modules: its stages follow at once.
     lightlys = not foreign and "backbone.2.0.conv1.weight" in new.values()
     if not foreign:

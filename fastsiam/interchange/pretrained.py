@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fastsiam.config import BackboneConfig, MethodConfig, ModelConfig, TrainConfig
-from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD
+from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD, usual_resize
 from fastsiam.console import counted
 from fastsiam.errors import CheckpointError, in_a_line
 from fastsiam.methods import build_method
@@ -96,10 +96,11 @@ class Pretrained:
         return folder.parent if self.config and folder.name == "checkpoints" else None
 
     @property
-    def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation of each channel; ImageNet's, where nothing is known."""
-        seen = self.input
-        return (seen.mean, seen.std) if seen else (IMAGENET_MEAN, IMAGENET_STD)
+    def usual_input(self) -> Input:
+        """How it takes images; as such networks usually do, where nothing is known."""
+        crop = 224 if self.model.stem == "imagenet" else 32
+        usual = Input(crop=crop, resize=usual_resize(crop), mean=IMAGENET_MEAN, std=IMAGENET_STD)
+        return self.input or usual
 
     def build(self) -> nn.Module:
         """Build all parts with new weights; seed torch before for repeatable ones.

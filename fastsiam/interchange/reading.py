@@ -188,13 +188,9 @@ def _skeleton(model: BackboneConfig, weights: Mapping[str, Tensor]) -> nn.Module
 def _checked(
     path: Path, weights: Any, network: nn.Module, origin: Mapping[str, str] | None = None
 ) -> dict[str, Tensor]:
-    """Return weights as plain tensors, if they are those of the network.
+    """Return weights by fastsiam's names as plain tensors, if they are those of the network.
 
-    Args:
-        path: their file.
-        weights: what the file holds by fastsiam's names.
-        network: has the names and shapes that are expected.
-        origin: what each weight is called in the file, unless it has fastsiam's names.
+    The file calls each of them what ``origin`` says; by default as fastsiam does.
     """
     if not isinstance(weights, Mapping) or not all(
         isinstance(key, str) and isinstance(value, Tensor) for key, value in weights.items()
@@ -213,7 +209,9 @@ def _checked(
         "of another type": [
             f"{origin[key]}: {weights[key].dtype}, {weights[key].layout}"
             for key, value in expected.items()
-            if key in weights and value.is_floating_point() and not _is_plain(weights[key])
+            if key in weights and value.is_floating_point()
+            # Integers, quantised and sparse tensors hold no real number for each element.
+            if not weights[key].is_floating_point() or weights[key].layout != torch.strided
         ],
     }
     if any(problems.values()):
@@ -235,11 +233,6 @@ def _checked(
             "it diverged, or the file is damaged; take an earlier one"
         )
     return plain
-
-
-def _is_plain(value: Tensor) -> bool:
-    """Tell whether a tensor holds real numbers, one for each element: not quantised, not sparse."""
-    return value.is_floating_point() and value.layout == torch.strided
 
 
 def _epochs(content: Any, layout: str) -> float | None:

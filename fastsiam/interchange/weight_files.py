@@ -72,12 +72,9 @@ class _InertList:
 
 
 def read(path: Path) -> Any:
-    """Return what a file of weights holds, tensors on the CPU.
+    """Return what a ``.safetensors`` file, or one of ``torch.save``, holds, tensors on the CPU.
 
     Objects of well-known frameworks become inert stand-ins: nothing of them is imported or called.
-
-    Args:
-        path: a ``.safetensors`` file, or what ``torch.save`` wrote.
 
     Raises:
         CheckpointError: it is missing or damaged, or it holds anything else that is no tensor.
@@ -163,16 +160,13 @@ def _unpickled(path: Path) -> Any:
             if found is None:
                 raise
             name = found[1] if "." in found[1] else f"builtins.{found[1]}"
-            if name in stand_ins or len(stand_ins) == _MOST_NAMES or not _is_harmless(name):
+            harmless = _HARMLESS_PACKAGES.match(name) or _HARMLESS_NAMES.fullmatch(name)
+            if name in stand_ins or len(stand_ins) == _MOST_NAMES or not harmless:
                 raise CheckpointError(
                     f"{path} is refused: it asks for {name}, which has no place in a file of "
                     "weights and might run a program"
                 ) from error
             stand_ins[name] = _stand_in(name)
-
-
-def _is_harmless(name: str) -> bool:
-    return bool(_HARMLESS_PACKAGES.match(name) or _HARMLESS_NAMES.fullmatch(name))
 
 
 def _stand_in(name: str) -> type:

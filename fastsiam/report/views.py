@@ -27,8 +27,6 @@ def show_views(
         sources: the same data, by one pipeline or more.
         augment: how the views are drawn.
         images: how many; fewer where the data hold fewer.
-        epoch: whose first images and draws are shown.
-        seed: of the run.
 
     Returns:
         The contact sheet, each picture above its pipeline's name; for each image its path,

@@ -29,10 +29,18 @@ from tests.train.runs import CPU as HERE
 def test_files_hold_features_and_names(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Files that are there stay, unless that is asked for; no image is read before."""
     import pyarrow.parquet as pq
 
     out = tmp_path / "f.npy"
     config = FeaturesConfig(out=str(out), workers=0, feature_batch=7)
+    for name in ("f.npy.csv", "f.npy"):
+        (tmp_path / "f.npy.csv").unlink(missing_ok=True)
+        (tmp_path / name).write_text("mine")
+        with pytest.raises(FastSiamError, match=rf"{name} is there already: .* --force$"):
+            write_features(run, replace(config, data=str(tmp_path / "none")), HERE)
+        assert (tmp_path / name).read_text() == "mine"
+    config = replace(config, force=True)
     assert write_features(run, config, HERE) == [out, tmp_path / "f.npy.csv"]
     subject = open_subject(run, EvalConfig(workers=0), HERE)
     with torch.no_grad():
@@ -43,7 +51,7 @@ def test_files_hold_features_and_names(
     rows = table_of(out)
     assert [row["row"] for row in rows] == [str(i) for i in range(24)]
     assert rows[9] == {"row": "9", "name": "class1/001.jpg", "label": "1", "class": "class1"}
-    monkeypatch.setattr("fastsiam.evaluate.feature_files._GROUP_ROWS", 10)
+    monkeypatch.setattr("fastsiam.evaluate.feature_files._GROUP", 2)
     config = replace(config, out=str(tmp_path / "f.parquet"))
     write_features(run, config, HERE)
     table = pq.read_table(config.out)
@@ -52,17 +60,7 @@ def test_files_hold_features_and_names(
     assert table["name"][9].as_py() == "class1/001.jpg" and table["label"][9].as_py() == 1
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(BackendError, match=r"f\.parquet needs pyarrow: pip install"):
-        write_features(run, replace(config, force=True), HERE)
-
-
-def test_a_name_that_is_no_utf8_is_escaped(run: Path, tmp_path: Path) -> None:
-    folder = write_images(tmp_path / "own", classes=1, each=2)
-    (folder / "class0/000.jpg").rename(folder / "class0" / os.fsdecode(b"\xe9.jpg"))
-    for name in ("f.npy", "f.parquet"):
-        config = FeaturesConfig(out=str(tmp_path / name), data=str(folder), workers=0)
         write_features(run, config, HERE)
-    names = [row["name"] for row in table_of(tmp_path / "f.npy")]
-    assert names == ["class0/001.jpg", r"class0/\udce9.jpg"]
 
 
 def table_of(out: Path) -> list[dict[str, str]]:
@@ -89,12 +87,7 @@ def test_ranks_write_the_file_of_one(run: Path, tmp_path: Path) -> None:
     assert "class0/008.jpg" not in {row["name"] for row in table_of(one)}
 
 
-@pytest.mark.parametrize(
-    ("words", "counts"), [(["features", "--out", "f.npy"], "23 here, 24"), (["eval", "knn"], "35")]
-)
-def test_ranks_with_other_images_are_refused(
-    words: list[str], counts: str, run: Path, tmp_path: Path
-) -> None:
+def test_ranks_with_other_images_are_refused(run: Path, tmp_path: Path) -> None:
     """On two machines, with folders of one name."""
     for rank in "01":
         write_data(tmp_path / rank / "data")
@@ -104,38 +97,27 @@ def test_ranks_with_other_images_are_refused(
         return command(*arguments, environment=environment, folder=tmp_path / environment["RANK"])
 
     flags = ["--data", "data", "--device", "cpu", "--workers", "0", "--gpus", "2"]
-    done = fastsiam_on_ranks(2, *words, str(run), *flags, code=1, begin=begin)
-    assert (
-        f"this rank finds other images than rank 0, or in another order ({counts} "
-        in done[1].stderr
-    )
+    done = fastsiam_on_ranks(2, "eval", "knn", str(run), *flags, code=1, begin=begin)
+    said = "this rank finds other images than rank 0, or in another order (35 "
+    assert said in done[1].stderr
 
 
 def test_projections_of_images_without_labels_and_a_broken_image(run: Path, tmp_path: Path) -> None:
+    """Names that are not UTF-8 are escaped."""
     folder, out = write_images(tmp_path / "own", classes=1, each=5) / "class0", tmp_path / "z.npy"
+    (folder / "000.jpg").rename(folder / os.fsdecode(b"\xe9.jpg"))
     config = FeaturesConfig(
         out=str(out), data=str(folder), layer="projector", workers=0, feature_batch=2
     )
-    write_features(run, config, HERE)
+    for name in (out.name, "z.parquet"):
+        write_features(run, replace(config, out=str(tmp_path / name)), HERE)
     assert np.load(out).shape == (5, 16)
     assert {(row["label"], row["class"]) for row in table_of(out)} == {("-1", "")}
+    assert table_of(out)[-1]["name"] == r"\udce9.jpg"
     (folder / "003.jpg").write_bytes(b"no image")
     with pytest.raises(FastSiamError, match=r"cannot decode .*003\.jpg"):
         write_features(run, replace(config, out=str(tmp_path / "f.npy")), HERE)
     assert not list(tmp_path.glob("f.*"))
-
-
-def test_files_that_are_there_stay(run: Path, tmp_path: Path) -> None:
-    """Nothing is computed before that is known: no image is read."""
-    config = FeaturesConfig(out=str(tmp_path / "f.npy"), data=str(tmp_path / "none"), workers=0)
-    for name in ("f.npy.csv", "f.npy"):
-        (tmp_path / "f.npy.csv").unlink(missing_ok=True)
-        (tmp_path / name).write_text("mine")
-        with pytest.raises(FastSiamError, match=rf"{name} is there already: .* --force$"):
-            write_features(run, config, HERE)
-        assert (tmp_path / name).read_text() == "mine"
-    write_features(run, replace(config, data="", force=True), HERE)
-    assert np.load(tmp_path / "f.npy").shape == (24, 32)
 
 
 def test_neighbours_of_training_images(

@@ -13,22 +13,16 @@ import pytest
 import torch
 
 from fastsiam.config import TrainConfig
-from fastsiam.config.evaluate import (
-    EvalConfig,
-    FeaturesConfig,
-    FinetuneConfig,
-    KnnConfig,
-    LinearConfig,
-)
+from fastsiam.config.evaluate import FeaturesConfig, FinetuneConfig, KnnConfig, LinearConfig
 from fastsiam.errors import DataError, NoSplitError
 from fastsiam.evaluate.command import evaluate_finetuned, evaluate_knn, evaluate_linear
 from fastsiam.evaluate.feature_files import write_features
 from fastsiam.evaluate.subject import open_subject
 from fastsiam.interchange import load_pretrained
 from fastsiam.run.records import read_records
-from fastsiam.train.command import train_here
 from tests.configs import with_settings
 from tests.conftest import write_images
+from tests.interchange.networks import saved_run
 from tests.pipelines.test_subsets import parts
 from tests.train.runs import CPU as HERE
 
@@ -36,25 +30,24 @@ KNN = KnnConfig(k=(5,), workers=0, device="cpu")
 LINEAR = LinearConfig(epochs=2, batch=6, workers=0, device="cpu", cached=True)
 
 
+def run_on(data: Path, small: TrainConfig, holdout: str = "25%") -> Path:
+    """Write a run that held out a share of its images."""
+    config = with_settings(small, data=str(data), holdout=holdout)
+    saved_run(Path(small.run.out), small.model, config=config)
+    return Path(small.run.out)
+
+
 @pytest.fixture
 def run(small: TrainConfig, images: Path) -> Path:
     """A run on one folder of 24 images, of which 6 are held out."""
-    settings = {"data": str(images / "train"), "holdout": "25%", "batch": 6, "knn_every": 0}
-    return train_here(with_settings(small, max_steps=3, **settings), "imagenet")
-
-
-@pytest.fixture
-def weights(run: Path, tmp_path: Path) -> Path:
-    """The run's backbone in a file that says nothing of a run."""
-    torch.save({"state_dict": load_pretrained(run).part("backbone")}, tmp_path / "some.pth")
-    return tmp_path / "some.pth"
+    return run_on(images / "train", small)
 
 
 def test_evaluations_of_a_run_need_no_flag(
     run: Path, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     left, held = parts(images / "train", "25%")
-    train, val = open_subject(run, EvalConfig(workers=0), HERE).loaders()
+    train, val = open_subject(run, KNN, HERE).loaders()
     assert (train.names(), val.names()) == (left, held)
     records = [evaluate_knn(run, KNN, HERE), evaluate_linear(run, LINEAR, HERE)]
     tuning = FinetuneConfig(epochs=1, batch=6, workers=0, device="cpu")
@@ -65,7 +58,6 @@ def test_evaluations_of_a_run_need_no_flag(
     assert {r.kind for r in read_records(run)} == {"knn", "linear", "finetune"}
     said = capfd.readouterr().err
     assert said.count("25% of each class of the training images held out for validation") == 3
-    assert "was trained on images" not in said
     # Low-shot parts are of what is left, and cannot name a held-out image.
     record = evaluate_linear(run, replace(LINEAR, percent=50, batch=4), HERE)
     assert (record.data.train, record.data.val) == (9, 6)
@@ -75,11 +67,12 @@ def test_evaluations_of_a_run_need_no_flag(
         evaluate_linear(run, replace(LINEAR, subset=str(listed)), HERE)
 
 
-def test_a_file_takes_the_flag(weights: Path, images: Path, tmp_path: Path) -> None:
+def test_a_file_takes_the_flag(run: Path, images: Path, tmp_path: Path) -> None:
+    weights, json = tmp_path / "some.pth", tmp_path / "some.json"
+    torch.save({"state_dict": load_pretrained(run).part("backbone")}, weights)
     config = replace(KNN, data=str(images / "train"), stem="cifar", crop=16, resize=16)
     with pytest.raises(NoSplitError, match=r"no val.beton; --holdout 10% holds out a share"):
         evaluate_knn(weights, config, HERE)
-    json = weights.with_suffix(".json")
     own = evaluate_knn(weights, replace(config, holdout="25%", json=str(json)), HERE)
     assert (own.data.train, own.data.val) == (18, 6) and '"holdout": "25%"' in json.read_text()
     with pytest.raises(DataError, match="has validation images of its own"):
@@ -90,17 +83,15 @@ def test_a_file_takes_the_flag(weights: Path, images: Path, tmp_path: Path) -> N
     assert len(rows(weights, tmp_path / "f.npy", split="val", resize=16, **how)) == 2
 
 
-@pytest.mark.parametrize(("held", "warned"), [("", True), ("15%", True), ("40%", False)])
 def test_a_run_that_trained_on_held_out_images_says_so(
-    held: str, warned: bool, small: TrainConfig, images: Path, capfd: pytest.CaptureFixture[str]
+    small: TrainConfig, images: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A smaller holdout than the run's is part of it."""
-    settings = {"data": str(images / "train"), "holdout": held, "knn_every": 0, "max_steps": 1}
-    run = train_here(with_settings(small, **settings), "imagenet")
-    record = evaluate_knn(run, replace(KNN, holdout="25%"), HERE)
-    assert record.data.holdout == "25%"
-    said = "was trained on images that are held out here" in capfd.readouterr().err
-    assert said == warned
+    for held, warned in (("", True), ("15%", True), ("25%", False), ("40%", False)):
+        run = run_on(images / "train", small, held)
+        open_subject(run, replace(KNN, holdout="25%"), HERE).introduce()
+        said = "was trained on images that are held out here" in capfd.readouterr().err
+        assert said == warned
 
 
 def test_other_data_than_the_runs(
@@ -129,9 +120,9 @@ def test_validation_images_that_came_later_go_before_the_runs_holdout(
     images: Path, small: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     shutil.move(images / "val", tmp_path / "val")
-    later = train_here(with_settings(small, holdout="25%", batch=6, max_steps=1), "imagenet")
+    later = run_on(images, small)
     with pytest.raises(NoSplitError, match=r"--holdout 10% holds out a share"):
-        evaluate_knn(later, replace(KNN, holdout="0"), HERE)
+        open_subject(later, replace(KNN, holdout="0"), HERE).loaders()
     shutil.move(tmp_path / "val", images / "val")
     record = evaluate_knn(later, KNN, HERE)
     assert (record.data.train, record.data.val, record.data.holdout) == (24, 12, None)
@@ -149,29 +140,22 @@ def rows(run: Path, out: Path, **settings: Any) -> list[dict[str, str]]:
     return table
 
 
-def test_features_are_of_every_image(
-    run: Path, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_features_are_of_every_image(run: Path, images: Path, tmp_path: Path) -> None:
     """Of the run's data with the split of each; of other data, which no holdout applies to."""
     left, held = parts(images / "train", "25%")
     table = rows(run, tmp_path / "f.npy")
     assert [row["name"] for row in table] == sorted(left + held)
-    assert {row["name"] for row in table if row["split"] == "val"} == set(held)
+    of_val = [row["name"] for row in table if row["split"] == "val"]
+    assert sorted(of_val) == sorted(held)
     assert [row["class"] for row in table] == [row["name"].split("/")[0] for row in table]
-    of_val = {row["row"] for row in table if row["split"] == "val"}
-    every = np.load(tmp_path / "f.npy")
     assert [row["name"] for row in rows(run, tmp_path / "t.npy", split="train")] == left
     held_out = rows(run, tmp_path / "v.npy", split="val")
     assert [row["name"] for row in held_out] == held and held_out[0]["split"] == "val"
-    np.testing.assert_allclose(
-        np.load(tmp_path / "v.npy"), every[sorted(map(int, of_val))], rtol=1e-5, atol=1e-6
-    )
+    every = np.load(tmp_path / "f.npy")[[row["split"] == "val" for row in table]]
+    np.testing.assert_allclose(np.load(tmp_path / "v.npy"), every, rtol=1e-5, atol=1e-6)
     own = str(write_images(tmp_path / "own", each=5))
-    capfd.readouterr()
     for settings, count in (({"holdout": "0"}, 24), ({"data": own}, 15)):
         table = rows(run, tmp_path / "f.npy", **settings)
         assert len(table) == count and "split" not in table[0]
-        said = capfd.readouterr().err
-        assert ("the run's --holdout 25% does not apply" in said) == ("data" in settings)
     table = rows(run, tmp_path / "f.npy", data=own, holdout="20%")
     assert sum(row["split"] == "val" for row in table) == 3 and len(table) == 15

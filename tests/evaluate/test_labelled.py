@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fastsiam.config import BackboneConfig, TrainConfig
-from fastsiam.config.evaluate import EvalConfig, FinetuneConfig, KnnConfig, LinearConfig
+from fastsiam.config.evaluate import FinetuneConfig, KnnConfig, LinearConfig
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate import record_files
 from fastsiam.evaluate.command import evaluate_finetuned, evaluate_linear
@@ -55,48 +55,10 @@ def test_little_data_have_a_sensible_default(run: Path, capsys: pytest.CaptureFi
     assert record.best["top1"] >= papers.best["top1"] + 10
 
 
-@pytest.mark.parametrize("cached", [False, True])
-def test_linear_evaluation_of_a_run(run: Path, cached: bool) -> None:
-    """The run stays as it is; a checkpoint may be named instead of its folder."""
-    before = (run / "checkpoints" / "last.pt").read_bytes()
-    storage: Any = "fp16" if cached else "fp32"
-    config = replace(QUICK, cached=cached, storage=storage, lrs=(0.1, 30), optimizer="sgd")
-    record = evaluate_linear(run, config, HERE)
-    assert [line["lr"] for line in record.results] == [0.1, 30]
-    assert record.best in record.results
-    assert record.best["top1"] == max(line["top1"] for line in record.results)
-    assert record.images_validated == 12 and record.data.train == 24
-    assert record.protocol == {
-        "optimizer": "sgd", "lars_trust": None, "rates": [0.1, 30], "batch": 8, "epochs": 4,
-        "momentum": 0.9, "weight_decay": 0.0, "schedule": "cosine per step", "seed": 0,
-        "cached": cached, "storage": "fp16" if cached else None,
-        "scale_min": None if cached else 0.08,
-    }  # fmt: skip
-    name = "linear-sgd-cached-epoch1-" if cached else "linear-sgd-epoch1-"
-    assert read_records(run) == [record]
-    (kept,) = (run / "eval").iterdir()
-    assert kept.name.startswith(name) and kept.suffix == ".json"
-    assert "base rate 30" in record.summary[1] and "best of 2 rates" in record.summary[2]
-    assert (run / "checkpoints" / "last.pt").read_bytes() == before
-    assert fingerprint(open_subject(run, config, HERE).network) == record.network.fingerprint
-    again = evaluate_linear(checkpoints.last(run), replace(config, feature_batch=2), HERE)
-    assert again.results == record.results  # whatever the parts that features are computed in
-
-
-@pytest.mark.parametrize(
-    ("evaluate", "config"),
-    [
-        (evaluate_linear, replace(QUICK, lrs=(0.1, 30))),
-        (
-            evaluate_finetuned,
-            FinetuneConfig(epochs=4, batch=8, workers=0, device="cpu", eval_every=2),
-        ),
-    ],
-)
-def test_an_interrupted_evaluation_continues(
-    evaluate: Any, config: Any, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = evaluate(run, config, HERE)
+def test_an_interrupted_evaluation_continues(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fine-tuning, whose state has all that linear evaluation's has, and BN."""
+    config = FinetuneConfig(epochs=4, batch=8, workers=0, device="cpu", eval_every=2)
+    whole = evaluate_finetuned(run, config, HERE)
     monkeypatch.setattr(record_files, "_SECONDS_BETWEEN_SAVES", 0.0)
     step = SupervisedTraining.step
     steps: list[int] = []
@@ -109,9 +71,9 @@ def test_an_interrupted_evaluation_continues(
 
     monkeypatch.setattr(SupervisedTraining, "step", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        evaluate(run, config, HERE)
+        evaluate_finetuned(run, config, HERE)
     assert len(list((run / "eval").glob("*.partial"))) == 1
-    again = evaluate(run, config, HERE)
+    again = evaluate_finetuned(run, config, HERE)
     assert again.results == whole.results and steps[11:] == [9, 10, 11]
     assert not list((run / "eval").glob("*.partial"))
 
@@ -148,21 +110,21 @@ def test_fine_tuning_trains_all_of_it_and_leaves_the_run_alone(
 
 
 def test_low_shot_takes_a_fixed_share_of_every_class(run: Path, tmp_path: Path) -> None:
-    config = replace(QUICK, percent=25, batch=4096)
+    config = replace(QUICK, percent=25, batch=4096, cached=True)
     record: Any = evaluate_linear(run, config, HERE)
     assert record.data.train == 6 and record.data.percent == 25  # 2 of each 8
     assert record.protocol["batch"] == 6
-    assert len(list((run / "eval").glob("linear-25percent-epoch1-*.json"))) == 1
+    assert len(list((run / "eval").glob("linear-cached-25percent-epoch1-*.json"))) == 1
     assert "25percent, seed 0" in record.summary[0]
     evaluate_linear(run, replace(config, seed=1), HERE)  # another subset, another record
-    assert len(list((run / "eval").glob("linear-25percent-epoch1-*.json"))) == 2
+    assert len(list((run / "eval").glob("linear-cached-25percent-epoch1-*.json"))) == 2
     names = tmp_path / "mine.txt"
     # Not three images: with 4 channels and two threads oneDNN's 1x1 convolutions of stride 2 write
     # beside their memory where a batch is odd (torch 2.11 and 2.15).
     names.write_text("class0/000.jpg\nclass1/001.jpg\n\nclass2/003.jpg\nclass2/004.jpg\n")
     listed = evaluate_linear(run, replace(config, percent=100, subset=str(names)), HERE)
     assert listed.data.train == 4
-    assert len(list((run / "eval").glob("linear-mine-epoch1-*.json"))) == 1
+    assert len(list((run / "eval").glob("linear-cached-mine-epoch1-*.json"))) == 1
 
 
 def test_another_crop_sees_as_much_as_is_usual(
@@ -180,29 +142,49 @@ def test_another_crop_sees_as_much_as_is_usual(
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_two_ranks_by_the_command_line(run: Path, cached: bool, tmp_path: Path) -> None:
-    """Every rank trains on its share of each batch; the record is of both."""
+def test_linear_evaluation_by_two_ranks_and_by_one(run: Path, cached: bool, tmp_path: Path) -> None:
+    """The run stays as it is; a checkpoint may be named instead of its folder."""
+    before = (run / "checkpoints" / "last.pt").read_bytes()
     out = tmp_path / "linear.json"
+    storage: Any = "fp16" if cached else "fp32"
     done = fastsiam_on_ranks(
-        2, "eval", "linear", str(run), "--lrs", "30", "--optimizer", "sgd", "--epochs", "3",
+        2, "eval", "linear", str(run), "--lrs", "0.1,30", "--optimizer", "sgd", "--epochs", "3",
         "--batch", "8", "--device", "cpu", "--workers", "0", "--gpus", "2", "--json", str(out),
-        *(["--cached"] if cached else []),
+        "--storage", storage, *(["--cached"] if cached else []),
     )  # fmt: skip
     (both,) = read_records(run)
     assert done[0].stdout.splitlines() == json.loads(out.read_text())["summary"] == both.summary
     assert not done[1].stdout
+    assert "base rate 30" in both.summary[1] and "best of 2 rates" in both.summary[2]
     for convention in (
         "SGD, batch 8, 3 epochs, cosine per step, momentum 0.9, weight decay 0",
-        "base rates, and times 8 / 256: 30 (0.9375)",
+        "base rates, and times 8 / 256: 0.1 (0.003125), 30 (0.9375)",
         "CACHED features of one central crop" if cached else "random crops (0.08 to 1 of the area)",
         "shorter side to 16 pixels, central 16 x 16",
         "12 validation images, each counted once",
     ):
         assert convention in done[0].stderr
-    config = replace(QUICK, lrs=(30,), optimizer="sgd", epochs=3, eval_every=10, cached=cached)
-    alone = evaluate_linear(run, config, HERE)
-    assert alone.results == both.results and both.images_validated == 12
+    assert [line["lr"] for line in both.results] == [0.1, 30]
+    assert both.best["top1"] == max(line["top1"] for line in both.results)
+    assert both.images_validated == 12 and both.data.train == 24
+    assert both.protocol == {
+        "optimizer": "sgd", "lars_trust": None, "rates": [0.1, 30], "batch": 8, "epochs": 3,
+        "momentum": 0.9, "weight_decay": 0.0, "schedule": "cosine per step", "seed": 0,
+        "cached": cached, "storage": "fp16" if cached else None,
+        "scale_min": None if cached else 0.08,
+    }  # fmt: skip
+    (kept,) = (run / "eval").iterdir()
+    name = "linear-sgd-cached-epoch1-" if cached else "linear-sgd-epoch1-"
+    assert kept.name.startswith(name) and kept.suffix == ".json"
+    config = LinearConfig(
+        lrs=(0.1, 30), optimizer="sgd", epochs=3, batch=8, cached=cached, storage=storage,
+        feature_batch=2, workers=0, device="cpu",
+    )  # fmt: skip
+    alone = evaluate_linear(checkpoints.last(run), config, HERE)
+    assert alone.results == both.results  # whatever the parts that features are computed in
     assert (alone.images.ranks, both.images.ranks) == (1, 2)
+    assert (run / "checkpoints" / "last.pt").read_bytes() == before
+    assert fingerprint(open_subject(run, config, HERE).network) == both.network.fingerprint
 
 
 def test_a_mixture_is_trained_on_its_first_data_set(run: Path, tmp_path: Path) -> None:
@@ -215,16 +197,14 @@ def test_a_mixture_is_trained_on_its_first_data_set(run: Path, tmp_path: Path) -
     assert sorted(shown) == sorted(images.train.names()) and len(shown) == 24
 
 
-def test_fine_tuning_is_longer_on_one_percent(run: Path, tmp_path: Path) -> None:
+def test_fine_tuning_is_longer_on_one_percent(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One percent of eight images a class is one of each, which is more than one percent."""
-    write_images(tmp_path / "many" / "train", classes=2, each=150, side=8)
-    write_images(tmp_path / "many" / "val", classes=2, each=2, side=8)
-    config = FinetuneConfig(
-        data=str(tmp_path / "many"), percent=1, workers=0, device="cpu", eval_every=0
-    )
-    for percent, epochs, images in ((1, 60, 4), (10, 30, 30)):  # 4 are 1.33%
-        record: Any = evaluate_finetuned(run, replace(config, percent=percent), HERE)
-        assert (record.protocol["epochs"], record.data.train) == (epochs, images)
+    noted = Mock()
+    monkeypatch.setattr("fastsiam.evaluate.command._trained", noted)
+    for percent, epochs, images in ((1, 60, 3), (50, 30, 12)):
+        evaluate_finetuned(run, FinetuneConfig(percent=percent, workers=0, device="cpu"), HERE)
+        evaluation = noted.call_args.args[0].evaluation
+        assert (evaluation.protocol["epochs"], evaluation.data.train) == (epochs, images)
 
 
 def test_an_awkward_number_of_images_is_loaded_in_one_piece(
@@ -242,24 +222,14 @@ def test_an_awkward_number_of_images_is_loaded_in_one_piece(
     assert sum(sizes) == count and max(sizes) <= 4 and len(sizes) <= -(-count // 3)
 
 
-@pytest.mark.parametrize(
-    ("name", "refused", "message", "fits"),
-    [
-        ("timm/vit_tiny_patch16_384", KnnConfig(), "not 224; pass --crop 384", KnnConfig(crop=384)),
-        ("googlenet", FinetuneConfig(), "not return one feature vector .* training", KnnConfig()),
-    ],
-)
-def test_a_network_that_refuses_the_images(
-    name: str, refused: EvalConfig, message: str, fits: EvalConfig, tmp_path: Path, images: Path
-) -> None:
-    """Another library's network, which takes one size, or has other outputs in training."""
-    if name.startswith("timm/"):
-        pytest.importorskip("timm")
+def test_a_network_that_refuses_the_images(tmp_path: Path, images: Path) -> None:
+    """Another library's network, which has other outputs in training."""
     path = tmp_path / "w.pth"
-    torch.save(build_backbone(BackboneConfig(backbone=name)).state_dict(), path)
-    with pytest.raises(FastSiamError, match=message):
-        open_subject(path, replace(refused, backbone=name, data=str(images)), HERE)
-    open_subject(path, replace(fits, backbone=name, data=str(images)), HERE)
+    named: dict[str, Any] = {"backbone": "googlenet", "data": str(images)}
+    torch.save(build_backbone(BackboneConfig(backbone="googlenet")).state_dict(), path)
+    with pytest.raises(FastSiamError, match=r"not return one feature vector .* training"):
+        open_subject(path, replace(FinetuneConfig(), **named), HERE)
+    open_subject(path, replace(KnnConfig(), **named), HERE)
 
 
 def test_bad_input_is_one_line(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fastsiam.evaluate.knn import Nearest, knn_accuracy
+from fastsiam.evaluate.knn import knn_accuracy, nearest
 from tests.rank_jobs import knn_problem
 
 pytestmark = pytest.mark.gpu
 
 
-def test_knn_is_exact_on_a_gpu() -> None:
+def test_knn_is_exact_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastsiam.evaluate.knn._BLOCK", 64)
     bank, labels, queries, truth = knn_problem()
     votes = [(1, 0.2), (20, 0.07), (403, 0.1)]
     results = [
@@ -22,7 +23,6 @@ def test_knn_is_exact_on_a_gpu() -> None:
             truth.to(device),
             votes=votes,
             classes=7,
-            block=64,
         )
         for device in ("cuda", "cpu")
     ]
@@ -37,12 +37,8 @@ def test_neighbours_at_real_size() -> None:
     generator = torch.Generator().manual_seed(0)
     k, sample = 200, 200
     bank, queries = (torch.randn(images, 512, generator=generator) for images in (50_000, 10_000))
-    nearest = Nearest(queries.cuda(), most=k)
-    for features, rows in zip(
-        bank.cuda().split(1024), torch.arange(50_000).split(1024), strict=True
-    ):
-        nearest.add(features, rows.cuda())
-    found = nearest.finish().tag[:sample].cpu()
+    parts = zip(bank.cuda().split(1024), torch.arange(50_000).cuda().split(1024), strict=True)
+    found = nearest(queries.cuda(), parts, most=k)[1][:sample].cpu()
     exact = F.normalize(queries[:sample].double(), dim=1) @ F.normalize(bank.double(), dim=1).T
     best = exact.topk(k, dim=1).values
     torch.testing.assert_close(exact.gather(1, found), best, atol=1e-6, rtol=0)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fastsiam.config import BackboneConfig, Stem
 from fastsiam.interchange import export_weights, load_pretrained
 from fastsiam.model.backbones import build_backbone
-from tests.interchange.networks import Authors, X, head, prefixed, resnets, same, trained
+from tests.interchange.networks import Authors, X, head, prefixed, same, trained
 from tests.tiers import rest_slow
 
 SMALL = BackboneConfig(backbone="resnet10", width=4)
@@ -92,11 +92,6 @@ def small(layout: str, prefixes: tuple[str, ...], *heads: nn.Module, **more: Any
 
 def moco(layout: str, prefixes: tuple[str, ...], **more: Any) -> File:
     return small(layout, prefixes, head(FEATURES, 24, 16, hidden=False), **more)
-
-
-def byol(layout: str, prefixes: tuple[str, ...], bias: bool = False, **more: Any) -> File:
-    heads = head(FEATURES, 24, 16, bias=bias), head(16, 20, 16, bias=bias)
-    return small(layout, prefixes, *heads, **more)
 
 
 def swav(layout: str, prefixes: tuple[str, ...], name: str, bias: bool = True, **more: Any) -> File:
@@ -196,9 +191,9 @@ def mmselfsups(old: bool) -> File:
     )
 
 
-def torchvisions(prefix: str) -> File:
+def torchvisions(prefix: str, **more: Tensor) -> File:
     parts = {"backbone": (prefix, resnet18())}
-    beside = prefixed(nn.Linear(512, 10).state_dict(), f"{prefix}fc.")
+    beside = prefixed(nn.Linear(512, 10).state_dict(), f"{prefix}fc.") | more
     model = BackboneConfig(backbone="resnet18")
     return File("torchvision", parts, model, beside=beside, content={"epoch": 89, "optimizer": {}})
 
@@ -220,7 +215,9 @@ FILES: dict[str, Callable[[], File]] = {
     "lightly's own ResNet": lambda: lightlys_resnet(False, 0.25),
     "lightly's own ResNet, numbered": lambda: lightlys_resnet(True, 0.25),
     "mmselfsup, old": lambda: mmselfsups(True),
-    "lightly byol": lambda: byol("lightly", LIGHTLY, copies=LIGHTLYS_COPIES),
+    "lightly byol": lambda: small(
+        "lightly", LIGHTLY, head(FEATURES, 24, 16), head(16, 20, 16), copies=LIGHTLYS_COPIES
+    ),
     "solo-learn mocov2plus": lambda: moco(
         "solo-learn",
         SOLO,
@@ -231,7 +228,10 @@ FILES: dict[str, Callable[[], File]] = {
         "mmselfsup", ("backbone.", "neck.projection_neck."), "head.loss.prototypes.weight"
     ),
     "torchvision": lambda: torchvisions(""),
-    "torchvision, wrapped": lambda: torchvisions("module._orig_mod.model."),
+    "torchvision, wrapped": lambda: torchvisions(
+        "module._orig_mod.model.",
+        n_averaged=torch.tensor(3),  # AveragedModel counts
+    ),
     "moco's first version": lambda: small("moco", AUTHORS_MOCO, nn.Linear(FEATURES, 16)),
     "swav, several sets of prototypes": lambda: small(
         "swav",
@@ -241,7 +241,6 @@ FILES: dict[str, Callable[[], File]] = {
     ),
     "solo-learn of 2021": lambda: solo_learns("encoder", "imagenet"),
     "lightly's example": lightlys_example,
-    "lightly moco": lambda: moco("lightly", LIGHTLY),
     "lightly swav": lambda: swav(
         "lightly",
         LIGHTLY,
@@ -255,7 +254,6 @@ FILES: dict[str, Callable[[], File]] = {
         "prototypes.weight_v",
         beside={"prototypes.weight_g": torch.ones(12, 1), "queue": torch.zeros(2, 8, 16)},
     ),
-    "solo-learn byol": lambda: byol("solo-learn", SOLO, bias=True, copies=SOLOS_COPIES),
     "mmselfsup mocov2": lambda: moco(
         "mmselfsup",
         ("backbone.", "neck.mlp."),
@@ -298,14 +296,6 @@ def test_files_of_other_programs_are_read(name: str, tmp_path: Path) -> None:
         assert torch.equal(read.network()(images), built.get_submodule("backbone")(images))
     for value in file.prototypes.values():
         assert torch.equal(read.state["prototypes.weight"], value)
-
-
-def test_compiled_and_averaged_networks_are_read(tmp_path: Path) -> None:
-    """torch.compile may wrap any child; AveragedModel counts beside its weights."""
-    state = {f"module.{k.replace('layer1.', 'layer1._orig_mod.')}": v for k, v in resnets().items()}
-    torch.save(state | {"n_averaged": torch.tensor(3)}, tmp_path / "w.pth")
-    read = load_pretrained(tmp_path / "w.pth")
-    assert read.left_out == ("fc.weight", "fc.bias", "n_averaged")
 
 
 @pytest.mark.parametrize("name", ["timm/levit_128s", "timm/ghostnet_050"])

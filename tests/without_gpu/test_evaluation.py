@@ -11,7 +11,7 @@ from fastsiam.config.evaluate import FinetuneConfig, LinearConfig
 from fastsiam.distributed import Place
 from fastsiam.evaluate.accuracy import Accuracy
 from fastsiam.evaluate.features import collected, feature_batches, frozen
-from fastsiam.evaluate.knn import Nearest
+from fastsiam.evaluate.knn import nearest
 from fastsiam.evaluate.supervised import SupervisedTraining
 from fastsiam.methods import build_method
 from fastsiam.train.collapse import gram, rank_of_gram, z_std
@@ -29,21 +29,20 @@ def batches(dtype: torch.dtype) -> list[EvalBatch]:
     return [EvalBatch(images, numbers, numbers)] * 3
 
 
-def test_features_and_neighbours(gpu: Gpu) -> None:
+def test_features_and_neighbours(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastsiam.evaluate.knn._BLOCK", 10)
     dtype = torch.bfloat16
     backbone = build_method(MODEL).backbone.to(CUDA).to(memory_format=torch.channels_last)
     given = batches(dtype)
     with gpu.watched():
         features, labels = collected(feature_batches(backbone, given, dtype=dtype))
-        nearest = Nearest(features, most=5, block=10)
-        for own, of in feature_batches(backbone, given, dtype=dtype):
-            nearest.add(own.to(dtype), of)
-        similarity, tags = nearest.finish().joined(slice(4, 20))
+        bank = ((x.to(dtype), of) for x, of in feature_batches(backbone, given, dtype=dtype))
+        similarity, tags, seen = nearest(features, bank, most=5)
         counts = Accuracy(CLASSES, CUDA)
-        counts.add(similarity, labels[4:20])
+        counts.add(similarity, labels)
         spread, rank = z_std(features.to(dtype)), rank_of_gram(gram(features.to(dtype)))
     assert features.shape == (24, backbone.features) and features.dtype == torch.float32
-    assert similarity.shape == tags.shape == (16, 5) and nearest.seen == 24
+    assert similarity.shape == tags.shape == (24, 5) and seen == 24
     assert (similarity.dtype, tags.dtype) == (torch.float32, torch.int64)
     assert spread.shape == rank.shape == () and spread.is_cuda and rank.is_cuda
 

@@ -47,13 +47,8 @@ def evaluate_detection(
 ) -> Record:
     """Train a detector on a network for each trial, and measure it; return the record.
 
-    A trial that was interrupted is continued.
-
-    Args:
-        path: a run's folder, a checkpoint, or a file of another program; it stays as it is.
-        config: the protocol.
-        place: this rank.
-        show: is given the record on rank 0, before it is written.
+    A trial that was interrupted is continued. The arguments are as for ``evaluate_knn``; the file
+    stays as it is.
 
     Raises:
         FastSiamError: network, data or settings cannot be, or the loss is not finite.
@@ -73,7 +68,14 @@ def evaluate_detection(
         f"{train.name}: {len(train):,} images; {val.name}: {len(val):,}; "
         f"{len(train.classes)} classes"
     )
-    for line in (_detector_line(config, evaluation, place), *_not_the_protocols(evaluation)):
+    schedule = schedule_of(config)
+    console.say(
+        f"{NAMES[config.detector]}, {'Mask' if config.task == 'coco' else 'Faster'} R-CNN: "
+        f"{schedule.steps:,} steps of {config.batch_size}, rate {config.lr:g}, drops at "
+        f"{', '.join(f'{drop:,}' for drop in schedule.drops)}; {evaluation.images.precision} on "
+        f"{devices(place)}; {counted(config.trials, 'trial')}"
+    )
+    for line in _not_the_protocols(evaluation):
         console.say(line)
     began = time.monotonic()
     torch.backends.cudnn.benchmark = False  # every batch has another shape
@@ -103,17 +105,6 @@ def evaluate_detection(
     )
     record.summary.extend(_summary(record, config))
     return files.keep(record, show)
-
-
-def _detector_line(config: DetectConfig, evaluation: Evaluation, place: Place) -> str:
-    """Describe the detector and its training."""
-    schedule = schedule_of(config)
-    return (
-        f"{NAMES[config.detector]}, {'Mask' if config.task == 'coco' else 'Faster'} R-CNN: "
-        f"{schedule.steps:,} steps of {config.batch_size}, rate {config.lr:g}, drops at "
-        f"{', '.join(f'{drop:,}' for drop in schedule.drops)}; {evaluation.images.precision} on "
-        f"{devices(place)}; {counted(config.trials, 'trial')}"
-    )
 
 
 def _open_data(config: DetectConfig) -> tuple[DetectionSet, DetectionSet]:
@@ -147,12 +138,12 @@ def _evaluation(
     train: DetectionSet,
     val: DetectionSet,
 ) -> Evaluation:
-    own = pretrained.normalisation
+    own = pretrained.usual_input
     images = ImageFacts(
         crop=0,
         resize=schedule_of(config).sides[-1],
-        mean=tuple(config.mean or own[0]),
-        std=tuple(config.std or own[1]),
+        mean=tuple(config.mean or own.mean),
+        std=tuple(config.std or own.std),
         pipeline="detection",
         precision=short_name(autocast_of(config, pretrained.config, place)),
         ranks=place.world,

@@ -78,11 +78,7 @@ class TrainingImages:
 
     Images without objects (crowds do not count) are left out, as in detectron2.
 
-    Args:
-        dataset: what is trained on; targets have masks if it is COCO.
-        config: the global batch, the sides that are drawn of, and the threads that load.
-        seed: of order, sizes and flips.
-        place: this rank.
+    Order, sizes and flips are by the seed. Targets have masks if the set is COCO's.
 
     Raises:
         FastSiamError: no image has an object, or the ranks cannot share the batch.

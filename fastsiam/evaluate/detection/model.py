@@ -35,23 +35,13 @@ _POOLED = 14
 
 
 class Detector(GeneralizedRCNN):  # type: ignore[misc]
-    """A detector whose backbone alone runs under autocast.
+    """A detector whose backbone alone runs under autocast, to ``dtype``.
 
     Boxes and anchors are coordinates in pixels: bfloat16 has steps of 4 to 8 from 512 to 2,048.
-
-    Args:
-        backbone: images to features by name.
-        rpn: makes proposals.
-        heads: classify them.
-        transform: normalises images.
-        dtype: autocast type.
     """
 
-    def __init__(
-        self, backbone: nn.Module, rpn: nn.Module, heads: nn.Module, transform: nn.Module,
-        dtype: torch.dtype,
-    ) -> None:  # fmt: skip
-        super().__init__(backbone, rpn, heads, transform)
+    def __init__(self, *parts: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__(*parts)
         self.dtype = dtype
 
     def forward(
@@ -98,8 +88,7 @@ def build_detector(
         config: with what heads, whether it finds masks too (of COCO), and how many proposed boxes
             of an image the heads are trained on.
         classes: of objects. Labels count from 1; 0 is background.
-        mean: of each channel, subtracted of images.
-        std: of each channel, divided by.
+        mean, std: of each channel of images.
         dtype: autocast type.
 
     Raises:
@@ -118,8 +107,7 @@ def build_detector(
         whole = _fpn(backbone, classes, masks, config.rois)
         parts = whole.backbone, whole.rpn, whole.roi_heads
     _initialise(parts[1].head, parts[2].box_predictor, parts[2].mask_predictor)
-    transform = _Normalisation(mean, std, 1 if is_c4 else 32)
-    return Detector(*parts, transform=transform, dtype=dtype)
+    return Detector(*parts, _Normalisation(mean, std, 1 if is_c4 else 32), dtype=dtype)
 
 
 class _Normalisation(GeneralizedRCNNTransform):  # type: ignore[misc]

@@ -37,12 +37,8 @@ class DetectorTraining(Training):
 
     What is drawn in a step (the sampled boxes) is a function of seed, step and rank.
 
-    Args:
-        model: of ``build_detector``.
-        config: the schedule, the base rate, and the weight decay of all parameters but BN's.
-        seed: of what is drawn.
-        place: this rank; every rank takes part. On GPUs BN statistics are those of all
-            ranks; torch's ``SyncBatchNorm`` does not work on CPUs, where each rank has its own.
+    All parameters but BN's decay. On GPUs BN statistics are those of all ranks; torch's
+    ``SyncBatchNorm`` does not work on CPUs, where each rank has its own.
     """
 
     def __init__(self, model: Detector, config: DetectConfig, *, seed: int, place: Place) -> None:
@@ -62,10 +58,7 @@ class DetectorTraining(Training):
     def fit(self, dataset: DetectionSet, files: RecordFiles, unit: str) -> None:
         """Train on a set to the end of the schedule, then make BN's statistics precise.
 
-        Args:
-            dataset: whose images.
-            files: where the state is saved, and resumed from.
-            unit: what the progress counts.
+        Files and unit are as for ``run``.
 
         Raises:
             FastSiamError: no image has an object, or the loss is not finite.
@@ -84,12 +77,7 @@ class DetectorTraining(Training):
         self.settle_batch_norm(images.from_step(steps, steps + config.precise_bn))
 
     def step(self, number: int, batch: Sequence[Sample]) -> Tensor:
-        """Train on this rank's share of a batch; return the losses' sum, on the device.
-
-        Args:
-            number: of the step, from 0.
-            batch: images and their objects.
-        """
+        """Train on images and their objects; return the losses' sum, on the device."""
         self.network.train()
         for group in self.optimizer.param_groups:
             group["lr"] = self._schedule.rate(self._config.lr, number)
@@ -121,14 +109,9 @@ class DetectorTraining(Training):
     def detections(
         self, dataset: DetectionSet, done: Callable[[], object] = int
     ) -> list[Detections]:
-        """Detect objects in all images of a set; the ranks share them.
+        """Return what is found in each image of a set, in its order, on every rank.
 
-        Args:
-            dataset: whose images.
-            done: is called after each of this rank's images.
-
-        Returns:
-            What was found in each, in the order of the set, on every rank.
+        The ranks share the work, and call ``done`` after each of their images.
         """
         self.network.eval()
         found = []

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import skip
 from tests.evaluate.detection.made import make_detection_set
-
-
-@pytest.fixture
-def coco() -> None:
-    if find_spec("pycocotools") is None:
-        skip("needs pycocotools: pip install 'fastsiam[detection]'")
 
 
 @pytest.fixture(scope="session")

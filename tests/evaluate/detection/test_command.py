@@ -19,12 +19,13 @@ from fastsiam.config.detect import DetectConfig
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate import record_files
 from fastsiam.evaluate.detection import command as detect
-from fastsiam.evaluate.detection import training
+from fastsiam.evaluate.detection import open_detection, training
 from fastsiam.evaluate.detection.command import evaluate_detection
 from fastsiam.evaluate.detection.training import DetectorTraining
 from fastsiam.report.run import evaluation_tables
 from fastsiam.run.records import read_records
-from tests.processes import Forked, command
+from fastsiam.study.detection import _options
+from tests.processes import Forked
 from tests.ranks import fastsiam_on_ranks
 from tests.train.runs import CPU as HERE
 
@@ -40,10 +41,6 @@ QUICK = DetectConfig(
     workers=1,
     device="cpu",
 )
-FLAGS = (
-    "--trials", "1", "--steps", "3", "--warmup", "1", "--batch-size", "2", "--short-side", "64",
-    "--long-side", "96", "--rois", "8", "--precise-bn", "1", "--workers", "1", "--device", "cpu",
-)  # fmt: skip
 
 
 def killed_at(call: int, run: Path, config: DetectConfig) -> None:
@@ -72,11 +69,19 @@ def test_detection_of_a_run_that_is_killed_and_resumed_bit_for_bit(
         settle(self, batches)
 
     monkeypatch.setattr(DetectorTraining, "settle_batch_norm", noted)
+    images: list[str] = []
+    monkeypatch.setattr(detect, "check_same_images", lambda names, _: images.extend(names))
     with pytest.raises(FastSiamError, match="eval detect needs --data"):
         evaluate_detection(run, QUICK, HERE)
     before = (run / "checkpoints" / "last.pt").read_bytes()
     config = replace(QUICK, data=str(made / "voc"), trials=2)
     record = evaluate_detection(run, config, HERE)
+    truth = [
+        one
+        for name in ("train", "val")
+        for one in open_detection("voc07", made / "voc", name).pictures
+    ]
+    assert images == [f"{one.file.name} {record.data.labels_crc32}" for one in truth]
     said = capsys.readouterr().err
     assert "C4 of torchvision's parts, Faster R-CNN: 3 steps of 2" in said
     assert "not the protocol's: steps 3 (not 24,000); warmup 1 (not 100); batch 2 (not 16)" in said
@@ -132,24 +137,8 @@ def test_masks_of_coco(run: Path, made: Path) -> None:
 
 @pytest.mark.slow  # two processes
 def test_two_ranks_make_the_figures_of_one_record(run: Path, made: Path) -> None:
-    done = fastsiam_on_ranks(
-        2, "eval", "detect", str(run), "--data", str(made / "voc"), "--gpus", "2", *FLAGS
-    )
+    flags = _options(replace(QUICK, data=str(made / "voc"), gpus=2))
+    done = fastsiam_on_ranks(2, "eval", "detect", str(run), *flags)
     assert "AP50" in done[0].stdout and not done[1].stdout
     (record,) = read_records(run)
     assert record.images.ranks == 2 and record.images_validated == 6
-
-
-def test_ranks_with_other_test_sets_are_refused(run: Path, made: Path, tmp_path: Path) -> None:
-    """On two machines, with folders of one name."""
-    for rank in "01":
-        shutil.copytree(made / "voc", tmp_path / rank / "voc")
-    test = next((tmp_path / "1").rglob("Main/test.txt"))
-    test.write_text("\n".join(reversed(test.read_text().splitlines())))
-
-    def begin(*arguments: str, environment: dict[str, str]) -> Forked:
-        return command(*arguments, environment=environment, folder=tmp_path / environment["RANK"])
-
-    words = ["eval", "detect", str(run), "--data", "voc", "--gpus", "2", *FLAGS]
-    done = fastsiam_on_ranks(2, *words, code=1, begin=begin)
-    assert "this rank finds other images than rank 0, or in another order (" in done[1].stderr

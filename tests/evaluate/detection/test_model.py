@@ -58,7 +58,7 @@ def test_every_weight_is_trained_and_boxes_are_float32_under_autocast(kind: str)
         assert int(model.roi_heads.box_head.norm.num_batches_tracked) == 1
     sum(losses.values()).backward()
     assert all(p.requires_grad and p.grad is not None for p in model.parameters())
-    model.eval().roi_heads.score_thresh = 0.0
+    model.eval().roi_heads.score_thresh, model.roi_heads.detections_per_img = 0.0, 5
     with torch.no_grad():
         found = model(images(), sizes=[(192, 128), (32, 50)])
     for one, (height, width) in zip(found, [(192, 128), (32, 50)], strict=True):
