@@ -17,11 +17,11 @@ from unittest.mock import Mock
 import pytest
 
 from fastsiam.config import ConvertConfig
+from fastsiam.console import Console
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.pipelines.convert import convert, parts
 from fastsiam.pipelines.store import open_store
 from tests.conftest import write_images
-from tests.conversions import Quiet
 from tests.processes import command, fastsiam, until
 from tests.tiers import rest_slow
 
@@ -45,7 +45,7 @@ def test_the_parts_are_those_that_are_made_by_hand(images: Path, tmp_path: Path)
     for number in range(1, PARTS + 1):
         part = f"{number}/{PARTS}"
         config = ConvertConfig(source=str(images), out=str(by_hand), part=part)
-        (train, _) = convert("folder", config, Quiet())
+        (train, _) = convert("folder", config, Console(quiet=True))
         assert not {"parts", "scheduler"} & train.about["options"].keys()
         if number == 1:
             shutil.copytree(by_hand, out)
@@ -63,11 +63,11 @@ def test_the_parts_are_those_that_are_made_by_hand(images: Path, tmp_path: Path)
     assert "Nanny" not in done.stderr and "scheduler" not in done.stderr
     other = ConvertConfig(source=str(images), out=str(out), part="1/2")
     with pytest.raises(DataError, match=r"of-00003\.beton is a part of another conversion, and 2"):
-        convert("folder", other, Quiet())
+        convert("folder", other, Console(quiet=True))
     (out / "train.beton").touch()  # a whole conversion would be read instead of the parts
     again = ConvertConfig(source=str(images), out=str(out), part=f"1/{PARTS}")
     with pytest.raises(DataError, match=r"train\.beton is there, and pipelines read it instead"):
-        convert("folder", again, Quiet())
+        convert("folder", again, Console(quiet=True))
 
 
 @pytest.mark.parametrize(("whom", "times"), rest_slow([("os.getppid()", 1), ("os.getpid()", 9)]))
