@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -18,19 +17,21 @@ from tests import rank_jobs
 from tests.networks import short_resnet10
 from tests.tiers import slow
 
-Ranks = Callable[[str, int], list[Any]]
+Ranks = Callable[..., list[Any]]
+
+WIDE = {"dim": 768, "predictor_dim": 256}
+"""Heads whose gradients fill several buckets."""
 
 
 @pytest.mark.parametrize(
-    ("job", "world"),
-    [("steps", 2), ("short_compiled_steps", 2), slow(("steps", 4))],
+    ("job", "world", "model"),
+    [("steps", 2, {}), ("compiled_steps", 2, {"short": True, **WIDE}), slow(("steps", 4, {}))],
 )
-def test_ranks_equal_one_process_with_the_joint_batch(job: str, world: int, ranks: Ranks) -> None:
+def test_ranks_equal_one_process_with_the_joint_batch(
+    job: str, world: int, model: dict[str, Any], ranks: Ranks
+) -> None:
     """Loss, gradients, weights and BN statistics of three steps, SyncBN included."""
-    model = {} if job == "steps" else {"dim": 768, "predictor_dim": 256}
-    with short_resnet10() if job.startswith("short") else nullcontext():
-        alone = rank_jobs.steps(0, 1, **model)
-    check_same_training(ranks(job, world), alone)
+    check_same_training(ranks(job, world, **model), rank_jobs.steps(0, 1, **model))
 
 
 def check_same_training(together: list[Any], alone: dict[str, Any]) -> None:
@@ -108,7 +109,7 @@ def test_ranks_agree_not_to_compile(ranks: Ranks) -> None:
 
 def test_compiled_ranks_accumulate(ranks: Ranks) -> None:
     """By hand: a part of a step is that part of each rank's share."""
-    together = ranks("compiled_parts", 2)
+    together = ranks("steps", 2, short=True, compile="on", accumulate=2)
     shares = [share.chunks(2) for share in rank_jobs.global_batch().chunks(2)]
     with short_resnet10():
         method = rank_jobs.make_method()
