@@ -86,20 +86,33 @@ def make_method(model: ModelConfig = MODEL) -> Method:
     return build_method(model)
 
 
-def global_batch() -> Batch:
+def global_batch(images: Sequence[int] = range(16)) -> Batch:
     generator = torch.Generator().manual_seed(1)
     views = torch.randn(2, 16, 3, 16, 16, generator=generator)
     # Every sample has its own scale and mean: statistics of half a batch would give another result.
     views = views * torch.linspace(0.2, 3, 16).view(-1, 1, 1, 1) + torch.linspace(-2, 2, 16).view(
         -1, 1, 1, 1
     )
-    return Batch(views.unbind(0), torch.arange(16), torch.zeros(16, dtype=torch.int64))
+    order = torch.tensor(images)
+    return Batch(views[:, order].unbind(0), order, torch.zeros(16, dtype=torch.int64))
 
 
-def steps(rank: int, world: int, *, short: bool = False, **settings: Any) -> dict[str, Any]:
+def steps(
+    rank: int,
+    world: int,
+    *,
+    short: bool = False,
+    images: Sequence[int] = range(16),
+    **settings: Any,
+) -> dict[str, Any]:
     """Take three optimizer steps on this rank's share; return the losses, gradients and state.
 
-    With ``short`` the backbone is one that is quick to compile.
+    Args:
+        rank: its number.
+        world: number of ranks.
+        short: whether the backbone is one that is quick to compile.
+        images: the order of the global batch.
+        settings: of the run.
     """
     place = here(rank, world)
     config = with_settings(CONFIG, **settings)
@@ -107,7 +120,7 @@ def steps(rank: int, world: int, *, short: bool = False, **settings: Any) -> dic
         method = make_method(config.model)
     step = TrainingStep(config, method, place, steps_per_epoch=10)
     assert "cannot" not in step.prepare() and step.config == config
-    share = on(place.device, global_batch().chunks(world)[rank])
+    share = on(place.device, global_batch(images).chunks(world)[rank])
     gradients: list[Tensor] = []
 
     def note(*_: Any) -> None:
