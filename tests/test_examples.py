@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import pickle
+import re
 import runpy
 import zipfile
 from contextlib import redirect_stdout
@@ -28,11 +29,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def example(name: str, data: Path, **settings: int) -> tuple[float, list[float]]:
-    """Run an example; return the loss that it ends with, and the last number of each line."""
+    """Run an example; return the loss that it ends with, and the numbers at the end of lines."""
     main = runpy.run_path(str(ROOT / "docs" / "examples" / name))["main"]
     with redirect_stdout(StringIO()) as said:
         loss = main(str(data), crop=32, **settings)
-    return loss, [float(line.split()[-1]) for line in said.getvalue().splitlines()]
+    return loss, [float(x) for x in re.findall(r" (-?\d+\.\d+)$", said.getvalue(), re.M)]
 
 
 def test_plain_loop(data: Path) -> None:
