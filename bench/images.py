@@ -16,7 +16,7 @@ from PIL import Image
 
 from fastsiam.bench.config import BenchConfig, Stored
 from fastsiam.config import ColumnNames, ConvertConfig
-from fastsiam.console import Console, FileProgress
+from fastsiam.console import Console
 from fastsiam.pipelines.convert import convert
 from fastsiam.pipelines.store import Store, open_store
 from fastsiam.pipelines.store.base import IMAGE_ENDINGS
@@ -35,11 +35,6 @@ _SIZES = ((500, 375),) * 20 + ((500, 333),) * 15 + ((375, 500),) * 6 + ((333, 50
     (640, 480), (600, 450), (500, 500), (400, 300), (250, 200), (800, 600), (160, 120)
 )  # fmt: skip
 """Widths and heights, about as frequent as in ImageNet."""
-
-
-def silent() -> FileProgress:
-    """Return the watcher of a conversion that shows nothing."""
-    return FileProgress(Console(quiet=True))
 
 
 @dataclass(frozen=True)
@@ -67,7 +62,11 @@ class Images:
             out.mkdir()
             (_write_tar if form == "tar" else _write_parquet)(store, out / f"train.{form}")
         else:
-            convert("folder", replace(FORMS[form], source=str(self.folder), out=str(out)), silent())
+            convert(
+                "folder",
+                replace(FORMS[form], source=str(self.folder), out=str(out)),
+                Console(quiet=True),
+            )
         return out
 
     def encoded(self, quality: int) -> Images:

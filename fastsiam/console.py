@@ -22,9 +22,6 @@ from rich.progress import BarColumn, Progress, TextColumn
 _LINE_SECONDS = 10.0
 """Seconds between two progress lines without a terminal."""
 
-_SETTLED_SECONDS = 2.0
-"""Shortest time, in seconds, over which a speed is computed."""
-
 _LONG_SECONDS = 5.0
 """Seconds after which a tally appears."""
 
@@ -122,15 +119,16 @@ class Console:
                 self._progress = None
 
     @contextlib.contextmanager
-    def tally(self, what: str, total: int | None = None) -> Iterator[Tally]:
+    def tally(self, what: str, total: int | None = None, *, done: int = 0) -> Iterator[Tally]:
         """Show the progress of work that takes longer than some seconds.
 
         Args:
             what: the work and its unit, such as "decoding images".
             total: number of units, if known.
+            done: number of units done before.
         """
         with contextlib.ExitStack() as ends:
-            yield Tally(Console(quiet=self._quiet), what, total, ends)
+            yield Tally(Console(quiet=self._quiet), what, total, done, ends)
 
     @contextlib.contextmanager
     def status(self, text: str) -> Iterator[None]:
@@ -188,16 +186,17 @@ class Tally:
         console: shows the progress, and no other.
         what: the work and its unit.
         total: number of units, if known.
+        done: number of units done before.
         ends: exit stack that removes the bar at the end.
     """
 
     def __init__(
-        self, console: Console, what: str, total: int | None, ends: contextlib.ExitStack
+        self, console: Console, what: str, total: int | None, done: int, ends: contextlib.ExitStack
     ) -> None:
-        self._console, self._total, self._ends = console, total, ends
+        self._console, self._total, self._first, self._ends = console, total, done, ends
         self._bar = console.progress(total, 0, what, transient=True)
         self._began = self._last = time.monotonic()
-        self.done = 0
+        self.done = done
         """Number of units done."""
 
     def add(self, count: int = 1) -> None:
@@ -210,7 +209,7 @@ class Tally:
         self._last = now
         if not is_shown:
             self._ends.enter_context(self._bar)
-        speed = self.done / (now - self._began)
+        speed = (self.done - self._first) / (now - self._began)
         text, of = f"{speed:,.0f}/s", ""
         if self._total is not None:
             left = max(0, self._total - self.done) / max(speed, 1e-9)
@@ -222,53 +221,6 @@ def tally(what: str, total: int | None = None) -> contextlib.AbstractContextMana
     """Show progress like ``Console.tally``, unless log messages are disabled."""
     logs = logging.getLogger("fastsiam").isEnabledFor(logging.INFO)
     return Console(quiet=not logs).tally(what, total)
-
-
-class FileProgress:
-    """Progress of work on a sequence of files: images/s, MB/s and remaining time."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._bar = contextlib.ExitStack()
-
-    def say(self, text: str) -> None:
-        """Print one line."""
-        self._console.say(text)
-
-    def begin(self, name: str, images: int, size: int) -> None:
-        """Start with the next file.
-
-        Args:
-            name: of the file.
-            images: number of images in it.
-            size: size in bytes.
-        """
-        self._bar.close()
-        self._images, self._size = images, size
-        self._start: tuple[int, int, float] | None = None
-        self._bar.enter_context(self._console.progress(images, 0, f"{name}: image"))
-
-    def progress(self, images: int, size: int) -> None:
-        """Show the number of images and bytes done; the first call sets the start."""
-        if self._start is None:
-            self._start = images, size, time.monotonic()
-            return
-        first, first_size, began = self._start
-        seconds = max(time.monotonic() - began, 1e-9)
-        if seconds < _SETTLED_SECONDS and images < self._images:
-            return
-        speed = (size - first_size) / seconds
-        left = (self._size - size) / speed if speed else 0.0
-        self._console.advance(
-            images,
-            f"{(images - first) / seconds:,.0f} images/s, {speed / 1e6:,.0f} MB/s, "
-            f"{duration(max(left, 0.0))} left",
-            place=f" of {self._images:,}",
-        )
-
-    def close(self) -> None:
-        """Remove the bar."""
-        self._bar.close()
 
 
 def duration(seconds: float) -> str:

@@ -139,13 +139,14 @@ def small_config(images: Path, out: Path) -> TrainConfig:
 
 
 @pytest.fixture
-def ranks(tmp_path: Path) -> Callable[[str, int], list[object]]:
-    """Run ``tests.rank_jobs.JOB(rank, world)`` in gloo ranks; return what each returned."""
+def ranks(tmp_path: Path) -> Callable[..., list[object]]:
+    """Run ``tests.rank_jobs.JOB(rank, world, **settings)`` in ranks; return what each returned."""
 
-    def run(job: str, world: int) -> list[object]:
+    def run(job: str, world: int, **settings: object) -> list[object]:
         from tests import rank_jobs
 
-        processes = [Forked(rank_jobs.main, job, world, tmp_path, rank) for rank in range(world)]
+        job_of = rank_jobs.main, job, world, settings, tmp_path
+        processes = [Forked(*job_of, rank) for rank in range(world)]
         done = [process.wait(300) for process in processes]
         assert not any(one.returncode for one in done), "\n".join(one.stderr for one in done)
         return [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(world)]

@@ -10,26 +10,15 @@ from typing import Any
 import numpy as np
 
 from fastsiam.config import ConvertConfig
-from fastsiam.console import Console, FileProgress
+from fastsiam.console import Console
 from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import Written, convert, verify
 from fastsiam.pipelines.store import Store
 
 
-class Quiet(FileProgress):
-    """Takes what a conversion tells and keeps the messages."""
-
-    def __init__(self) -> None:
-        super().__init__(Console(quiet=True))
-        self.said: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-
 def run(kind: str, source: Path | str, out: Path, **options: object) -> list[Written]:
     config = ConvertConfig(source=str(source), out=str(out), **options)  # type: ignore[arg-type]
-    return convert(kind, config, Quiet())  # type: ignore[arg-type]
+    return convert(kind, config, Console(quiet=True))  # type: ignore[arg-type]
 
 
 def same_images(store: Store, other: Store) -> None:
@@ -42,7 +31,7 @@ def same_images(store: Store, other: Store) -> None:
 def checked(path: Path, *, decode: bool = True) -> list[str]:
     """Return what verify finds bad."""
     try:
-        reports = verify(path, decoding=decode, workers=1, watcher=Quiet())
+        reports = verify(path, decoding=decode, workers=1, console=Console(quiet=True))
     except DataError as error:
         return [str(error)]
     return [line for report in reports for line in report.bad]

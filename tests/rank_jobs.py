@@ -10,7 +10,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,24 +87,41 @@ def make_method(model: ModelConfig = MODEL) -> Method:
     return build_method(model)
 
 
-def global_batch() -> Batch:
+def global_batch(images: Sequence[int] = range(16)) -> Batch:
     generator = torch.Generator().manual_seed(1)
     views = torch.randn(2, 16, 3, 16, 16, generator=generator)
     # Every sample has its own scale and mean: statistics of half a batch would give another result.
     views = views * torch.linspace(0.2, 3, 16).view(-1, 1, 1, 1) + torch.linspace(-2, 2, 16).view(
         -1, 1, 1, 1
     )
-    return Batch(views.unbind(0), torch.arange(16), torch.zeros(16, dtype=torch.int64))
+    order = torch.tensor(images)
+    return Batch(views[:, order].unbind(0), order, torch.zeros(16, dtype=torch.int64))
 
 
-def steps(rank: int, world: int, **settings: Any) -> dict[str, Any]:
-    """Take three optimizer steps on this rank's share; return the losses, gradients and state."""
+def steps(
+    rank: int,
+    world: int,
+    *,
+    short: bool = False,
+    images: Sequence[int] = range(16),
+    **settings: Any,
+) -> dict[str, Any]:
+    """Take three optimizer steps on this rank's share; return the losses, gradients and state.
+
+    Args:
+        rank: its number.
+        world: number of ranks.
+        short: whether the backbone is one that is quick to compile.
+        images: the order of the global batch.
+        settings: of the run.
+    """
     place = here(rank, world)
     config = with_settings(CONFIG, **settings)
-    method = make_method(config.model)
+    with short_resnet10() if short else nullcontext():
+        method = make_method(config.model)
     step = TrainingStep(config, method, place, steps_per_epoch=10)
     assert "cannot" not in step.prepare() and step.config == config
-    share = on(place.device, global_batch().chunks(world)[rank])
+    share = on(place.device, global_batch(images).chunks(world)[rank])
     gradients: list[Tensor] = []
 
     def note(*_: Any) -> None:
@@ -117,11 +134,15 @@ def steps(rank: int, world: int, **settings: Any) -> dict[str, Any]:
     return {"loss": torch.stack(losses).cpu(), "gradient": gradients, "state": state}
 
 
-def variant(name: str, rank: int, world: int, **settings: Any) -> dict[str, Any]:
-    """Take three steps, two in an epoch, of a variant on this rank's share; return what it is."""
+def variant(rank: int, world: int, name: str, **settings: Any) -> dict[str, Any]:
+    """Take three steps, two in an epoch, of a variant on this rank's share; return what it is.
+
+    Its backbone is short. If it is compiled, the gradients' buckets cut it into several graphs.
+    """
     config = EVERY[name].applied(CONFIG, lr=0.1, **settings)
     torch.manual_seed(0)
-    method = build_method(config.model, images=24)
+    with short_resnet10():
+        method = build_method(config.model, images=24)
     place = Place(rank, world, torch.device("cpu"))
     step = TrainingStep(config, method, place, steps_per_epoch=2)
     assert "cannot" not in step.prepare() and step.config == config
@@ -142,61 +163,12 @@ def variant(name: str, rank: int, world: int, **settings: Any) -> dict[str, Any]
     return {"loss": torch.stack(losses), "state": method.state_dict()}
 
 
-def variants(
-    rank: int, world: int, names: Sequence[str] = tuple(EVERY)
-) -> dict[str, dict[str, Any]]:
-    """Do so with several of them, or all, on a short backbone."""
-    with short_resnet10():
-        return {name: variant(name, rank, world) for name in names}
+def variants(rank: int, world: int, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Do so with several of them."""
+    return {name: variant(rank, world, name) for name in names}
 
 
-FEW_VARIANTS = (
-    "average, 2 steps, asymmetric 2x",
-    "fixed predictor",
-    "no stop-gradient",
-    "BN on all",
-    "fastsiam 3, average",
-    "momentum encoder",
-    "simclr",
-    "mocov2, parts",
-    "byol",
-    "swav, queue",
-    "swav, predictor, queue, no stop-gradient",
-)
-
-
-def few_variants(rank: int, world: int) -> dict[str, dict[str, Any]]:
-    """Do so with a few, which have something of each between them."""
-    return variants(rank, world, FEW_VARIANTS)
-
-
-def own_parts(rank: int, world: int, **settings: Any) -> dict[str, Any]:
-    """Take steps of MoCo where each rank's BN is its own."""
-    with short_resnet10():
-        return variant("mocov2", rank, world, sync_bn=False, **settings)
-
-
-@contextmanager
-def small_buckets() -> Iterator[None]:
-    """Exchange gradients in buckets of 1 MB, so that small networks have several."""
-    parallel._BUCKET_MB, usual = 1, parallel._BUCKET_MB
-    try:
-        yield
-    finally:
-        parallel._BUCKET_MB = usual
-
-
-def cut_variant(rank: int, world: int, compile: str = "on") -> dict[str, Any]:
-    """Take compiled steps of a variant that encodes some views without gradients.
-
-    The gradients' buckets cut it into several graphs.
-    """
-    wide: dict[str, Any] = {"dim": 512, "projector_dim": 512, "predictor_dim": 256}
-    with short_resnet10(), small_buckets():
-        return variant("asymmetric", rank, world, compile=compile, **wide)
-
-
-def compiled_steps(rank: int, world: int) -> dict[str, Any]:
+def compiled_steps(rank: int, world: int, **settings: Any) -> dict[str, Any]:
     """Do the same with a compiled model, cut into several graphs by the gradients' buckets."""
     from torch._dynamo.backends.distributed import DDPOptimizer
 
@@ -209,22 +181,9 @@ def compiled_steps(rank: int, world: int) -> dict[str, Any]:
         return result
 
     DDPOptimizer.compile_fn = counting  # type: ignore[method-assign]
-    with small_buckets():
-        found = steps(rank, world, compile="on", dim=768, predictor_dim=256)
+    found = steps(rank, world, compile="on", **settings)
     assert len(cuts) == 1 and cuts[0] > 1, cuts
     return found
-
-
-def short_compiled_steps(rank: int, world: int) -> dict[str, Any]:
-    """Do the same with a backbone that is quick to compile."""
-    with short_resnet10():
-        return compiled_steps(rank, world)
-
-
-def compiled_parts(rank: int, world: int) -> dict[str, Any]:
-    """Take compiled steps whose gradients are accumulated, with the short backbone too."""
-    with short_resnet10():
-        return steps(rank, world, compile="on", accumulate=2)
 
 
 def one_without_compiler(rank: int, world: int) -> dict[str, Any]:
@@ -441,9 +400,10 @@ def what_a_step_exchanges(rank: int, world: int) -> tuple[int, int, int]:
     return len(gathered), sum(gathered), data["total_parameter_size_bytes"]
 
 
-def main(job: str, world: int, folder: Path, rank: int) -> None:
+def main(job: str, world: int, settings: dict[str, Any], folder: Path, rank: int) -> None:
     """Be one rank: meet the others in ``folder``, run the job, leave its result there."""
     torch.set_num_threads(1)
+    parallel._BUCKET_MB = 1  # so that small networks have several buckets of gradients
     device = here(rank, world).device
     on_gpu: dict[str, Any] = {"backend": "cuda:nccl,cpu:gloo", "device_id": device}
     if device.type == "cuda":
@@ -454,5 +414,5 @@ def main(job: str, world: int, folder: Path, rank: int) -> None:
         rank=rank,
         world_size=world,
     )
-    torch.save(globals()[job](rank, world), folder / f"{rank}.pt")
+    torch.save(globals()[job](rank, world, **settings), folder / f"{rank}.pt")
     dist.destroy_process_group()

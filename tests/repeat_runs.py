@@ -2,7 +2,7 @@
 
     python -m tests.repeat_runs --data cifar10-jpeg.zip
 
-Each process repeats one method's run; every second pair of processes runs beside two busy ones.
+Each process repeats one method's run; every second one runs beside two busy processes.
 """
 
 from __future__ import annotations
@@ -40,15 +40,6 @@ SETTINGS = {
 BUSY = "block = bytearray(1 << 24)\nwhile True: block[:] = bytes(block)"
 
 
-def config_of(method: str, data: str, *, own_recipe: bool) -> TrainConfig:
-    """Return a small run of a method, with recipe cifar10 or with the method's own for CIFAR-10."""
-    own = f"{method}_cifar10"
-    recipe = own if own_recipe and own in RECIPES else "cifar10"
-    return TrainConfig.from_flags(
-        {**merge(Settings(recipe=recipe, flags={"method": method})).flags, **SETTINGS, "data": data}
-    )
-
-
 def run_once(config: TrainConfig) -> dict[str, int]:
     """Take the first steps of a new run; return checksums in the order of the computation."""
     size = config.optim.batch
@@ -76,28 +67,21 @@ def repeat(config: TrainConfig, times: int) -> list[dict[str, int]]:
     return [run_once(config) for _ in range(times)]
 
 
-def equal_repetitions(method: str, data: str, *, processes: int, times: int) -> int:
-    """Count the repetitions that equal the first of their recipe; print where others differ."""
-    first: dict[bool, dict[str, int]] = {}
-    equal = 0
+def results(method: str, data: str, *, processes: int, times: int) -> list[dict[str, int]]:
+    """Repeat a run of a method in several processes, one after the other."""
+    own = f"{method}_cifar10"
+    source = Settings(recipe=own if own in RECIPES else "cifar10", flags={"method": method})
+    config = TrainConfig.from_flags({**merge(source).flags, **SETTINGS, "data": data})
+    found = []
     for process in range(processes):
-        own, load = process % 2 == 1, 2 * (process // 2 % 2)
-        config = config_of(method, data, own_recipe=own)
-        busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(load)]
+        busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(2 * (process % 2))]
         try:
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-                results = pool.submit(repeat, config, times).result()
+                found += pool.submit(repeat, config, times).result()
         finally:
             for other in busy:
                 other.kill()
-        for sums in results:
-            wanted = first.setdefault(own, sums)
-            equal += sums == wanted
-            for name in [name for name in sums if sums[name] != wanted[name]][:1]:
-                print(
-                    f"{method}: {name} differs in process {process}, {load} busy ones", flush=True
-                )
-    return equal
+    return found
 
 
 def main() -> int:
@@ -109,14 +93,16 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=25, help="repetitions in each process")
     asked = parser.parse_args()
     os.environ["OMP_WAIT_POLICY"] = "passive"  # spinning beside busy processes takes minutes
-    total, code = asked.processes * asked.times, 0
+    code = 0
     with tempfile.TemporaryDirectory() as folder:
         with zipfile.ZipFile(asked.data) as archive:
             archive.extractall(folder, archive.namelist()[:: len(archive.namelist()) // 300])
         for method in asked.methods:
-            equal = equal_repetitions(method, folder, processes=asked.processes, times=asked.times)
-            print(f"{method}: {equal} of {total} repetitions are equal", flush=True)
-            code |= equal < total
+            found = results(method, folder, processes=asked.processes, times=asked.times)
+            differ = [next(k for k in x if x[k] != found[0][k]) for x in found if x != found[0]]
+            equal = len(found) - len(differ)
+            print(f"{method}: {equal} of {len(found)} repetitions are equal {differ}", flush=True)
+            code |= bool(differ)
     return code
 
 

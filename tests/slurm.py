@@ -56,26 +56,18 @@ class Cluster:
 
     environment: dict[str, str]
 
-    def call(self, *words: str, folder: Path | None = None) -> str:
+    def call(self, *words: str, folder: Path | None = None, check: bool = True) -> str:
         """Run a program of SLURM's; return what it says."""
-        done = subprocess.run(
-            words,
-            env={**os.environ, **self.environment},
-            cwd=folder,
-            capture_output=True,
-            text=True,
-        )
-        assert not done.returncode, done.stderr
+        environment = {**os.environ, **self.environment}
+        done = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True)
+        assert not (check and done.returncode), done.stderr
         return done.stdout
 
     @property
     def idle(self) -> int:
         """How many nodes wait for a job; 0 as long as nobody answers."""
         line = ["sinfo", "--noheader", "--partition=low", "--states=idle", "--format=%D"]
-        done = subprocess.run(
-            line, env={**os.environ, **self.environment}, capture_output=True, text=True
-        )
-        return int(done.stdout.strip() or 0)
+        return int(self.call(*line, check=False).strip() or 0)
 
     def shows(self, job: str) -> str:
         """Return all that is known of a job."""
@@ -111,12 +103,8 @@ def cluster() -> Iterator[Cluster]:
             text += f"RealMemory=1000 Port={free_port()}\n"
         config.write_text(text)
         found = Cluster({"SLURM_CONF": str(config)})
-        files = [f"--{x}={folder}/munge{y}" for x, y in (("socket", ""), ("pid-file", ".pid"))]
-        files += [
-            f"--seed-file={folder}/seed",
-            f"--key-file={folder}/key",
-            f"--log-file={folder}/l",
-        ]
+        names = {"socket": "munge", "pid-file": "pid", "seed-file": "seed", "key-file": "key"}
+        files = [f"--{x}={folder}/{name}" for x, name in (names | {"log-file": "l"}).items()]
         for line in (
             ["munged", "--foreground", "--force", *files],
             ["slurmctld", "-D", "-i", "-c", "-f", str(config)],

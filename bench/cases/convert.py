@@ -15,11 +15,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from fastsiam.bench.images import silent
 from fastsiam.bench.records import Record, Row
 from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import ConvertConfig
+from fastsiam.console import Console
 from fastsiam.pipelines.convert import convert
 from fastsiam.pipelines.store import open_store
 
@@ -58,7 +58,7 @@ def build_convert(*, name: str, source: Path, target: Path, workers: int) -> Tas
     config = ConvertConfig(source=str(source), out=str(target), workers=workers)
     runs: dict[str, Callable[[], object]] = {
         "cp": lambda: subprocess.run(["cp", "-r", str(source), str(target)], check=True),
-        "fastsiam": lambda: convert("folder", config, silent()),
+        "fastsiam": lambda: convert("folder", config, Console(quiet=True)),
         "ffcv": lambda: _by_ffcv(source, target, workers, config.quality),
     }
 

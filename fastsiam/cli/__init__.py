@@ -20,7 +20,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import fastsiam
-from fastsiam.cli import bench, convert, evaluate, export, look, slurm, study, train
+from fastsiam.cli import bench, convert, evaluate, export, look, study, train
 from fastsiam.cli.options import Commands
 from fastsiam.errors import ERROR, RANK_LOST, FastSiamError, Interrupted, OtherRankError
 from fastsiam.files import reason
@@ -39,7 +39,7 @@ app = Commands(
     rich_markup_mode=None,  # plain help: in 80 columns rich cuts the options' names
     help="SimSiam pre-training at the speed of the hardware.",
 )
-for _commands in (train, evaluate, export, look, slurm):
+for _commands in (train, evaluate, export, look):
     app.add_typer(_commands.app)
 app.add_typer(convert.app, name="convert")
 app.add_typer(evaluate.measures, name="eval")

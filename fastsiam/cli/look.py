@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,12 +17,6 @@ from fastsiam.files import write_json
 app = Commands()
 
 
-def _seen(flags: Mapping[str, Any]) -> tuple[DataConfig, AugmentConfig, int]:
-    """Build what decides how an image is seen: data, augmentation and seed."""
-    seed = NumericsConfig.from_flags(flags).seed
-    return DataConfig.from_flags(flags), AugmentConfig.from_flags(flags), seed
-
-
 _SHOWN = {
     *("data", "image_column", "label_column", "exif", "alpha", "seed"),
     *settings_of(AugmentConfig),
@@ -31,10 +24,12 @@ _SHOWN = {
 }
 
 
-@app.command(options=_SHOWN, build=_seen)
+@app.command(options=_SHOWN)
 def views(
     recipe: str,
-    config: tuple[DataConfig, AugmentConfig, int],
+    data: DataConfig,
+    augment: AugmentConfig,
+    numerics: NumericsConfig,
     *,
     out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("views.png"),
     pipeline: Annotated[
@@ -59,8 +54,8 @@ def views(
     from fastsiam.report.pictures import check_picture, save_picture
     from fastsiam.report.views import show_views
 
-    data, augment, seed = config
     names: list[Any] = (pipeline or data.pipeline).split(",")
+    seed = numerics.seed
     with usage_errors():
         check_picture(out)
         sources = [replace(data, pipeline=name, workers=0) for name in names]

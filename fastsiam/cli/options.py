@@ -14,7 +14,7 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import typer
 import typer.core
@@ -24,7 +24,7 @@ from fastsiam.config.files import Settings, merge, parse_assignments, read_setti
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.run import RunConfig
 from fastsiam.config.setting import Config, Setting, as_text, settings_of, title
-from fastsiam.config.train import BRANCH_SETTINGS, TrainConfig, all_settings, train_settings
+from fastsiam.config.train import BRANCH_SETTINGS, all_settings, train_settings
 from fastsiam.config.views import ViewConfig
 from fastsiam.errors import FastSiamError
 from fastsiam.files import explained, is_file, require_local
@@ -103,53 +103,44 @@ class Commands(typer.Typer):
         name: str | None = None,
         *,
         options: Collection[str] | None = None,
-        build: Callable[[Mapping[str, Any]], Any] = TrainConfig.from_flags,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Return the decorator of a command, with an option for each setting that it takes.
 
         A parameter that is a ``Config`` has the settings of that class. A command with a parameter
-        ``recipe`` takes the settings of a training run as ``config``, which come from recipe,
-        method, run and file where no option gives them. A value that is not allowed is a usage
-        error (exit code 2).
+        ``recipe`` takes all settings of a training run, which come from recipe, method, run and
+        file where no option gives them. A value that is not allowed is a usage error (exit code 2).
 
         Args:
             name: of the command; by default that of the function.
             options: names of the settings that get an option; by default all.
-            build: makes ``config`` out of all settings of a training run.
         """
 
         def added(run: Callable[..., Any]) -> Callable[..., Any]:
-            command = _with_options(run, options, build)
+            command = _with_options(run, options)
             super(Commands, self).command(name, cls=Command, short_help=f"{title(run)}.")(command)
             return run
 
         return added
 
 
-def _with_options(
-    run: Callable[..., None],
-    options: Collection[str] | None,
-    build: Callable[[Mapping[str, Any]], Any],
-) -> Callable[..., None]:
+def _with_options(run: Callable[..., None], options: Collection[str] | None) -> Callable[..., None]:
     """Return a function with Typer's options for the settings that another function takes."""
     own = dict(inspect.signature(run, eval_str=True).parameters)
     of_a_run = own.pop("recipe", None) is not None
     declared: list[inspect.Parameter] = []
-    settings: list[Setting] = []
     if of_a_run:
-        del own["config"]
         declared += _SOURCES if options is None else _SOURCES[:-1]
-        settings += train_settings().values()
+    settings = train_settings() if of_a_run else {}
     groups: dict[str, type[Config]] = {}
     for name, parameter in own.items():
         kind = parameter.annotation
         if isinstance(kind, type) and issubclass(kind, Config):
             groups[name] = kind
-            settings += settings_of(kind).values()
+            settings = settings | settings_of(kind)
         else:
             declared.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
     inputs = [one.name for one in declared if ArgumentInfo in map(type, get_args(one.annotation))]
-    for one in settings:
+    for one in settings.values():
         if one.option and (options is None or one.name in options):
             declared.append(_option(one, of_a_run=of_a_run))
 
@@ -162,16 +153,13 @@ def _with_options(
                     require_local(path, reads=True)
         with usage_errors():
             flags = _flags(values)
-            merged = merge_sources(flags) if of_a_run else Settings()
+            merged = merge_sources(flags) if of_a_run else Settings(flags=flags)
         with usage_errors(merged.source):
-            if of_a_run:
-                arguments |= {"recipe": merged.recipe, "config": build(merged.flags)}
-            arguments |= {name: group.from_flags(flags) for name, group in groups.items()}
+            configs = {name: group.from_flags(merged.flags) for name, group in groups.items()}
         with usage_errors():
-            for one in arguments.values():
-                if isinstance(one, Config):
-                    one.check_given(flags)
-        run(**arguments)
+            for config in configs.values():
+                config.check_given(flags)
+        run(**arguments, **configs, **({"recipe": merged.recipe} if of_a_run else {}))
 
     command.__name__, command.__doc__ = run.__name__, run.__doc__
     command.__signature__ = inspect.Signature(declared)  # type: ignore[attr-defined]
@@ -196,60 +184,57 @@ def _show_all(context: typer.Context, is_given: bool | None) -> None:
         raise typer.Exit
 
 
-def _sources(
-    *,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            is_eager=True,
-            help=f"Named starting point: {', '.join(RECIPES)}.  [default: {next(iter(RECIPES))}]",
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            is_eager=True,
-            help="Settings: a TOML or YAML file as fastsiam config prints it, or a run. They "
-            "override the recipe's; options override them.",
-        ),
-    ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="Any setting that fastsiam config lists, such as lr_end=0.001; may be repeated.",
-        ),
-    ] = None,
-    help_all: Annotated[
-        bool | None,
-        typer.Option(
-            "--help-all", is_eager=True, callback=_show_all, help="Show all options and exit."
-        ),
-    ] = None,
-) -> None: ...
+def _parameter(name: str, kind: Any, *declarations: str, **how: Any) -> inspect.Parameter:
+    """Return an option as a function's parameter; its value is None unless it is given."""
+    option = typer.Option(None, *declarations, **how)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, keyword, default=option, annotation=kind | None)
 
 
-_SOURCES = (*inspect.signature(_sources, eval_str=True).parameters.values(),)
+_SOURCES = (
+    _parameter(
+        "recipe",
+        str,
+        is_eager=True,
+        help=f"Named starting point: {', '.join(RECIPES)}.  [default: {next(iter(RECIPES))}]",
+    ),
+    _parameter(
+        "config",
+        Path,
+        is_eager=True,
+        help="Settings: a TOML or YAML file as fastsiam config prints it, or a run. They override "
+        "the recipe's; options override them.",
+    ),
+    _parameter(
+        "assignments",
+        list[str],
+        "--set",
+        metavar="NAME=VALUE",
+        help="Any setting that fastsiam config lists, such as lr_end=0.001; may be repeated.",
+    ),
+    _parameter(
+        "help_all",
+        bool,
+        "--help-all",
+        is_eager=True,
+        callback=_show_all,
+        help="Show all options and exit.",
+    ),
+)
 """The options that say where settings are from, and the one that shows all options."""
 
 
 def _option(one: Setting, *, of_a_run: bool) -> inspect.Parameter:
-    """Return the option of a setting: text, which the setting's ``Config`` converts and checks.
-
-    Its value is None unless it is given.
-    """
+    """Return the option of a setting: text, which the setting's ``Config`` converts and checks."""
     metavar = _metavar(one)
-    kind = bool if metavar is None else list[str] if of_a_run and one.name == "data" else str
-    option = typer.Option(
-        None,
+    return _parameter(
+        one.name,
+        bool if metavar is None else list[str] if of_a_run and one.name == "data" else str,
         is_eager=of_a_run and one.name == "method",
         help=_help(one, one.default),
         metavar=metavar,
         rich_help_panel=one.section,
     )
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(one.name, keyword, default=option, annotation=kind | None)
 
 
 def _help(one: Setting, default: Any) -> str:

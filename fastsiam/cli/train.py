@@ -1,16 +1,18 @@
-"""``fastsiam train``, the demo of it, and its settings as a file."""
+"""``fastsiam train``, as a job for SLURM, the demo of it, and its settings as a file."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Self
 
 import typer
 
-from fastsiam.cli.options import Commands, usage_errors
+from fastsiam.cli.options import Commands, settings_of_resumed, usage_errors
 from fastsiam.config import TrainConfig
 from fastsiam.config.files import to_toml
+from fastsiam.config.run import SlurmConfig
 from fastsiam.errors import Interrupted
 
 app = Commands()
@@ -53,3 +55,31 @@ def demo(
 def write_config(recipe: str, config: TrainConfig) -> None:
     """Print a settings file with comments, for train --config: the recipe's, changed by flags."""
     print(to_toml(config, recipe=recipe), end="")
+
+
+class _JobsRunConfig(TrainConfig):
+    """Settings of a run whose job decides where its machines meet."""
+
+    @classmethod
+    def from_flags(cls, flags: Mapping[str, Any]) -> Self:
+        return super().from_flags({**flags, "rendezvous": flags["rendezvous"] or "node:29500"})
+
+
+@app.command()
+def slurm(
+    recipe: str,
+    config: _JobsRunConfig,
+    job: SlurmConfig,
+    submit: Annotated[
+        bool, typer.Option("--submit", help="Submit it by sbatch, and print its number.")
+    ] = False,
+    scripts: Annotated[
+        Path, typer.Option(help="Folder in which --submit keeps the scripts.")
+    ] = Path("slurm"),
+) -> None:
+    """Print a job for sbatch that trains as train does, and continues when it is requeued."""
+    from fastsiam.distributed.slurm import slurm_script
+    from fastsiam.distributed.slurm import submit as submit_script
+
+    script = slurm_script(recipe, config, job, resumed=settings_of_resumed(config.run))
+    print(submit_script(script, folder=scripts) if submit else script.rstrip())

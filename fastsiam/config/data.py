@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from fastsiam.config.urls import Url, place
 
@@ -150,7 +150,7 @@ class DataConfig(Config):
     @property
     def loads_images(self) -> bool:
         """Whether the pipeline loads images; ready tensors come from none."""
-        return self.pipeline in ("auto", *get_args(ImagePipeline))
+        return self.pipeline != "synthetic"
 
     @property
     def window(self) -> int:

@@ -1,9 +1,13 @@
-"""Collectives of tensors and short texts. With a single rank each returns its input."""
+"""Collectives of tensors and short texts, and their errors that mean that a rank is gone or late.
+
+With a single rank each collective returns its input.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,9 +16,22 @@ from torch import Tensor
 from torch.distributed import _functional_collectives as functional
 
 from fastsiam.errors import DataError
+from fastsiam.launched import is_worker
 
 _newer = getattr(functional, "all_gather_single_autograd", None)  # torch 2.13 renamed it
 _gather = _newer or functional.all_gather_tensor_autograd
+_GONE = (
+    "closed by peer",
+    "reset by peer",
+    "broken pipe",
+    "connection refused",
+    "timed out connecting",
+    "likely closed",
+    "remote process exit",
+    "ncclremoteerror",
+)
+_LATE = ("timed out waiting", "timed out after", "wait timeout after")
+"""Parts of the error messages of gloo, NCCL and torch's store."""
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -74,11 +91,7 @@ def complete(table: Tensor, shares: Sequence[int]) -> None:
 
 def sum_across_ranks(tensor: Tensor) -> Tensor:
     """Add up a tensor over the ranks."""
-    if not dist.is_initialized():
-        return tensor
-    tensor = tensor.clone()
-    dist.all_reduce(tensor)
-    return tensor
+    return _reduced(tensor, dist.ReduceOp.SUM)
 
 
 def mean_across_ranks(tensor: Tensor) -> Tensor:
@@ -88,10 +101,13 @@ def mean_across_ranks(tensor: Tensor) -> Tensor:
 
 def minimum_across_ranks(tensor: Tensor) -> Tensor:
     """Return the smallest of the ranks' values, element by element."""
-    if not dist.is_initialized():
-        return tensor
-    tensor = tensor.clone()
-    dist.all_reduce(tensor, dist.ReduceOp.MIN)
+    return _reduced(tensor, dist.ReduceOp.MIN)
+
+
+def _reduced(tensor: Tensor, operation: Any) -> Tensor:
+    if dist.is_initialized():
+        tensor = tensor.clone()
+        dist.all_reduce(tensor, operation)
     return tensor
 
 
@@ -133,3 +149,37 @@ def check_same_images(names: Iterable[str], root: object) -> None:
             f"this rank finds other images than rank 0, or in another order ({len(found):,} here, "
             f"{number} there): give every machine the same data ({root})"
         )
+
+
+def peer_is_gone(error: BaseException) -> bool:
+    """Return whether a collective failed because another rank ended."""
+    return _of_exchange(error, _GONE)
+
+
+def peer_is_late(error: BaseException) -> bool:
+    """Return whether a collective failed because another rank did not arrive in time."""
+    return _of_exchange(error, _LATE)
+
+
+@contextmanager
+def closing_unless_lost(used: Any) -> Iterator[None]:
+    """Close what the block used, unless it ends because another rank is gone or late.
+
+    Then this process exits at once. To free memory of a GPU would be to wait for kernels of NCCL,
+    and those wait for the other rank until NCCL aborts the process.
+    """
+    ending: BaseException | None = None
+    try:
+        yield
+    except BaseException as error:
+        ending = error
+        raise
+    finally:
+        if ending is None or not (peer_is_gone(ending) or peer_is_late(ending)):
+            used.close()
+
+
+def _of_exchange(error: BaseException, signs: tuple[str, ...]) -> bool:
+    text = str(error).lower()
+    exchange = isinstance(error, dist.DistError) or "gloo" in text or "nccl" in text
+    return is_worker() and exchange and any(sign in text for sign in signs)

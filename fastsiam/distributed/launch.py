@@ -142,17 +142,15 @@ def _exit_code(failures: Mapping[int, ProcessFailure]) -> int:
     error: the others exited because that one was gone. The agent ends the rest with SIGTERM.
     """
     since = min(failure.timestamp for failure in failures.values())
-    consequences = (RANK_LOST, -signal.SIGTERM)
-    own = sorted(
-        (
-            (rank, x.exitcode)
-            for rank, x in failures.items()
-            if x.exitcode not in consequences and (x.timestamp <= since + 1 or x.exitcode > 0)
-        ),
-        key=lambda found: found[1] >= 0,
-    )
-    rest = sorted(failures, key=lambda rank: failures[rank].exitcode != RANK_LOST)
-    rank, code = own[0] if own else (rest[0], failures[rest[0]].exitcode)
+
+    def order(rank: int) -> tuple[bool, bool]:
+        code, early = failures[rank].exitcode, failures[rank].timestamp <= since + 1
+        if code not in (RANK_LOST, -signal.SIGTERM) and (early or code > 0):
+            return False, code >= 0
+        return True, code != RANK_LOST
+
+    rank = min(failures, key=order)
+    code = failures[rank].exitcode
     if code >= 0:
         return code
     why = _WHY.get(-code, "")

@@ -6,8 +6,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterable, Iterator
-from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -70,13 +69,8 @@ class StopSignals:
         self._handlers.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._handlers.__exit__(kind, error, trace)
+    def __exit__(self, *ending: Any) -> None:
+        self._handlers.__exit__(*ending)
 
     def over(self, items: Iterable[T]) -> Iterator[T]:
         """Yield items while all ranks can continue; every rank iterates over its own items.

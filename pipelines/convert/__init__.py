@@ -17,7 +17,7 @@ import numpy as np
 
 from fastsiam.config import ColumnNames, ConvertConfig
 from fastsiam.config.urls import Url
-from fastsiam.console import FileProgress
+from fastsiam.console import Console
 from fastsiam.errors import DataError, NoLabelsError, NoSplitError
 from fastsiam.files import explained, require_local, tilde_hint
 
@@ -57,13 +57,13 @@ class Written:
     """Whether it existed before, so that nothing was done."""
 
 
-def convert(kind: Kind, config: ConvertConfig, watcher: FileProgress) -> list[Written]:
+def convert(kind: Kind, config: ConvertConfig, console: Console) -> list[Written]:
     """Convert a data set: each of its splits to a file, and a manifest of all of them.
 
     Args:
         kind: which data set, or in which form.
         config: source, target and options.
-        watcher: shows the progress.
+        console: shows messages and progress.
 
     Returns:
         The files, in the order train, val.
@@ -74,7 +74,7 @@ def convert(kind: Kind, config: ConvertConfig, watcher: FileProgress) -> list[Wr
             exists and was made of other images or with other options.
     """
     place = find_source(kind, config.root)
-    sources = _open_splits(kind, place, config.columns, watcher.say)
+    sources = _open_splits(kind, place, config.columns, console.say)
     out = Path(config.out) if config.out else beside(place)
     require_local(out)
     number, count = config.part_of
@@ -94,15 +94,14 @@ def convert(kind: Kind, config: ConvertConfig, watcher: FileProgress) -> list[Wr
         there = path.exists()
         if split == "train" and number == 1 and not there:
             for note in survey(store, ImageRules(config.exif, config.alpha)):
-                watcher.say(note)
+                console.say(note)
             if config.raw is None and _loses_detail(store):
-                watcher.say(
+                console.say(
                     "images that are not JPEGs are encoded as JPEGs of quality "
                     f"{config.quality}, which loses detail; --raw stores pixels instead"
                 )
-        watcher.begin(path.name, len(images), int(store.sizes()[images].sum()))
         try:
-            written.append(Written(path, write(store, images, path, config, watcher), there))
+            written.append(Written(path, write(store, images, path, config, console), there))
         except BadImagesError as error:  # those of the other split are listed too
             failures.append(error)
     if failures:

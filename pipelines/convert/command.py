@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 from fastsiam.config import ConvertConfig
-from fastsiam.console import Console, FileProgress, duration
+from fastsiam.console import Console, duration
 from fastsiam.errors import Interrupted
 from fastsiam.files import quoted
 from fastsiam.pipelines.convert import BadImagesError, Kind, Written, convert, verify
@@ -27,11 +27,8 @@ def convert_data(kind: Kind, config: ConvertConfig) -> None:
     """
     began = time.monotonic()
     try:
-        with (
-            closing(FileProgress(Console())) as watcher,
-            stoppable("run the same command again to resume"),
-        ):
-            written = convert(kind, config, watcher)
+        with stoppable("run the same command again to resume"):
+            written = convert(kind, config, Console())
     except BadImagesError as error:
         for where, reason in error.bad:
             print(f"{where}: {reason}", file=sys.stderr)
@@ -55,8 +52,8 @@ def verify_data(path: Path, *, decode: bool, workers: int) -> bool:
         DataError: there is nothing to check, or the folder cannot be read.
         Interrupted: Ctrl-C or SIGTERM.
     """
-    with closing(FileProgress(Console())) as watcher, stoppable("nothing was changed"):
-        reports = verify(path, decoding=decode, workers=workers, watcher=watcher)
+    with stoppable("nothing was changed"):
+        reports = verify(path, decoding=decode, workers=workers, console=Console())
     for report in reports:
         for line in report.bad:
             print(line, file=sys.stderr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fastsiam.console import FileProgress
+from fastsiam.console import Console, Tally
 from fastsiam.errors import DataError, ImageError
 from fastsiam.files import explained
 
@@ -31,14 +31,14 @@ class Report:
     """What is wrong, a line each."""
 
 
-def verify(path: Path, *, decoding: bool, workers: int, watcher: FileProgress) -> list[Report]:
+def verify(path: Path, *, decoding: bool, workers: int, console: Console) -> list[Report]:
     """Check a .beton file, or all of a folder with its manifest.
 
     Args:
         path: the file or the folder.
         decoding: also decode every image and compare its size with the recorded one.
         workers: processes; -1 is one for each core.
-        watcher: shows the progress.
+        console: shows the progress.
 
     Raises:
         DataError: no file to check.
@@ -72,8 +72,8 @@ def verify(path: Path, *, decoding: bool, workers: int, watcher: FileProgress) -
         report.images, report.bytes = len(store), int(store.size.sum())
         checks = {"manifest": bool(known), "checksums": store.crc is not None, "decoded": decoding}
         report.checked = ", ".join(name for name, used in checks.items() if used) or "structure"
-        watcher.begin(file.name, report.images, report.bytes)
-        report.bad += _bad_images(store, decoding, workers, watcher)
+        with console.tally(f"{file.name}: images", report.images) as done:
+            report.bad += _bad_images(store, decoding, workers, done)
     for name in known.keys() - {file.name for file in files}:
         reports.append(Report(path / name, bad=[f"{path / name} is in the manifest and not there"]))
     return reports
@@ -92,9 +92,7 @@ def _files(folder: Path) -> dict[Path, Place]:
     return {file: first_of.get(file, file) for file in files}
 
 
-def _bad_images(
-    store: BetonStore, decoding: bool, workers: int, watcher: FileProgress
-) -> list[str]:
+def _bad_images(store: BetonStore, decoding: bool, workers: int, done: Tally) -> list[str]:
     """Compare every image with its checksum, in several processes; say what is wrong."""
 
     def check(task: range) -> tuple[range, list[tuple[int, str]]]:
@@ -102,13 +100,10 @@ def _bad_images(
 
     tasks = [range(i, min(i + _AT_ONCE, len(store))) for i in range(0, len(store), _AT_ONCE)]
     found: list[tuple[int, str]] = []
-    images = size = 0
     with forked(workers, check) as run:
         for task, bad in run(tasks):
             found += bad
-            images += len(task)
-            size += int(store.size[task.start : task.stop].sum())
-            watcher.progress(images, size)
+            done.add(len(task))
     return [f"{store.where(index)}: {reason}" for index, reason in found]
 
 

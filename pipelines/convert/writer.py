@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.config import ConvertConfig
-from fastsiam.console import FileProgress
+from fastsiam.console import Console
 from fastsiam.errors import DataError, ImageError
 from fastsiam.files import reason, write_at
 
@@ -59,7 +59,7 @@ def write(
     indices: NDArray[np.int64],
     path: Path,
     config: ConvertConfig,
-    watcher: FileProgress,
+    console: Console,
 ) -> dict[str, Any]:
     """Write images of a store to a .beton file, or resume an earlier start.
 
@@ -68,7 +68,7 @@ def write(
         indices: (images,) the images to convert, in order.
         path: the file; it gets this name when it is complete.
         config: options of the conversion.
-        watcher: shows how many images an earlier start wrote, and the progress of each block.
+        console: shows how many images an earlier start wrote, and the progress of each block.
 
     Returns:
         The description of the file, for the manifest.
@@ -88,8 +88,8 @@ def write(
                 about = check_existing(path, plan)
                 partial.unlink(missing_ok=True)
             else:
-                done = journal.resume(log, plan, partial, watcher.say)
-                _write_blocks(store, indices, partial, config, done, log, watcher)
+                done = journal.resume(log, plan, partial, console.say)
+                _write_blocks(store, indices, partial, config, done, log, console)
                 _check_bad(store, done, config)
                 about = _finish(store, done, partial, plan)
                 os.replace(partial, path)
@@ -127,23 +127,25 @@ def _write_blocks(
     config: ConvertConfig,
     done: list[Block],
     log: IO[bytes],
-    watcher: FileProgress,
+    console: Console,
 ) -> None:
     """Write the missing blocks, and append each to ``done`` and the journal."""
     sizes = store.sizes()[indices]
     edges = _block_edges(sizes, None if store.groups is None else store.groups[indices])
-    images, size = edges.tolist(), np.append(0, np.cumsum(sizes))[edges].tolist()
-    watcher.progress(images[len(done)], size[len(done)])
     tables = HEADER.itemsize + 2 * FIELD.itemsize + len(indices) * METADATA.itemsize
     start = done[-1].end if done else _aligned(tables, 4096)
     job = Job(store, config, partial, len(done), start)
     tasks = list(enumerate(np.split(indices, edges[1:-1])))[len(done) :]
-    with forked(config.workers, job.write_block, forks=not store.is_remote) as run:
+    begun = int(edges[len(done)])
+    with (
+        console.tally(f"{partial.stem}: images", len(indices), done=begun) as tally,
+        forked(config.workers, job.write_block, forks=not store.is_remote) as run,
+    ):
         for block in run(tasks):
             done.append(block)
             log.write(block.line())
             log.flush()
-            watcher.progress(images[len(done)], size[len(done)])
+            tally.add(len(block.rows) + len(block.bad))
 
 
 def _block_edges(sizes: NDArray[np.int64], groups: NDArray[np.int64] | None) -> NDArray[np.int64]:

@@ -33,7 +33,11 @@ def invoke(*arguments: str, code: int = 0) -> tuple[list[tuple[str, TrainConfig]
     """Give arguments to a command of settings; return what it got, and its output."""
     got: list[tuple[str, TrainConfig]] = []
     app = Commands(rich_markup_mode=None)
-    app.command("test")(lambda recipe, config: got.append((recipe, config)))
+
+    @app.command("test")
+    def note(recipe: str, config: TrainConfig) -> None:
+        got.append((recipe, config))
+
     result = CliRunner().invoke(app, list(arguments))
     assert result.exit_code == code, result.output
     return got, " ".join(result.output.split())
@@ -57,7 +61,7 @@ def help_of(*command: str) -> str:
 def test_older_versions_of_typer_find_no_types_but_the_options() -> None:
     """They look for each option's among the function's, and ``bench`` has an option "values"."""
     app = Commands()
-    app.command("test")(lambda recipe, config: None)
+    app.command("test")(lambda recipe: None)
     assert not get_type_hints(app.registered_commands[0].callback)
 
 
@@ -295,22 +299,27 @@ def test_what_is_no_run_is_one_line(tmp_path: Path) -> None:
 
 
 def test_views_shows_what_a_run_sees(begun: TrainConfig, tmp_path: Path) -> None:
-    draws = tmp_path / "draws.json"
-    shown = ["views", "--images", "2", "--out", str(tmp_path / "v.png"), "--json", str(draws)]
+    draws, sheet = tmp_path / "draws.json", tmp_path / "v.png"
+    shown = ["views", "--images", "2", "--out", str(sheet), "--json", str(draws)]
     done = fastsiam(*shown, "--config", str(tmp_path / "run"))
     assert "2 views of 2 images, pipeline memory, epoch 0, seed 0" in done.stdout
     of_run = json.loads(draws.read_text())
+    assert len(of_run) == 2 and all(Path(image["path"]).exists() for image in of_run)
+    assert of_run[0]["views"][0]["box"] != of_run[0]["views"][1]["box"]
     file = tmp_path / "my.toml"
     file.write_text(f'[data]\ndata = "{begun.data.data}"\n[augment]\ncrop = 16\n')
     done = fastsiam(*shown, "--config", str(file))
     assert "pipeline auto" not in done.stdout and json.loads(draws.read_text()) == of_run
     changed = ["--flip-p", "1,0,1", "--seed", "5", "--views", "3", "--crop", "300"]
-    done = fastsiam(*shown, "--config", str(tmp_path / "run"), *changed)
-    assert "seed 5" in done.stdout
+    changed += ["--config", str(tmp_path / "run"), "--pipeline"]
+    done = fastsiam(*shown, *changed, "torchvision,memory")
+    assert "pipeline torchvision, memory, epoch 0, seed 5" in done.stdout
     flips = [[view["flip"] for view in image["views"]] for image in json.loads(draws.read_text())]
     assert flips == [[True, False, True]] * 2
-    with Image.open(tmp_path / "v.png") as sheet:
-        assert sheet.width > 300
+    with Image.open(sheet) as picture:
+        assert picture.width > 300 and len(picture.getcolors(10**6) or []) > 500
+    done = fastsiam(*shown, *changed, "torchvision,disk", code=2)
+    assert "pipeline must be one of auto, torchvision, native, ffcv, dali" in done.stderr
 
 
 def test_config_prints_what_train_reads(tmp_path: Path) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,22 +14,34 @@ from fastsiam.config import RunConfig
 from fastsiam.distributed import check_devices
 from fastsiam.errors import DeviceError
 from tests import rank_jobs
-from tests.networks import short_resnet10
 from tests.tiers import slow
 
-Ranks = Callable[[str, int], list[Any]]
+Ranks = Callable[..., list[Any]]
+
+WIDE = {"dim": 768, "predictor_dim": 256}
+"""Heads whose gradients fill several buckets."""
+
+
+PARTS = [*range(4), *range(8, 12), *range(4, 8), *range(12, 16)]
+"""Order of the images in which one process takes the parts of two ranks' shares."""
 
 
 @pytest.mark.parametrize(
-    ("job", "world"),
-    [("steps", 2), ("short_compiled_steps", 2), slow(("steps", 4))],
+    ("job", "world", "model", "images"),
+    [
+        ("steps", 2, {}, range(16)),
+        ("compiled_steps", 2, {"short": True, "accumulate": 2, **WIDE}, PARTS),
+        slow(("steps", 4, {}, range(16))),
+    ],
 )
-def test_ranks_equal_one_process_with_the_joint_batch(job: str, world: int, ranks: Ranks) -> None:
-    """Loss, gradients, weights and BN statistics of three steps, SyncBN included."""
-    model = {} if job == "steps" else {"dim": 768, "predictor_dim": 256}
-    with short_resnet10() if job.startswith("short") else nullcontext():
-        alone = rank_jobs.steps(0, 1, **model)
-    check_same_training(ranks(job, world), alone)
+def test_ranks_equal_one_process_with_the_joint_batch(
+    job: str, world: int, model: dict[str, Any], images: Sequence[int], ranks: Ranks
+) -> None:
+    """Loss, gradients, weights and BN statistics of three steps, SyncBN included.
+
+    A part of an accumulated step is that part of each rank's share.
+    """
+    check_same_training(ranks(job, world, **model), rank_jobs.steps(0, 1, images=images, **model))
 
 
 def check_same_training(together: list[Any], alone: dict[str, Any]) -> None:
@@ -104,23 +115,6 @@ def test_ranks_agree_not_to_compile(ranks: Ranks) -> None:
     assert "no-such-compiler" in first["line"]
     alone = rank_jobs.steps(0, 1)["loss"][0]
     torch.testing.assert_close((first["loss"] + second["loss"]) / 2, alone, atol=1e-5, rtol=1e-5)
-
-
-def test_compiled_ranks_accumulate(ranks: Ranks) -> None:
-    """By hand: a part of a step is that part of each rank's share."""
-    together = ranks("compiled_parts", 2)
-    shares = [share.chunks(2) for share in rank_jobs.global_batch().chunks(2)]
-    with short_resnet10():
-        method = rank_jobs.make_method()
-    losses = []
-    for part in range(2):
-        views = zip(*(share[part].views for share in shares), strict=True)
-        joint = tuple(torch.cat(view) for view in views)
-        losses.append(method(joint, torch.arange(8)).loss / 2)
-    gradients = torch.autograd.grad(torch.stack(losses).sum(), list(method.parameters()))
-    expected = torch.cat([gradient.flatten() for gradient in gradients])
-    for result in together:
-        torch.testing.assert_close(result["gradient"][0], expected, atol=2e-5, rtol=1e-3)
 
 
 def test_uneven_tensors_join_in_order(ranks: Ranks) -> None:

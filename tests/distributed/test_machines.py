@@ -6,15 +6,13 @@ They run on this machine, over its loopback; one test has two network namespaces
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -62,22 +60,6 @@ def test_two_machines_are_as_one(config: TrainConfig, tmp_path: Path) -> None:
     assert len(history(tmp_path / "run")) == 12
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("measure", ["knn", "linear"])
-def test_an_evaluation_on_two_machines(measure: str, config: TrainConfig, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    fastsiam("train", *flags(with_settings(config, nodes=1, rendezvous="")))
-    options = ["--device", "cpu", *(["--epochs", "2"] if measure == "linear" else [])]
-    alone, together = tmp_path / "alone.json", tmp_path / "together.json"
-    fastsiam("eval", measure, str(run), *options, "--json", str(alone))
-    where = ["--nodes", "2", "--rendezvous", config.run.rendezvous, "--json", str(together)]
-    done = on_two("eval", measure, str(run), *options, *where)
-    assert [one.returncode for one in done] == [0, 0], done
-    one, other = (json.loads(path.read_text()) for path in (alone, together))
-    assert [x["top1"] for x in one["results"]] == [x["top1"] for x in other["results"]]
-    assert one["results"]
-
-
 def test_an_error_on_one_machine_ends_the_run(config: TrainConfig) -> None:
     done = on_two("train", *flags(config), **faulty(FAULT="error", FAULT_RANK="1"))
     assert sorted(one.returncode for one in done) == [1, RANK_LOST], done
@@ -98,25 +80,25 @@ def test_a_machine_that_never_comes_is_one_line(config: TrainConfig) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"max_steps": 2, "knn_every": 1}, r"knn-every: \d -> \d; max-steps: \d -> \d; start the"),
-        ({"lr": 0.7}, r"settings differ between ranks .*: lr: [\d.]+ -> [\d.]+; start the same"),
-        ({"data": "fewer"}, r"other images than rank 0, .* \((23 here, 24|24 here, 23) there\): "),
-    ],
-)
-def test_the_same_command_is_wanted_on_each(
-    change: dict[str, Any], message: str, config: TrainConfig, images: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(images, tmp_path / "fewer")
+def test_the_same_command_is_wanted_on_each(small: TrainConfig, tmp_path: Path) -> None:
+    shutil.copytree(str(small.data.root), tmp_path / "fewer")
     (tmp_path / "fewer" / "train" / "class1" / "003.jpg").unlink()
-    other = with_settings(config, **change)
-    launchers = [command("train", *flags(x), folder=tmp_path) for x in (config, other)]
-    done = [one.wait(300) for one in launchers]
-    said = "".join(one.stderr for one in done)
-    assert sorted(one.returncode for one in done) == [1, RANK_LOST], done
-    assert re.search(message, said), said
+    for change, message in (
+        (
+            {"lr": 0.7, "max_steps": 2, "knn_every": 1},
+            "settings differ between ranks (rank 0 -> this rank): lr: 0.5 -> 0.7; knn-every: 2 -> "
+            "1; max-steps: 0 -> 2; start the same command on each machine",
+        ),
+        ({"data": tmp_path / "fewer"}, "other images than rank 0, or in another order (23 here, "),
+    ):
+        of_rank = [flags(with_settings(small, **x)) for x in ({}, change)]
+
+        def begin(*_: str, environment: Mapping[str, str], of_rank: Any = of_rank) -> Forked:
+            own = of_rank[int(environment["RANK"])]
+            return command("train", *own, environment=environment)
+
+        done = fastsiam_on_ranks(2, code=RANK_LOST, begin=begin)
+        assert (done[1].returncode, message in done[1].stderr) == (1, True), done
 
 
 def test_settings_of_machines_that_cannot_work(config: TrainConfig, small: TrainConfig) -> None:

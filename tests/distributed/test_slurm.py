@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from fastsiam.distributed.slurm import slurm_script
 from fastsiam.errors import FastSiamError
 from tests.cli.test_options import parse
 from tests.configs import flags, with_settings
-from tests.conftest import ROOT, skip
+from tests.conftest import ROOT
 from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
 from tests.slurm import Cluster, cluster
@@ -50,7 +49,6 @@ def options(script: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("run", "job"),
     [
-        ({}, SlurmConfig()),
         (SEVERAL, SlurmConfig(time="2-12", partition="gpu", account="a", mem="0", seeds="0-4")),
         ({"gpus": 2}, SlurmConfig(sbatch="--constraint='h100 & nvme' --exclusive", warning=60)),
     ],
@@ -135,87 +133,67 @@ def ran(script: str, folder: Path, **environment: str) -> tuple[int, str]:
     return done.returncode, calls.read_text()
 
 
-@pytest.mark.parametrize(
-    ("code", "how", "again"),
-    [
-        ("0", {}, False),
-        ("1", {}, False),
-        ("75", {}, True),
-        ("137", {}, True),
-        ("138", {}, True),
-        ("143", {"STATE": "PREEMPTED"}, True),
-        ("143", {"STATE": "CANCELLED"}, False),  # by scancel: somebody wants it to end
-        ("138", {"SLURM_RESTART_COUNT": "99"}, True),
-        ("138", {"SLURM_RESTART_COUNT": "100"}, False),
-    ],
-)
-def test_it_is_requeued_for_what_goes_on_later(
-    code: str, how: dict[str, str], again: bool, small: TrainConfig, tmp_path: Path
-) -> None:
+ENDINGS: list[tuple[str, dict[str, str], str]] = [
+    # exit code of srun, other variables, the job that is requeued
+    ("0", {}, ""),
+    ("1", {}, ""),
+    ("255", {}, ""),  # an error of one of several machines
+    ("75", {}, "7"),
+    ("137", {}, "7"),
+    ("138", {}, "7"),
+    ("143", {"STATE": "PREEMPTED"}, "7"),
+    ("143", {"STATE": "CANCELLED"}, ""),  # by scancel: somebody wants it to end
+    ("138", {"SLURM_RESTART_COUNT": "99"}, "7"),
+    ("138", {"SLURM_RESTART_COUNT": "100"}, ""),
+    # The last of an array to be begun has the array's own number, which means all of them.
+    ("75", {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "4"}, "7_4"),
+]
+
+
+def test_it_is_requeued_for_what_goes_on_later(small: TrainConfig, tmp_path: Path) -> None:
     script = slurm_script("imagenet", small, SlurmConfig())
-    ended, calls = ran(script, tmp_path, CODE=code, **how)
-    assert ended == int(code) and ("scontrol requeue 7\n" in calls) == again
+    for code, how, again in ENDINGS:
+        ended, calls = ran(script, tmp_path, CODE=code, **how)
+        assert ended == int(code)
+        requeued = re.findall(r"^scontrol requeue (\S+)$", calls, re.M)
+        assert requeued == [again] * bool(again), (code, how)
 
 
-@pytest.mark.parametrize(("codes", "code", "again"), [((75, 1), 255, False), ((75, 0), 75, True)])
-def test_an_error_of_one_machine_is_not_requeued(
-    codes: tuple[int, int], code: int, again: bool, small: TrainConfig, tmp_path: Path
-) -> None:
+def test_an_error_of_one_machine_outweighs_a_lost_rank(small: TrainConfig) -> None:
     """srun's exit code is the highest of its tasks, of which one had an error, or lost another."""
     script = slurm_script("imagenet", with_settings(small, **SEVERAL), SlurmConfig())
-    found = re.search(r"^launch='(.*)'$", script, re.M)
-    assert found
-    ended = [
-        subprocess.run(["bash", "-c", found[1], "-", "bash", "-c", f"exit {one}"]).returncode
-        for one in codes
-    ]
-    assert max(ended) == code
-    ended_script, calls = ran(script, tmp_path, CODE=str(code))
-    assert ended_script == code and ("scontrol requeue 7\n" in calls) == again
+    (launch,) = re.findall(r"^launch='(.*)'$", script, re.M)
+    for code, highest in ((75, 75), (1, 255), (0, 0)):
+        one = ["bash", "-c", launch, "-", "bash", "-c", f"exit {code}"]
+        assert subprocess.run(one).returncode == highest
 
 
-def test_a_task_of_an_array_asks_for_itself_alone(small: TrainConfig, tmp_path: Path) -> None:
-    """The last of an array to be begun has the array's own number, which means all of them."""
-    script = slurm_script("imagenet", small, SlurmConfig(seeds="0-4"))
-    array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "4"}
-    _, calls = ran(script, tmp_path, CODE="75", **array)
-    assert "scontrol show job --oneliner 7_4\nscontrol requeue 7_4\n" in calls
-
-
-def test_machines_meet_on_the_first_and_each_seed_has_its_folder(
-    small: TrainConfig, tmp_path: Path
-) -> None:
-    script = slurm_script("imagenet", with_settings(small, **SEVERAL), SlurmConfig(seeds="0-4"))
+def test_what_the_job_decides(small: TrainConfig, tmp_path: Path) -> None:
+    """The run's folder, its seed, where machines meet, and that a requeued job resumes."""
     array = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}
-    _, calls = ran(script, tmp_path, **array)
-    (call,) = [line for line in calls.splitlines() if line.startswith("srun")]
-    assert f"--out {tmp_path}/run/seed-3 --seed 3 --nodes 4 --rendezvous node7:20007" in call
-    script = slurm_script("imagenet", with_settings(small, out=""), SlurmConfig(name="r50"))
-    assert "--out runs/r50-7\n" in ran(script, tmp_path)[1]
+    meeting = f"--out {tmp_path}/run/seed-3 --seed 3 --nodes 4 --rendezvous node7:20007"
+    never, again = {"resume": "never"}, {"SLURM_RESTART_COUNT": "1"}
+    for run, job, variables, end in (
+        ({"out": ""}, SlurmConfig(name="r50"), {}, "--out runs/r50-7"),
+        (SEVERAL, SlurmConfig(seeds="0-4"), array, meeting),
+        (never, SlurmConfig(), {}, f"--out {tmp_path}/run"),
+        (never, SlurmConfig(), again, f"--out {tmp_path}/run --resume auto"),
+    ):
+        script = slurm_script("imagenet", with_settings(small, **run), job)
+        calls = ran(script, tmp_path, **variables)[1].splitlines()
+        (call,) = [line for line in calls if line.startswith("srun")]
+        assert call.endswith(end) and ("--resume never" in call) == (run is never)
 
 
-def test_a_requeued_job_resumes_its_own_run(small: TrainConfig, tmp_path: Path) -> None:
-    """Which ``--resume never`` would refuse."""
-    script = slurm_script("imagenet", with_settings(small, resume="never"), SlurmConfig())
-    first, again = (ran(script, tmp_path, **x)[1] for x in ({}, {"SLURM_RESTART_COUNT": "1"}))
-    assert "--resume never" in first and "--resume auto" not in first
-    assert again.index("--resume never") < again.index("--resume auto")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ({"time": "a day"}, "time has no spaces"),
-        ({"seeds": "0..4"}, "seeds are numbers and ranges"),
-        ({"partition": "a b"}, "partition has no spaces"),
-        ({"name": "a'b"}, "name is of letters, digits and"),
-        ({"cpus": 0}, "cpus must be at least 1"),
-        ({"requeues": -1}, "requeues must be at least 0"),
-    ],
-)
-def test_what_sbatch_would_refuse_is_wrong_usage(wrong: dict[str, object], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        SlurmConfig(**wrong)  # type: ignore[arg-type]
+def test_what_sbatch_would_refuse_is_wrong_usage() -> None:
+    for name, value, says in (
+        ("time", "a day", "time has no spaces"),
+        ("seeds", "0..4", "seeds are numbers and ranges"),
+        ("name", "a'b", "name is of letters, digits and"),
+        ("sbatch", "--a\n--b", "sbatch is one line"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            SlurmConfig.from_flags({name: value})
 
 
 def test_the_command_prints_it(small: TrainConfig) -> None:
@@ -227,46 +205,22 @@ def test_the_command_prints_it(small: TrainConfig) -> None:
     assert "time has no spaces: 'a day'" in done.stderr
 
 
-def test_submitting_without_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(FastSiamError, match=r"pip install 'fastsiam\[slurm\]'"):
-        slurm.submit("", folder=tmp_path)
-    monkeypatch.undo()
-    has_submitit()
+def test_submission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
+
+    def submit(program: str) -> str:
+        (tmp_path / "sbatch").write_text(f"#!/bin/bash\ncat > {tmp_path}/got\n{program}\n")
+        (tmp_path / "sbatch").chmod(0o755)
+        return slurm.submit("#!/bin/bash\n# ours\n", folder=tmp_path / "scripts")
+
+    assert submit("echo '4711;cluster'") == "4711"
+    for path in (tmp_path / "got", tmp_path / "scripts" / "4711_submission.sh"):
+        assert path.read_text() == "#!/bin/bash\n# ours\n"
+    with pytest.raises(FastSiamError, match=r"^sbatch rejects the job: invalid partition \S+$"):
+        submit("echo 'sbatch: error: invalid partition x' >&2; exit 1")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(FastSiamError, match="sbatch not found"):
         slurm.submit("", folder=tmp_path)
-
-
-def has_submitit() -> None:
-    try:
-        import submitit  # noqa: F401
-    except ImportError:
-        skip("needs submitit: pip install 'fastsiam[slurm]'")
-
-
-@pytest.mark.parametrize(
-    ("program", "says"),
-    [
-        ("echo Submitted batch job 4711", ""),
-        ("echo 'sbatch: error: invalid partition specified: x' >&2; exit 1", "invalid partition"),
-    ],
-)
-def test_submission(
-    program: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    has_submitit()
-    for name in ("sbatch", "srun"):
-        (tmp_path / name).write_text(f'#!/bin/bash\ncp "$1" {tmp_path}/got\n{program}\n')
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
-    if says:
-        with pytest.raises(FastSiamError, match=f"sbatch rejects the job: {says}") as refused:
-            slurm.submit("#!/bin/bash\n", folder=tmp_path / "scripts")
-        assert "\n" not in str(refused.value)
-        return
-    assert slurm.submit("#!/bin/bash\n# ours\n", folder=tmp_path / "scripts") == "4711"
-    assert (tmp_path / "got").read_text() == "#!/bin/bash\n# ours\n"
 
 
 @pytest.fixture
@@ -285,7 +239,6 @@ def test_a_job_is_stopped_requeued_and_the_run_is_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """SLURM's own programs: two nodes, a launcher on each; another job needs them for a while."""
-    has_submitit()
     run = tmp_path / "run"
     config = with_settings(
         small, nodes=2, rendezvous="node:29500", epochs=10, knn_every=0, out=str(run)

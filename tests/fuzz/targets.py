@@ -19,6 +19,7 @@ from PIL import Image
 from fastsiam.bad_image_list import BadImage, format_list, read_bad_images
 from fastsiam.config import TrainConfig
 from fastsiam.config.files import read_settings, to_toml
+from fastsiam.console import Console
 from fastsiam.interchange import export_weights, load_pretrained
 from fastsiam.kernels.library import jpeg as jpeg_library
 from fastsiam.pipelines.convert.verify import verify
@@ -29,7 +30,7 @@ from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.checkpoint import Checkpoint
 from tests import sources, tables
 from tests.conftest import write_images
-from tests.conversions import Quiet, run
+from tests.conversions import run
 from tests.fuzz import encoded_images
 from tests.interchange.networks import TINY, untrained
 from tests.kernels.decoders import Decoder
@@ -159,7 +160,7 @@ TARGETS: dict[str, Target] = {
     "manifest": Target(
         "manifest.json",
         lambda folder: _convert(folder) and None,
-        lambda folder: verify(folder, decoding=False, workers=0, watcher=Quiet()),
+        lambda folder: verify(folder, decoding=False, workers=0, console=Console(quiet=True)),
     ),
     "tar": Target("train.tar", _tars, lambda folder: read_images(folder / "train.tar")),
     "tar index": Target(

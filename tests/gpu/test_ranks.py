@@ -18,14 +18,14 @@ from fastsiam.distributed import finish, gather_uneven, meet, start
 from tests import rank_jobs
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT
-from tests.distributed.test_distributed import check_joint_bn, check_same_training
+from tests.distributed.test_distributed import WIDE, check_joint_bn, check_same_training
 from tests.distributed.test_failing_ranks import CASES, check_failing_run
 from tests.processes import fastsiam
 from tests.train.runs import history
 
 pytestmark = pytest.mark.gpu
 
-Ranks = Callable[[str, int], list[Any]]
+Ranks = Callable[..., list[Any]]
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 
@@ -35,11 +35,12 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @two_gpus
-@pytest.mark.parametrize("job", ["steps", "compiled_steps"])
-def test_ranks_equal_one_process_with_the_joint_batch(job: str, ranks: Ranks) -> None:
+@pytest.mark.parametrize(("job", "model"), [("steps", {}), ("compiled_steps", WIDE)])
+def test_ranks_equal_one_process_with_the_joint_batch(
+    job: str, model: dict[str, Any], ranks: Ranks
+) -> None:
     """Loss, gradients, weights and BN statistics of three steps, by DDP and SyncBN over NCCL."""
-    model = {} if job == "steps" else {"dim": 768, "predictor_dim": 256}
-    check_same_training(ranks(job, 2), rank_jobs.steps(0, 1, **model))
+    check_same_training(ranks(job, 2, **model), rank_jobs.steps(0, 1, **model))
 
 
 @two_gpus

@@ -16,12 +16,26 @@ from fastsiam.run import checkpoint as checkpoints
 from tests import rank_jobs
 from tests.configs import flags, with_settings
 from tests.methods.variants import EVERY, SMALL
-from tests.networks import short_resnet10
 from tests.ranks import fastsiam_on_ranks
 from tests.tiers import rest_slow, slow
 from tests.train.runs import assert_same_runs, killed, trained
 
-Ranks = Callable[[str, int], list[Any]]
+Ranks = Callable[..., list[Any]]
+
+FEW = (
+    "average, 2 steps, asymmetric 2x",
+    "fixed predictor",
+    "no stop-gradient",
+    "BN on all",
+    "fastsiam 3, average",
+    "momentum encoder",
+    "simclr",
+    "mocov2, parts",
+    "byol",
+    "swav, queue",
+    "swav, predictor, queue, no stop-gradient",
+)
+"""A few variants that have something of each between them."""
 
 
 def same_on_all(state: dict[str, Any]) -> dict[str, Any]:
@@ -29,10 +43,10 @@ def same_on_all(state: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in state.items() if "running_" not in k and "num_batches" not in k}
 
 
-@pytest.mark.parametrize(("job", "world"), [("few_variants", 2), slow(("variants", 4))])
-def test_ranks_are_one(job: str, world: int, ranks: Ranks) -> None:
+@pytest.mark.parametrize(("names", "world"), [(FEW, 2), slow((tuple(EVERY), 4))])
+def test_ranks_are_one(names: tuple[str, ...], world: int, ranks: Ranks) -> None:
     """Losses, weights, other encoders, images' averages and queues of three steps."""
-    parts, whole = ranks(job, world), getattr(rank_jobs, job)(0, 1)
+    parts, whole = ranks("variants", world, names=names), rank_jobs.variants(0, 1, names)
     for name, alone in whole.items():
         found = [part[name] for part in (*parts, {name: alone})]
         if not EVERY[name].run.get("sync_bn", True):
@@ -44,8 +58,9 @@ def test_ranks_are_one(job: str, world: int, ranks: Ranks) -> None:
 
 def test_ranks_whose_bn_is_their_own_are_parts_of_one(ranks: Ranks) -> None:
     """MoCo's keys go to other ranks, as in the original, or to other parts of one rank's batch."""
-    parts, whole = ranks("own_parts", 2), rank_jobs.own_parts(0, 1, bn_images=8)
-    joint = rank_jobs.own_parts(0, 1)
+    own: dict[str, Any] = {"name": "mocov2", "sync_bn": False}
+    parts, joint = ranks("variant", 2, **own), rank_jobs.variant(0, 1, **own)
+    whole = rank_jobs.variant(0, 1, **own, bn_images=8)
     states = [same_on_all(one["state"]) for one in (*parts, whole, joint)]
     torch.testing.assert_close(states[0], states[1], atol=0, rtol=0)
     torch.testing.assert_close(states[0], states[2], atol=5e-5, rtol=1e-4)
@@ -69,16 +84,17 @@ COMPILED = ["swav, multi-crop", *(name for name in EVERY if name != "swav, multi
 
 @pytest.mark.parametrize("name", rest_slow(COMPILED))
 def test_compiled_steps_are_the_same_steps(name: str) -> None:
-    with short_resnet10():
-        torch._dynamo.reset()
-        plain, compiled = (rank_jobs.variant(name, 0, 1, compile=on) for on in ("off", "on"))
+    torch._dynamo.reset()
+    plain, compiled = (rank_jobs.variant(0, 1, name, compile=on) for on in ("off", "on"))
     torch.testing.assert_close(compiled, plain, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.slow
 def test_compiled_two_ranks_are_one(ranks: Ranks) -> None:
     """Where buckets cut the graph too, with views in it that are encoded without gradients."""
-    parts, whole = ranks("cut_variant", 2), rank_jobs.cut_variant(0, 1, compile="off")
+    wide: dict[str, Any] = {"dim": 512, "projector_dim": 512, "predictor_dim": 256}
+    parts = ranks("variant", 2, name="asymmetric", compile="on", **wide)
+    whole = rank_jobs.variant(0, 1, "asymmetric", compile="off", **wide)
     torch.testing.assert_close(parts[0], parts[1], atol=0, rtol=0)
     torch.testing.assert_close(parts[0], whole, atol=1e-4, rtol=1e-3)
 

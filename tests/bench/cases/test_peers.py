@@ -21,10 +21,10 @@ from fastsiam.bench import peers
 from fastsiam.bench.cases import peers as cases
 from fastsiam.bench.cases.peers import STARTERS, Job, build_peer
 from fastsiam.bench.config import BenchConfig
-from fastsiam.bench.images import silent
 from fastsiam.bench.runner import Runner, Task
 from fastsiam.bench.session import session
 from fastsiam.config import AugmentConfig, ConvertConfig
+from fastsiam.console import Console
 from fastsiam.errors import BackendError
 from fastsiam.pipelines.convert import convert
 from tests.conftest import skip
@@ -68,7 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
             image = Image.fromarray(waves.astype(np.uint8)).convert("RGB")
             image.save(home / "images" / name / f"{number}.jpg", quality=95)
     source = str(home / "images")
-    convert("folder", ConvertConfig(source=source, out=f"{source}-beton"), silent())
+    convert("folder", ConvertConfig(source=source, out=f"{source}-beton"), Console(quiet=True))
     return source
 
 

@@ -12,11 +12,13 @@ import pytest
 
 from fastsiam import demo
 from fastsiam.config import ConvertConfig
+from fastsiam.console import Console
 from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import BadImagesError, beside, convert
 from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
+from tests.configs import Said
 from tests.conftest import write_images
-from tests.conversions import Quiet, checked, run, same_images
+from tests.conversions import checked, run, same_images
 from tests.processes import fastsiam, python
 from tests.sources import VAL_WNIDS, WNIDS, encoded, imagenet, jpeg, picture, rotated_jpeg, tar
 from tests.tiers import rest_slow
@@ -47,12 +49,12 @@ def test_a_conversion_goes_beside_its_source(
     """However the source is named: so the originals stay what ``--data`` of their folder means."""
     monkeypatch.chdir(images)
     for source in (str(images), ".", "train/..", f"{images}/"):
-        written = convert("folder", ConvertConfig(source=source, limit=3), Quiet())
+        written = convert("folder", ConvertConfig(source=source, limit=3), Console(quiet=True))
         assert {file.path.parent.resolve() for file in written} == {tmp_path / "data-beton"}
         assert [file.there for file in written] == [source != str(images)] * 2
     assert len(open_store(images, "train")) == 24
     archive = tar(tmp_path / "my.shards.tar", [("a/0.jpg", jpeg(0))])
-    (made,) = convert("folder", ConvertConfig(source=str(archive)), Quiet())
+    (made,) = convert("folder", ConvertConfig(source=str(archive)), Console(quiet=True))
     assert made.path == tmp_path / "my-beton" / "train.beton"
     with pytest.raises(DataError, match="nothing beside /: name a folder with --out"):
         beside(Path("/"))
@@ -179,10 +181,10 @@ def test_what_training_cannot_tell_any_more_is_told_before(tmp_path: Path) -> No
     (folder / "b.png").write_bytes(encoded(picture(1).convert("RGBA"), "PNG"))
 
     def said(name: str, **options: Any) -> str:
-        quiet = Quiet()
+        console = Said()
         out = str(tmp_path / name)
-        convert("folder", ConvertConfig(source=str(folder), out=out, **options), quiet)
-        return "\n".join(quiet.said)
+        convert("folder", ConvertConfig(source=str(folder), out=out, **options), console)
+        return "\n".join(console.lines)
 
     text = said("plain", quality=90)
     assert "1 of 2 sampled images have an EXIF orientation, which is ignored" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import shutil
 import signal
@@ -19,8 +20,9 @@ from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import convert, writer
 from fastsiam.pipelines.convert.journal import Block
 from fastsiam.pipelines.store import BetonStore, FolderStore
+from tests.configs import Said
 from tests.conftest import write_images
-from tests.conversions import Quiet, checked, run, same_images
+from tests.conversions import checked, run, same_images
 from tests.processes import Forked, until
 from tests.sources import jpeg
 from tests.tiers import rest_slow
@@ -86,9 +88,9 @@ def test_killed_and_started_again_it_goes_on(
 
 def resumed(source: Path, out: Path, **options: Any) -> str:
     """Convert, and return the one message about what was done before."""
-    watcher = Quiet()
-    convert("folder", ConvertConfig(source=str(source), out=str(out), **options), watcher)
-    (said,) = watcher.said
+    console = Said()
+    convert("folder", ConvertConfig(source=str(source), out=str(out), **options), console)
+    (said,) = console.lines
     return said
 
 
@@ -99,13 +101,16 @@ def test_what_is_resumed_and_what_starts_over(
     source, out = tmp_path / "images", tmp_path / "out"
     write_images(source, classes=3, each=100, side=60)
 
-    class Stop(Quiet):
-        def progress(self, images: int, size: int) -> None:
-            if images > 100:
-                raise KeyboardInterrupt
+    block_line, blocks = Block.line, itertools.count()
 
-    with pytest.raises(KeyboardInterrupt):
-        convert("folder", ConvertConfig(source=str(source), out=str(out)), Stop())
+    def line(block: Block) -> bytes:
+        if next(blocks) == 20:
+            raise KeyboardInterrupt
+        return block_line(block)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Block, "line", line)
+        run("folder", source, out)
     for other in ("options", "source"):
         shutil.copytree(out, tmp_path / other)
     partial, journal = out / "train.beton.partial", out / "train.beton.journal"
