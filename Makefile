@@ -126,7 +126,7 @@ lock: $(VENV)/installed        ## newest versions of everything, and of what goe
 $(VENV)/installed: pyproject.toml requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fastsiam needs Python 3.11 or newer")'
 	$(PYTHON) -m venv --without-pip $(VENV)
-	$(PYTHON) -m pip --python $(PY) install --quiet --constraint requirements.lock --editable ".[cloud,convert,dali,dask,detection,mlflow,peers,timm,wandb,docs,dev]"
+	$(PYTHON) -m pip --python $(PY) install --quiet --constraint requirements.lock --editable ".[cloud,convert,dali,dask,detection,mlflow,peers,slurm,timm,wandb,docs,dev]"
 	@if ! pkg-config --exists $(LIBRARIES) 2>/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    echo "installing what FFCV is compiled with: $(FFCV_PACKAGES)"; \
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(FFCV_PACKAGES) >/dev/null; \

@@ -71,7 +71,7 @@ def slurm(
     config: _JobsRunConfig,
     job: SlurmConfig,
     submit: Annotated[
-        bool, typer.Option("--submit", help="Submit it by sbatch, and print its number.")
+        bool, typer.Option("--submit", help="Submit it through submitit, and print its number.")
     ] = False,
     scripts: Annotated[
         Path, typer.Option(help="Folder in which --submit keeps the scripts.")

@@ -17,7 +17,6 @@ from fastsiam.config.files import Settings, merge
 from fastsiam.config.run import SlurmConfig
 from fastsiam.config.train import as_arguments
 from fastsiam.errors import FastSiamError
-from fastsiam.files import written_for_user
 
 _BY_THE_JOB = "nodes", "rendezvous", "out"
 """Settings that the script sets itself."""
@@ -135,19 +134,36 @@ def _arguments(
 
 
 def submit(script: str, *, folder: Path) -> str:
-    """Submit a script to SLURM, and keep it in a folder under the job number; return that number.
+    """Submit a script to SLURM through submitit; return the job number.
+
+    submitit's own script would requeue the job at the first signal, before the ranks have saved.
+    submitit saves this script in ``folder`` under the job number.
 
     Raises:
-        FastSiamError: SLURM is missing, ``sbatch`` rejects the job, or the script cannot be kept.
+        FastSiamError: submitit or SLURM is missing, or ``sbatch`` rejects the job.
     """
+    try:
+        import submitit
+    except ImportError as error:
+        raise FastSiamError("--submit needs submitit: pip install 'fastsiam[slurm]'") from error
     if shutil.which("sbatch") is None:
         raise FastSiamError("--submit: sbatch not found; run this command on a SLURM machine")
-    command = ["sbatch", "--parsable"]
-    done = subprocess.run(command, input=script, capture_output=True, text=True)
-    if done.returncode:
-        said = re.findall(r"sbatch: error: (.+)", done.stderr) or done.stderr.split("\n")[:1]
-        raise FastSiamError(f"sbatch rejects the job: {'; '.join(said)}")
-    number = done.stdout.strip().partition(";")[0]  # the name of a cluster may follow
-    with written_for_user(folder / f"{number}_submission.sh") as temporary:
-        temporary.write_text(script)
-    return number
+
+    class Executor(submitit.SlurmExecutor):
+        def _make_submission_file_text(self, command: str, uid: str) -> str:
+            return script
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        job = Executor(folder)._submit_command("")
+    except submitit.core.utils.FailedJobError as error:
+        raise FastSiamError(f"sbatch rejects the job: {_reason(str(error))}") from error
+    except (subprocess.SubprocessError, OSError) as error:
+        raise FastSiamError(f"cannot submit the job: {error}") from error
+    return str(job.job_id)
+
+
+def _reason(text: str) -> str:
+    """Return the error messages of sbatch within submitit's message."""
+    said = re.findall(r"sbatch: error: (.+)", text)
+    return "; ".join(said) or text.strip().splitlines()[-1]

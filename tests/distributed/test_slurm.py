@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from fastsiam.distributed.slurm import slurm_script
 from fastsiam.errors import FastSiamError
 from tests.cli.test_options import parse
 from tests.configs import flags, with_settings
-from tests.conftest import ROOT
+from tests.conftest import ROOT, skip
 from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
 from tests.slurm import Cluster, cluster
@@ -205,22 +206,38 @@ def test_the_command_prints_it(small: TrainConfig) -> None:
     assert "time has no spaces: 'a day'" in done.stderr
 
 
-def test_submission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
-
-    def submit(program: str) -> str:
-        (tmp_path / "sbatch").write_text(f"#!/bin/bash\ncat > {tmp_path}/got\n{program}\n")
-        (tmp_path / "sbatch").chmod(0o755)
-        return slurm.submit("#!/bin/bash\n# ours\n", folder=tmp_path / "scripts")
-
-    assert submit("echo '4711;cluster'") == "4711"
-    for path in (tmp_path / "got", tmp_path / "scripts" / "4711_submission.sh"):
-        assert path.read_text() == "#!/bin/bash\n# ours\n"
-    with pytest.raises(FastSiamError, match=r"^sbatch rejects the job: invalid partition \S+$"):
-        submit("echo 'sbatch: error: invalid partition x' >&2; exit 1")
+def test_submitting_without_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(FastSiamError, match=r"pip install 'fastsiam\[slurm\]'"):
+        slurm.submit("", folder=tmp_path)
+    monkeypatch.undo()
+    has_submitit()
     monkeypatch.setenv("PATH", "")
     with pytest.raises(FastSiamError, match="sbatch not found"):
         slurm.submit("", folder=tmp_path)
+
+
+def has_submitit() -> None:
+    try:
+        import submitit  # noqa: F401
+    except ImportError:
+        skip("needs submitit: pip install 'fastsiam[slurm]'")
+
+
+def test_submission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_submitit()
+    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
+
+    def submit(program: str) -> str:
+        for name in ("sbatch", "srun"):
+            (tmp_path / name).write_text(f'#!/bin/bash\ncp "$1" {tmp_path}/got\n{program}\n')
+            (tmp_path / name).chmod(0o755)
+        return slurm.submit("#!/bin/bash\n# ours\n", folder=tmp_path / "scripts")
+
+    assert submit("echo Submitted batch job 4711") == "4711"
+    assert (tmp_path / "got").read_text() == "#!/bin/bash\n# ours\n"
+    with pytest.raises(FastSiamError, match=r"^sbatch rejects the job: invalid partition \S+$"):
+        submit("echo 'sbatch: error: invalid partition x' >&2; exit 1")
 
 
 @pytest.fixture
@@ -239,6 +256,7 @@ def test_a_job_is_stopped_requeued_and_the_run_is_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """SLURM's own programs: two nodes, a launcher on each; another job needs them for a while."""
+    has_submitit()
     run = tmp_path / "run"
     config = with_settings(
         small, nodes=2, rendezvous="node:29500", epochs=10, knn_every=0, out=str(run)
