@@ -246,22 +246,17 @@ def _trained(
     console.say(
         f"trained in {duration(seconds)}; {top.images:,} validation images, each counted once"
     )
+    pairs = list(zip(training.rates, results, strict=True))
     start = f"{'untrained network, ' * images.subject.untrained}{how}"
     lengths = f"batch {config.batch:,}, {config.epochs} epochs{images.on_part}"
-    summary = [
-        f"{start}: {result} (base rate {lr:g}, {lengths})"
-        for lr, result in zip(training.rates, results, strict=True)
-    ]
-    if len(results) > 1:
+    summary = [f"{start}: {result} (base rate {lr:g}, {lengths})" for lr, result in pairs]
+    if len(pairs) > 1:
         summary.append(
-            f"best of {len(results)} rates, chosen on these very validation images: "
+            f"best of {len(pairs)} rates, chosen on these very validation images: "
             f"{top.top1:.2f}% with base rate {training.rates[best()]:g}"
         )
     record = files.evaluation.record(
-        results=[
-            {"lr": lr, "top1": result.top1, "top5": result.top5}
-            for lr, result in zip(training.rates, results, strict=True)
-        ],
+        results=[{"lr": lr, "top1": x.top1, "top5": x.top5} for lr, x in pairs],
         summary=summary,
         per_class=dict(zip(images.train.classes, top.per_class, strict=True)),
         speed={"seconds": seconds, "epochs": config.epochs - before // steps},

@@ -168,8 +168,10 @@ def test_detectron2s_names(tmp_path: Path) -> None:
 
 
 def test_shared_resnets_have_the_same_names() -> None:
-    pytest.importorskip("timm")
-    for name in SHARED_RESNETS:
+    timm = pytest.importorskip("timm")
+    assert all(timm.is_model(name) for name in SHARED_RESNETS)
+    for name in ("resnet18", "resnet50", "wide_resnet50_2", "resnext50_32x4d"):  # one of each kind
+        assert name in SHARED_RESNETS
         torchvisions, timms = (
             {k: x.shape for k, x in skeleton(ModelConfig(backbone=full)).state_dict().items()}
             for full in (name, f"timm/{name}")

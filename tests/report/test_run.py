@@ -9,20 +9,19 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from matplotlib import rc_context
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import KnnConfig, LinearConfig
 from fastsiam.config.files import RunSettings
-from fastsiam.distributed import Place
 from fastsiam.errors import DataError
 from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
+from fastsiam.report import run as report
 from fastsiam.report.run import Run, curves, evaluation_tables, write_report
 from fastsiam.run.log import read_metrics
 from fastsiam.train.command import train_here
 from tests.configs import with_settings
-from tests.conftest import ROOT
+from tests.train.runs import CPU, OLD
 
 
 def _table(page: str) -> list[list[str]]:
@@ -31,11 +30,25 @@ def _table(page: str) -> list[list[str]]:
     return [re.findall(r"<t[dh]>(.*?)</t[dh]>", row) for row in table.split("</tr>")[:-1]]
 
 
-def test_the_page_is_whole_and_alone(small: TrainConfig, tmp_path: Path) -> None:
-    run = train_here(small, "imagenet")
-    other = train_here(
-        with_settings(small, stop_gradient=False, out=str(tmp_path / "other")), "imagenet"
-    )
+def edited(folder: Path, name: str = "", old: str = "", new: str = "") -> Path:
+    """Copy the run of version 0.2; replace a text in one of its files."""
+    shutil.copytree(OLD, folder)
+    if name:
+        text = (folder / name).read_text()
+        assert old in text
+        (folder / name).write_text(text.replace(old, new, 1))
+    return folder
+
+
+@pytest.fixture
+def one_chart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the last chart alone, which is quicker."""
+    monkeypatch.setattr(report, "_CURVES", dict([*report._CURVES.items()][-1:]))
+
+
+def test_the_page_is_whole_and_alone(tmp_path: Path) -> None:
+    run, stopped = edited(tmp_path / "run"), ('"stop_gradient": true', '"stop_gradient": false')
+    other = edited(tmp_path / "other", "config.json", *stopped)
     page = write_report([run, other], tmp_path / "report.html").read_text()
     assert not re.search(r'(src|href)="(?!data:)', page) and "<script" not in page
     charts = re.findall(r'<img alt="([^"]+)" src="data:image/svg\+xml;base64,', page)
@@ -46,6 +59,10 @@ def test_the_page_is_whole_and_alone(small: TrainConfig, tmp_path: Path) -> None
         assert f"<td>{setting}</td>" in page
     assert _table(page)[0][:3] == ["run", "--stop-gradient", "epochs"]
     assert [row[:2] for row in _table(page)[1:]] == [["run", "yes"], ["other", "no"]]
+
+
+def test_a_page_says_what_there_is(tmp_path: Path, one_chart: None) -> None:
+    run = edited(tmp_path / "run")
     lines = read_metrics(run)
     knn = {"kind": "knn", "k": 20, "temperature": 0.2, "bank": 24, "top1": 50.0, "epoch": 7.17391}
     (run / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in [*lines, knn]))
@@ -61,21 +78,20 @@ def test_the_page_is_whole_and_alone(small: TrainConfig, tmp_path: Path) -> None
         write_report([run], out)
 
 
-def test_runs_of_a_sweep_are_compared(small: TrainConfig, tmp_path: Path) -> None:
+def test_runs_of_a_sweep_are_compared(small: TrainConfig, tmp_path: Path, one_chart: None) -> None:
     """By the settings in which they differ; by kNN, measured in training or afterwards."""
     config = with_settings(small, max_steps=2, knn_every=0)
     runs = [
         train_here(with_settings(config, lr=lr, out=str(tmp_path / f"lr-{lr}")), "imagenet")
         for lr in (0.1, 0.5)
     ]
-    here = Place(0, 1, torch.device("cpu"))
-    record = evaluate_knn(runs[1], KnnConfig(workers=0, baselines=True, k=(3,)), here)
+    record = evaluate_knn(runs[1], KnnConfig(workers=0, baselines=True, k=(3,)), CPU)
     other = shutil.copytree(str(small.data.root), tmp_path / "other")
     shutil.rmtree(tmp_path / "other" / "val")
     config_of_other = KnnConfig(workers=0, k=(3,), data=str(other), holdout="20%")
-    on_other = evaluate_knn(runs[1], config_of_other, here).first_with("trained")["top1"]
+    on_other = evaluate_knn(runs[1], config_of_other, CPU).first_with("trained")["top1"]
     linear = LinearConfig(workers=0, cached=True, optimizer="lars", batch=8, epochs=2, percent=50)
-    of_knn, of_linear = evaluation_tables({"b": [evaluate_linear(runs[1], linear, here), record]})
+    of_knn, of_linear = evaluation_tables({"b": [evaluate_linear(runs[1], linear, CPU), record]})
     assert (of_knn.title, of_linear.title) == ("kNN", "Linear")
     top1 = record.first_with("trained")["top1"]
     *others, row = (dict(zip(of_knn.heads, cells, strict=True)) for cells in of_knn.rows)
@@ -100,16 +116,14 @@ def test_runs_of_a_sweep_are_compared(small: TrainConfig, tmp_path: Path) -> Non
     assert first[-2].endswith(" (not compiled)") and "compiled" not in second[-2]
 
 
-def test_a_run_may_have_any_name(tmp_path: Path) -> None:
+def test_a_run_may_have_any_name(tmp_path: Path, one_chart: None) -> None:
     """With signs of mathematics, as no legend names it, and in bytes that are not UTF-8."""
     names = ["a$^$b", "_own", os.fsdecode(b"\xe9")]
-    runs = [tmp_path / name for name in names]
-    for run in runs:
-        shutil.copytree(ROOT / "tests" / "data" / "run-0.2", run)
+    runs = [edited(tmp_path / name) for name in names]
     page = write_report(runs, tmp_path / "page.html").read_text("utf-8")
     assert all(name in page for name in ("a$^$b", "_own", r"\udce9"))
     with rc_context({"svg.fonttype": "none"}):
-        *_, chart = curves(
+        (chart,) = curves(
             [
                 Run(x, y, read_metrics(y), RunSettings.read(y), [])
                 for x, y in zip(names, runs, strict=True)
@@ -130,21 +144,16 @@ def test_a_run_may_have_any_name(tmp_path: Path) -> None:
 def test_a_run_that_was_edited_is_one_line(
     name: str, old: str, new: str, message: str, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(ROOT / "tests" / "data" / "run-0.2", run)
-    text = (run / name).read_text()
-    assert old in text
-    (run / name).write_text(text.replace(old, new, 1))
     with pytest.raises(DataError, match=message):
-        write_report([run], tmp_path / "page.html")
+        write_report([edited(tmp_path / "run", name, old, new)], tmp_path / "page.html")
 
 
-def test_points_on_the_edge_are_drawn_whole(tmp_path: Path) -> None:
+def test_points_on_the_edge_are_drawn_whole(tmp_path: Path, one_chart: None) -> None:
     """Waiting for data all of the time is the upper edge of its chart, none of it the lower one."""
     fields = ("epoch", "loss", "z_std", "rank", "images_per_second", "data_wait")
     lines = [{"kind": "train", **dict.fromkeys(fields, x)} for x in (0.0, 1.0)]
-    settings = RunSettings.read(ROOT / "tests" / "data" / "run-0.2")
-    *_, chart = curves([Run("run", tmp_path, lines, settings, [])])
+    settings = RunSettings.read(OLD)
+    (chart,) = curves([Run("run", tmp_path, lines, settings, [])])
     assert chart.caption == "Share of time waiting for data"
     pattern = r'<path d="[^"]*" (clip-path="[^"]*" )?style="[^"]*stroke: #1f77b4'
     assert re.findall(pattern, chart.image.decode()) == [""]
