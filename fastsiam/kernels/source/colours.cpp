@@ -241,16 +241,13 @@ void solarise(uint8_t *plane, int64_t count, int threshold) {
 
 int64_t sum_of_luma(const Planes &x) {
     const int64_t whole = x.count / PIXELS_AT_ONCE * PIXELS_AT_ONCE;
-    int64_t total = 0;
-    for (int64_t first = 0; first < whole; first += 1 << 20) {  // a lane's sum stays below 2**31
-        const int64_t last = first + (1 << 20) < whole ? first + (1 << 20) : whole;
-        Int sum = {};
-        for (int64_t i = first; i < last; i += PIXELS_AT_ONCE) {
-            const Four r = load(x.r + i), g = load(x.g + i), b = load(x.b + i);
-            for (int k = 0; k < 4; k++) sum += to_int(luma(r.part[k], g.part[k], b.part[k]));
-        }
-        for (int lane = 0; lane < LANES; lane++) total += sum[lane];
+    Int sum = {};
+    for (int64_t i = 0; i < whole; i += PIXELS_AT_ONCE) {
+        const Four r = load(x.r + i), g = load(x.g + i), b = load(x.b + i);
+        for (int k = 0; k < 4; k++) sum += to_int(luma(r.part[k], g.part[k], b.part[k]));
     }
+    int64_t total = 0;
+    for (int lane = 0; lane < LANES; lane++) total += sum[lane];
     for (int64_t i = whole; i < x.count; i++)
         total += (x.r[i] * 19595 + x.g[i] * 38470 + x.b[i] * 7471 + 32768) >> 16;
     return total;
