@@ -21,20 +21,20 @@ constexpr int WINDOW = 64, SHARERS = 16;  // bytes from which so many lanes are 
 
 // Returns a lane's index: where each of its taps is in the window.
 inline uint32_t lane_index(int32_t first) { return first * 0x01010101u + 0x09060300u; }
-inline Int pick(const uint8_t *row, const int32_t *window, Int index) {
-    return (Int)_mm512_permutexvar_epi8((__m512i)index, _mm512_loadu_si512(row + *window));
+inline Bits pick(const uint8_t *row, const int32_t *window, Bits index) {
+    return (Bits)_mm512_permutexvar_epi8((__m512i)index, _mm512_loadu_si512(row + *window));
 }
-inline Int add_products(Int sum, Int levels, Int weights) {
-    return (Int)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)levels, (__m512i)weights);
+inline Bits add_products(Bits sum, Bits levels, Bits weights) {
+    return (Bits)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)levels, (__m512i)weights);
 }
 // Spreads the bytes of TAPS rows over four vectors, in the order in which `pack` joins them.
-inline void spread(const uint8_t *const *rows, int64_t at, Int *out) {
+inline void spread(const uint8_t *const *rows, int64_t at, Bits *out) {
     const __m512i a = _mm512_loadu_si512(rows[0] + at), b = _mm512_loadu_si512(rows[1] + at);
     const __m512i c = _mm512_loadu_si512(rows[2] + at), d = _mm512_loadu_si512(rows[3] + at);
     const __m512i ab = _mm512_unpacklo_epi8(a, b), cd = _mm512_unpacklo_epi8(c, d);
     const __m512i AB = _mm512_unpackhi_epi8(a, b), CD = _mm512_unpackhi_epi8(c, d);
-    out[0] = (Int)_mm512_unpacklo_epi16(ab, cd), out[1] = (Int)_mm512_unpackhi_epi16(ab, cd);
-    out[2] = (Int)_mm512_unpacklo_epi16(AB, CD), out[3] = (Int)_mm512_unpackhi_epi16(AB, CD);
+    out[0] = (Bits)_mm512_unpacklo_epi16(ab, cd), out[1] = (Bits)_mm512_unpackhi_epi16(ab, cd);
+    out[2] = (Bits)_mm512_unpacklo_epi16(AB, CD), out[3] = (Bits)_mm512_unpackhi_epi16(AB, CD);
 }
 
 #else
@@ -44,21 +44,21 @@ constexpr int TAPS = 2, PIECES = 2;
 constexpr int WINDOW = 16, SHARERS = 4;
 
 inline uint32_t lane_index(int32_t first) { return first * 0x00010001u + 0x80038000u; }
-inline Int pick(const uint8_t *row, const int32_t *window, Int index) {
+inline Bits pick(const uint8_t *row, const int32_t *window, Bits index) {
     const __m128i low = _mm_loadu_si128((const __m128i *)(row + window[0]));
     const __m128i high = _mm_loadu_si128((const __m128i *)(row + window[1]));
     const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
-    return (Int)_mm256_shuffle_epi8(both, (__m256i)index);
+    return (Bits)_mm256_shuffle_epi8(both, (__m256i)index);
 }
-inline Int add_products(Int sum, Int levels, Int weights) {
-    return sum + (Int)_mm256_madd_epi16((__m256i)levels, (__m256i)weights);
+inline Bits add_products(Bits sum, Bits levels, Bits weights) {
+    return sum + (Bits)_mm256_madd_epi16((__m256i)levels, (__m256i)weights);
 }
-inline void spread(const uint8_t *const *rows, int64_t at, Int *out) {
+inline void spread(const uint8_t *const *rows, int64_t at, Bits *out) {
     const __m256i a = load_vector<__m256i>(rows[0] + at), b = load_vector<__m256i>(rows[1] + at);
     const __m256i zero = _mm256_setzero_si256();
     const __m256i ab = _mm256_unpacklo_epi8(a, b), AB = _mm256_unpackhi_epi8(a, b);
-    out[0] = (Int)_mm256_unpacklo_epi8(ab, zero), out[1] = (Int)_mm256_unpackhi_epi8(ab, zero);
-    out[2] = (Int)_mm256_unpacklo_epi8(AB, zero), out[3] = (Int)_mm256_unpackhi_epi8(AB, zero);
+    out[0] = (Bits)_mm256_unpacklo_epi8(ab, zero), out[1] = (Bits)_mm256_unpackhi_epi8(ab, zero);
+    out[2] = (Bits)_mm256_unpacklo_epi8(AB, zero), out[3] = (Bits)_mm256_unpackhi_epi8(AB, zero);
 }
 
 #endif

@@ -45,7 +45,7 @@ struct Source {
 #if defined(HAS_LANES)
 namespace {
 
-constexpr int BYTES = sizeof(Int);       // of a vector; also what four vectors are packed into
+constexpr int BYTES = sizeof(Bits);      // of a vector; also what four vectors are packed into
 constexpr int MOST = 32;                 // chunks of TAPS taps; more are left to other code
 constexpr int ENTRY = 1 + PIECES;        // vectors of a table for each chunk
 constexpr int FETCHED = 4;               // rows of the source that are fetched ahead
@@ -91,7 +91,7 @@ struct Table {
     int32_t chunks;         // of taps
     int64_t reach;          // bytes of a row that are read
     const int32_t *window;  // (vectors, chunks, GROUPS) where each begins; apart: (pixels,)
-    const Int *entries;     // (vectors, chunks, ENTRY) index, weights; vectors are padded to fours
+    const Bits *entries;    // (vectors, chunks, ENTRY) index, weights; vectors are padded to fours
                             // apart: index, then weights (pixels, chunks, PIECES)
 };
 
@@ -126,7 +126,7 @@ bool lay_out(const Axis &axis, const Pieces &pieces, bool flip, Room &window_roo
             }
         }
     }
-    *table = {false, vectors, chunks, reach, window, (const Int *)entries};
+    *table = {false, vectors, chunks, reach, window, (const Bits *)entries};
     return true;
 }
 
@@ -151,18 +151,18 @@ void lay_out_apart(const Axis &axis, const Pieces &pieces, bool flip, Room &wind
                 }
     }
     const int64_t reach = 3LL * (axis.begin[side - 1] + (chunks - 1) * QUADS * TAPS);
-    *table = {true, vectors, chunks, reach + WINDOW, window, (const Int *)entries};
+    *table = {true, vectors, chunks, reach + WINDOW, window, (const Bits *)entries};
 }
 
-inline Int level(Int sum) { return (Int)((Bits)sum >> PRECISION); }
+inline Bits level(Bits sum) { return sum >> PRECISION; }
 
 // Sums the pieces' products, each of which is worth 2**-BITS of the one before. CHUNKS is 0
 // if their number is no constant.
 template <int CHUNKS, typename Levels, typename Weight>
-inline Int sum(int32_t chunks, Levels levels, Weight weight, int32_t share = 1) {
-    const Int half = Int{} + (HALF >> ((PIECES - 1) * BITS)) / share;
+inline Bits sum(int32_t chunks, Levels levels, Weight weight, int32_t share = 1) {
+    const Bits half = Bits{} + (HALF >> ((PIECES - 1) * BITS)) / share;
     if (CHUNKS) {
-        Int own[CHUNKS + 1], total = half;
+        Bits own[CHUNKS + 1], total = half;
         for (int c = 0; c < CHUNKS; c++) own[c] = levels(c);
         for (int p = 0; p < PIECES; p++) {
             if (p) total <<= BITS;
@@ -170,9 +170,9 @@ inline Int sum(int32_t chunks, Levels levels, Weight weight, int32_t share = 1) 
         }
         return total;
     }
-    Int sums[PIECES] = {half};
+    Bits sums[PIECES] = {half};
     for (int32_t c = 0; c < chunks; c++) {
-        const Int own = levels(c);
+        const Bits own = levels(c);
         for (int p = 0; p < PIECES; p++) sums[p] = add_products(sums[p], own, weight(c, p));
     }
     for (int p = 1; p < PIECES; p++) sums[p] += sums[p - 1] << BITS;
@@ -181,14 +181,14 @@ inline Int sum(int32_t chunks, Levels levels, Weight weight, int32_t share = 1) 
 
 // Makes the sums of all pixels of a row, by a table whose pixels lie apart.
 void add(const uint8_t *row, const Table table, int32_t side, int32_t *sums) {
-    typedef int32_t Quad __attribute__((vector_size(16)));
+    typedef uint32_t Quad __attribute__((vector_size(16)));
     constexpr int32_t same[GROUPS] = {};
-    const Int index = load_vector<Int>(table.entries), *weights = table.entries + 1;
+    const Bits index = load_vector<Bits>(table.entries), *weights = table.entries + 1;
     for (int32_t x = 0; x < side; x++, weights += table.chunks * PIECES) {
         const uint8_t *pixels = row + table.window[x];
-        const Int all = sum<0>(
+        const Bits all = sum<0>(
             table.chunks, [=](int c) { return pick(pixels + c * 3 * QUADS * TAPS, same, index); },
-            [=](int c, int p) { return load_vector<Int>(weights + c * PIECES + p); }, QUADS);
+            [=](int c, int p) { return load_vector<Bits>(weights + c * PIECES + p); }, QUADS);
         Quad quads[QUADS], total = {};
         memcpy(quads, &all, sizeof quads);
         for (const Quad &quad : quads) total += quad;
@@ -199,29 +199,29 @@ void add(const uint8_t *row, const Table table, int32_t side, int32_t *sums) {
 // Makes one vector of a row of the result, as sums. CHUNKS is 0 if only the table knows how many;
 // MADE, if the row is one of sums.
 constexpr int MADE = 3;
-template <int CHUNKS> inline Int across(const uint8_t *row, const Table &table, int32_t vector) {
-    if (CHUNKS == MADE) return load_vector<Int>(row + (int64_t)vector * BYTES);
+template <int CHUNKS> inline Bits across(const uint8_t *row, const Table &table, int32_t vector) {
+    if (CHUNKS == MADE) return load_vector<Bits>(row + (int64_t)vector * BYTES);
     const int32_t chunks = CHUNKS ? CHUNKS : table.chunks;
-    const Int *entry = table.entries + (int64_t)vector * chunks * ENTRY;
+    const Bits *entry = table.entries + (int64_t)vector * chunks * ENTRY;
     const int32_t *window = table.window + (int64_t)vector * chunks * GROUPS;
     return sum<CHUNKS>(
         chunks,
         [=](int c) {
-            return pick(row, window + c * GROUPS, load_vector<Int>(entry + c * ENTRY));
+            return pick(row, window + c * GROUPS, load_vector<Bits>(entry + c * ENTRY));
         },
-        [=](int c, int p) { return load_vector<Int>(entry + c * ENTRY + 1 + p); });
+        [=](int c, int p) { return load_vector<Bits>(entry + c * ENTRY + 1 + p); });
 }
 
 // Makes two rows of the result, and appends them to the taps that were made of the rows before.
 template <int CHUNKS>
-void append_rows(const uint8_t *row, const uint8_t *next, const Table table, const Int *before,
-                 Int *first, Int *second) {
-    const auto append = [](Int taps, Int sum) {
-        return (Int)((Bits)taps >> BITS) | level(sum) << (32 - BITS);
+void append_rows(const uint8_t *row, const uint8_t *next, const Table table, const Bits *before,
+                 Bits *first, Bits *second) {
+    const auto append = [](Bits taps, Bits sum) {
+        return taps >> BITS | level(sum) << (32 - BITS);
     };
     for (int32_t v = 0; v < table.vectors; v++) {
-        const Int a = across<CHUNKS>(row, table, v), b = across<CHUNKS>(next, table, v);
-        const Int taps = append(load_vector<Int>(before + v), a);
+        const Bits a = across<CHUNKS>(row, table, v), b = across<CHUNKS>(next, table, v);
+        const Bits taps = append(load_vector<Bits>(before + v), a);
         store_vector(first + v, taps);
         store_vector(second + v, append(taps, b));
     }
@@ -230,9 +230,9 @@ void append_rows(const uint8_t *row, const uint8_t *next, const Table table, con
 // Makes a row of the result as bytes, whole vectors of them.
 template <int CHUNKS> void make_row(const uint8_t *row, const Table table, uint8_t *out) {
     for (int32_t v = 0; v < table.vectors; v += 4, out += BYTES) {
-        Int four[4];
+        Bits four[4];
         for (int j = 0; j < 4; j++) four[j] = level(across<CHUNKS>(row, table, v + j));
-        store_vector(out, straighten(pack(four[0], four[1], four[2], four[3])));
+        store_vector(out, straighten(pack(four)));
     }
 }
 
@@ -240,28 +240,28 @@ template <int CHUNKS> void make_row(const uint8_t *row, const Table table, uint8
 template <int CHUNKS> struct Weights {
     const Pieces &pieces;
     int32_t y;
-    Int kept[CHUNKS + 1][PIECES];
+    Bits kept[CHUNKS + 1][PIECES];
 
     Weights(const Pieces &pieces, int32_t y) : pieces(pieces), y(y) {
         for (int c = 0; c < CHUNKS; c++)
-            for (int p = 0; p < PIECES; p++) kept[c][p] = Int{} + (int32_t)pieces.of(c, p)[y];
+            for (int p = 0; p < PIECES; p++) kept[c][p] = Bits{} + pieces.of(c, p)[y];
     }
-    Int operator()(int c, int p) const {
-        return CHUNKS ? kept[c][p] : Int{} + (int32_t)pieces.of(c, p)[y];
+    Bits operator()(int c, int p) const {
+        return CHUNKS ? kept[c][p] : Bits{} + pieces.of(c, p)[y];
     }
 };
 
 // Makes row y of the result of rows whose taps stand side by side in the lanes.
 template <int CHUNKS>
-void blend_lanes(const Int *const *rows, const Pieces &pieces, int32_t y, int32_t vectors,
+void blend_lanes(const Bits *const *rows, const Pieces &pieces, int32_t y, int32_t vectors,
                  uint8_t *out) {
     const Weights<CHUNKS> weights(pieces, y);
     for (int32_t v = 0; v < vectors; v += 4, out += BYTES) {
-        Int four[4];
+        Bits four[4];
         for (int j = 0; j < 4; j++)
             four[j] = level(sum<CHUNKS>(
-                pieces.chunks, [=](int c) { return load_vector<Int>(rows[c] + v + j); }, weights));
-        store_vector(out, straighten(pack(four[0], four[1], four[2], four[3])));
+                pieces.chunks, [=](int c) { return load_vector<Bits>(rows[c] + v + j); }, weights));
+        store_vector(out, straighten(pack(four)));
     }
 }
 
@@ -271,12 +271,12 @@ void blend_bytes(const uint8_t *const *rows, const Pieces &pieces, int32_t y, in
                  uint8_t *out) {
     const Weights<CHUNKS> weights(pieces, y);
     for (int64_t at = 0; at < count; at += BYTES) {
-        Int four[4], levels[CHUNKS ? CHUNKS : MOST][4];
+        Bits four[4], levels[CHUNKS ? CHUNKS : MOST][4];
         for (int c = 0; c < pieces.chunks; c++) spread(rows + c * TAPS, at, levels[c]);
         for (int j = 0; j < 4; j++)
             four[j] = level(sum<CHUNKS>(
                 pieces.chunks, [&](int c) { return levels[c][j]; }, weights));
-        store_vector(out + at, pack(four[0], four[1], four[2], four[3]));
+        store_vector(out + at, pack(four));
     }
 }
 
@@ -341,7 +341,7 @@ void rows_then_columns(const Source &source, const Axis &x, const Axis &y, const
                        const Table &table, const Target &target) {
     static thread_local Room ring_room, copies_room, sums_room;
     const int32_t depth = TAPS * (pieces.chunks - 1) + 2, pitch = (table.vectors + 3) / 4 * 4;
-    Int *ring = ring_room.of<Int>((int64_t)depth * pitch);
+    Bits *ring = ring_room.of<Bits>((int64_t)depth * pitch);
     const auto taps_until = [=](int32_t row) { return ring + row % depth * pitch; };
     uint8_t *copies = copies_room.bytes(2 * table.reach);
     const int64_t length = (table.vectors + 1LL) * LANES;
@@ -364,7 +364,7 @@ void rows_then_columns(const Source &source, const Axis &x, const Axis &y, const
             append(rows[0], rows[1], table, taps_until(made + depth - 1), taps_until(made),
                    taps_until(made + 1));
         }
-        const Int *taps[MOST];
+        const Bits *taps[MOST];
         for (int c = 0; c < pieces.chunks; c++)
             taps[c] = taps_until(last - TAPS * (pieces.chunks - 1 - c));
         uint8_t *out = target.row(i);

@@ -107,31 +107,31 @@ static inline Four load(const uint8_t *from) {
 // Packs four vectors into the bytes of one, clipped to 0-255, in an order of the processor's, which
 // `straighten` makes that of the vectors.
 #if defined(__AVX512BW__)
-static inline Int pack(Int a, Int b, Int c, Int d) {
-    return (Int)_mm512_packus_epi16(_mm512_packs_epi32((__m512i)a, (__m512i)b),
-                                    _mm512_packs_epi32((__m512i)c, (__m512i)d));
+static inline Bits pack(const Bits *x) {
+    return (Bits)_mm512_packus_epi16(_mm512_packs_epi32((__m512i)x[0], (__m512i)x[1]),
+                                     _mm512_packs_epi32((__m512i)x[2], (__m512i)x[3]));
 }
-static inline Int straighten(Int packed) {
+static inline Bits straighten(Bits packed) {
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    return (Int)_mm512_permutexvar_epi32(order, (__m512i)packed);
+    return (Bits)_mm512_permutexvar_epi32(order, (__m512i)packed);
 }
 #elif defined(__AVX2__)
-static inline Int pack(Int a, Int b, Int c, Int d) {
-    return (Int)_mm256_packus_epi16(_mm256_packs_epi32((__m256i)a, (__m256i)b),
-                                    _mm256_packs_epi32((__m256i)c, (__m256i)d));
+static inline Bits pack(const Bits *x) {
+    return (Bits)_mm256_packus_epi16(_mm256_packs_epi32((__m256i)x[0], (__m256i)x[1]),
+                                     _mm256_packs_epi32((__m256i)x[2], (__m256i)x[3]));
 }
-static inline Int straighten(Int packed) {
+static inline Bits straighten(Bits packed) {
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    return (Int)_mm256_permutevar8x32_epi32((__m256i)packed, order);
+    return (Bits)_mm256_permutevar8x32_epi32((__m256i)packed, order);
 }
 #endif
 
 // Truncates, clips to 0-255 and stores.
 static inline void store(uint8_t *to, const Four &x) {
 #if defined(__AVX2__)
-    const Int packed =
-        pack(to_int(x.part[0]), to_int(x.part[1]), to_int(x.part[2]), to_int(x.part[3]));
-    store_vector(to, straighten(packed));
+    Bits levels[4];
+    for (int i = 0; i < 4; i++) levels[i] = (Bits)to_int(x.part[i]);
+    store_vector(to, straighten(pack(levels)));
 #else
     for (int i = 0; i < 4; i++) {
         const Float low = x.part[i] < all(255) ? x.part[i] : all(255);
