@@ -49,8 +49,7 @@ class Box {
     int16_t weight = 0;
     uint16_t offset = 0;
 
-    __attribute__((noinline))
-    void one_by_one(const Word *const *tap, int64_t count, Word *out) const {
+    [[gnu::noinline]] void one_by_one(const Word *const *tap, int64_t count, Word *out) const {
         for (int64_t i = 0; i < count; i++) {
             uint32_t sum = 0, ends = tap[0][i] + tap[2 * whole + 2][i];
             for (int64_t k = 1; k < 2 * whole + 2; k++) sum += tap[k][i];

@@ -115,7 +115,7 @@ inline Float divided(Float a, float b, float reciprocal) {
 // A block of colours on their way to PIL's HSV and back.
 struct Turned {
     alignas(64) uint8_t value[RUN], chroma[RUN], hue[RUN], saturation[RUN];
-    alignas(64) int8_t sextant[RUN];  // 1, 3 or 5, or 2 less
+    alignas(64) uint8_t sextant[RUN];  // 2, 4 or 6, or 2 less: one more than it is
     alignas(64) int16_t beside[RUN];
     alignas(64) uint8_t lost[3][RUN];
 };
@@ -136,7 +136,7 @@ void compare(const uint8_t *r, const uint8_t *g, const uint8_t *b, Turned &x) {
         const uint8_t middle = greater(ahead, behind), back = ahead == middle ? 255 : 0;
         x.value[i] = value;
         x.chroma[i] = value - lesser(r[i], lesser(g[i], b[i]));
-        x.sextant[i] = (int8_t)((red | (green & 1) | (blue & 3)) + (back & 2));
+        x.sextant[i] = ((green & 2) | (blue & 4)) + (back & 2);
         const int16_t sign = (int8_t)back;
         x.beside[i] = (int16_t)(((value - middle) ^ sign) - sign);
     }
@@ -151,7 +151,7 @@ void measure(Turned &x) {
             const int64_t at = i + k * LANES;
             const Float chroma = load_levels(x.chroma + at), value = load_levels(x.value + at);
             const Float place = load_levels(x.beside + at) / chroma;
-            const Float sextant = load_levels(x.sextant + at) + place;
+            const Float sextant = load_levels(x.sextant + at) - 1.f + place;
             // Below 0 it is red on blue's side: a turn, 255, is added.
             const Float turns = divided(sextant, 6, 1 / 6.f) * 255.f;
             hue.part[k] = turns + where(turns < 0, all(255));

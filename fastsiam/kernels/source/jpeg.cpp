@@ -21,8 +21,6 @@ void message(j_common_ptr info, int level) {
     if (level < 0) refuse(info);  // a warning
 }
 
-void silent(j_common_ptr) {}
-
 // Decodes one image. It has no tables of the image before: one that lacks its own is refused.
 class Decompressor {
   public:
@@ -31,7 +29,7 @@ class Decompressor {
         info_.err = jpeg_std_error(&handler_.error);
         handler_.error.error_exit = refuse;
         handler_.error.emit_message = message;
-        handler_.error.output_message = silent;
+        handler_.error.output_message = [](j_common_ptr) {};
     }
 
     // Returns whether the box is decoded.

@@ -1,5 +1,4 @@
-// Sums of levels times weights in lanes of 32 bits: what the resampling needs of a processor. Where
-// HAS_LANES is not defined, this library is compiled for one that lacks it.
+// What resampling needs of a processor that HAS_LANES of 32 bits: sums of levels times weights.
 //
 // A lane holds the levels of TAPS pixels side by side, and weights in as many PIECES as it takes to
 // write 23 bits in the processor's products: sum = (piece 0 << BITS) + piece 1 and so on.
@@ -7,11 +6,18 @@
 
 #include "simd.h"
 
+namespace fastsiam {
+
+constexpr int32_t PRECISION = 22;  // bits of a weight's fraction, as in PIL
+constexpr int32_t HALF = 1 << (PRECISION - 1);
+
 #if defined(__AVX2__)
 #define HAS_LANES 1
-
-namespace fastsiam {
 namespace {
+
+inline __m128i add_halves(__m256i x) {
+    return _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+}
 
 #if defined(__AVX512VBMI__) && defined(__AVX512VNNI__)
 
@@ -27,6 +33,14 @@ inline Bits pick(const uint8_t *row, const int32_t *window, Bits index) {
 inline Bits add_products(Bits sum, Bits levels, Bits weights) {
     return (Bits)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)levels, (__m512i)weights);
 }
+// Adds up the groups of four lanes.
+inline __m128i add_quads(Bits sums) {
+    const __m512i x = (__m512i)sums;
+    return add_halves(
+        _mm256_add_epi32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1)));
+}
+// Appends the level of a sum to the taps of each lane, of which the first is lost.
+inline Bits append(Bits taps, Bits sum) { return taps >> 8 | sum >> PRECISION << 24; }
 // Spreads the bytes of TAPS rows over four vectors, in the order in which `pack` joins them.
 inline void spread(const uint8_t *const *rows, int64_t at, Bits *out) {
     const __m512i a = _mm512_loadu_si512(rows[0] + at), b = _mm512_loadu_si512(rows[1] + at);
@@ -53,6 +67,11 @@ inline Bits pick(const uint8_t *row, const int32_t *window, Bits index) {
 inline Bits add_products(Bits sum, Bits levels, Bits weights) {
     return sum + (Bits)_mm256_madd_epi16((__m256i)levels, (__m256i)weights);
 }
+inline __m128i add_quads(Bits sums) { return add_halves((__m256i)sums); }
+inline Bits append(Bits taps, Bits sum) {
+    const Bits level = sum >> (PRECISION - 16);
+    return (Bits)_mm256_blend_epi16((__m256i)(taps >> 16), (__m256i)level, 0xAA);
+}
 inline void spread(const uint8_t *const *rows, int64_t at, Bits *out) {
     const __m256i a = load_vector<__m256i>(rows[0] + at), b = load_vector<__m256i>(rows[1] + at);
     const __m256i zero = _mm256_setzero_si256();
@@ -66,6 +85,6 @@ inline void spread(const uint8_t *const *rows, int64_t at, Bits *out) {
 constexpr int BITS = 32 / TAPS;  // of a tap, and of a piece
 
 }  // namespace
-}  // namespace fastsiam
-
 #endif
+
+}  // namespace fastsiam

@@ -6,9 +6,6 @@
 
 namespace fastsiam {
 
-constexpr int32_t PRECISION = 22;  // bits of a weight's fraction, as in PIL
-constexpr int32_t HALF = 1 << (PRECISION - 1);
-
 // For each pixel of the result: the pixels of the source that it is made of.
 struct Axis {
     int32_t side;            // pixels of the result
@@ -181,7 +178,6 @@ inline Bits sum(int32_t chunks, Levels levels, Weight weight, int32_t share = 1)
 
 // Makes the sums of all pixels of a row, by a table whose pixels lie apart.
 void add(const uint8_t *row, const Table table, int32_t side, int32_t *sums) {
-    typedef uint32_t Quad __attribute__((vector_size(16)));
     constexpr int32_t same[GROUPS] = {};
     const Bits index = load_vector<Bits>(table.entries), *weights = table.entries + 1;
     for (int32_t x = 0; x < side; x++, weights += table.chunks * PIECES) {
@@ -189,10 +185,7 @@ void add(const uint8_t *row, const Table table, int32_t side, int32_t *sums) {
         const Bits all = sum<0>(
             table.chunks, [=](int c) { return pick(pixels + c * 3 * QUADS * TAPS, same, index); },
             [=](int c, int p) { return load_vector<Bits>(weights + c * PIECES + p); }, QUADS);
-        Quad quads[QUADS], total = {};
-        memcpy(quads, &all, sizeof quads);
-        for (const Quad &quad : quads) total += quad;
-        store_vector(sums + 3 * x, total);  // the next pixel overwrites the blank
+        store_vector(sums + 3 * x, add_quads(all));  // the next pixel overwrites the blank
     }
 }
 
@@ -216,9 +209,6 @@ template <int CHUNKS> inline Bits across(const uint8_t *row, const Table &table,
 template <int CHUNKS>
 void append_rows(const uint8_t *row, const uint8_t *next, const Table table, const Bits *before,
                  Bits *first, Bits *second) {
-    const auto append = [](Bits taps, Bits sum) {
-        return taps >> BITS | level(sum) << (32 - BITS);
-    };
     for (int32_t v = 0; v < table.vectors; v++) {
         const Bits a = across<CHUNKS>(row, table, v), b = across<CHUNKS>(next, table, v);
         const Bits taps = append(load_vector<Bits>(before + v), a);

@@ -75,18 +75,12 @@ constexpr int PIXELS_AT_ONCE = 4 * LANES;
 static inline Float load_levels(const uint8_t *from) {
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from)));
 }
-static inline Float load_levels(const int8_t *from) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
-}
 static inline Float load_levels(const int16_t *from) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)from)));
 }
 #elif defined(__AVX2__)
 static inline Float load_levels(const uint8_t *from) {
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from)));
-}
-static inline Float load_levels(const int8_t *from) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
 }
 static inline Float load_levels(const int16_t *from) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)from)));
