@@ -27,7 +27,6 @@ from .fake_gpu import Gpu, TritonDriver
 pytest.importorskip("triton")  # comes with torch where there can be a CUDA GPU
 
 
-
 @pytest.fixture(autouse=True)
 def native_without_threads(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make each batch where it is asked for: torch fakes tensors in one thread alone."""
