@@ -79,16 +79,8 @@ def _tars(folder: Path) -> list[bytes]:
     ]
 
 
-def _jpegs(folder: Path) -> list[bytes]:
-    return [
-        sources.jpeg(0),
-        sources.jpeg(1, progressive=True),
-        sources.jpeg(2, subsampling=2, quality=30),
-        sources.gray_jpeg(3),
-        sources.rotated_jpeg(4),
-        sources.encoded(sources.picture(5), "PNG"),
-        sources.encoded(sources.picture(6), "WEBP"),
-    ]
+def _encoded(folder: Path) -> list[bytes]:
+    return encoded_images.images()
 
 
 def _crop(folder: Path) -> None:
@@ -166,8 +158,8 @@ TARGETS: dict[str, Target] = {
     "tar index": Target(
         "train.tar.index", _index, lambda folder: load_index([folder / "train.tar.index"], [])
     ),
-    "images": Target("train/c0/0.jpg", _jpegs, read_images),
-    "jpeg kernels": Target("train/c0/0.jpg", _jpegs, _crop),
+    "images": Target("train/c0/0.jpg", _encoded, read_images),
+    "jpeg kernels": Target("train/c0/0.jpg", _encoded, _crop),
     "engine": Target(encoded_images.PLACE, encoded_images.write, encoded_images.read),
     "parquet": Target(
         "train.parquet",

@@ -103,17 +103,11 @@ def of_kind(height: int, width: int, name: str, kind: str) -> bytes:
     return jpeg(height, width, sampling, **settings)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_sampling(kind: str, part: Decoder) -> None:
-    for name in SAMPLINGS:
-        check(part, of_kind(130, 201, name, kind), 40)
-
-
 @pytest.mark.parametrize(("height", "width"), rest_slow(SIZES))
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", rest_slow(list(SAMPLINGS)))
-def test_every_size(name: str, kind: str, height: int, width: int, part: Decoder) -> None:
-    check(part, of_kind(height, width, name, kind), 300, 1)
+def test_every_sampling(kind: str, height: int, width: int, part: Decoder) -> None:
+    for name in SAMPLINGS:
+        check(part, of_kind(height, width, name, kind), 40)
 
 
 def written(mode: str = "RGB", size: tuple[int, int] = (150, 200), **settings: Any) -> bytes:
@@ -185,7 +179,7 @@ REFUSED = {
 
 
 def test_refused(part: Decoder, capfd: pytest.CaptureFixture[str]) -> None:
-    """Whatever the box; the decompressor continues, and nothing is printed."""
+    """Whatever the box; the decoder continues, and nothing is printed."""
     for name, data in REFUSED.items():
         for box in [(0, 0, 1, 1), (20, 30, 40, 50), (0, 0, 150, 200)]:
             assert part(data, box, (150, 200)) is None, name
@@ -195,14 +189,17 @@ def test_refused(part: Decoder, capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("marker", [0xDB, 0xC4], ids=["quantisers", "codes"])
-def test_tables_of_the_image_before_are_forgotten(marker: int, part: Decoder) -> None:
-    at = GOOD.index(bytes([0xFF, marker]))
-    length = int.from_bytes(GOOD[at + 2 : at + 4], "big")
-    lacking = GOOD[:at] + GOOD[at + 2 + length :]
-    check(part, GOOD, 1)
-    assert part(lacking, (0, 0, 20, 20)) is None
-    check(part, GOOD, 1)
+def test_tables_of_the_image_before_are_forgotten(part: Decoder) -> None:
+    """Without quantisers an image is refused; for codes, libjpeg-turbo has a standard, as PIL's."""
+    for marker in (0xDB, 0xC4):
+        at = GOOD.index(bytes([0xFF, marker]))
+        length = int.from_bytes(GOOD[at + 2 : at + 4], "big")
+        lacking = GOOD[:at] + GOOD[at + 2 + length :]
+        check(part, written(quality=30, optimize=True), 1)
+        if marker == 0xDB:
+            assert part(lacking, (0, 0, 20, 20), (150, 200)) is None
+        else:
+            check(part, lacking, 1)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -226,7 +223,7 @@ def test_damage_is_refused_or_does_not_matter(seed: int, part: Decoder) -> None:
 
 
 def test_threads(part: Decoder) -> None:
-    """Each has a decompressor of its own, which ends with it."""
+    """Each has a decoder of its own, which ends with it."""
     data = [written(size=(90 + i, 130), subsampling=i % 3) for i in range(6)]
     expected = [by_pil(own) for own in data]
 

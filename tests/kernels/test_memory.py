@@ -8,7 +8,7 @@ import mmap
 import os
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -38,13 +38,6 @@ def only(count: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-@pytest.mark.parametrize("what", ["decode", "crop", "finish"])
-def test_a_process_survives_a_lack_of_memory(what: str) -> None:
-    """And does the same work when there is some."""
-    done = Forked(LACKING[what]).wait()
-    assert done.returncode == 0, done.stderr
 
 
 def lacks_memory_to_decode() -> None:
@@ -83,11 +76,13 @@ def lacks_memory_to_finish() -> None:
     assert len(photometric(crops, params, config)) == 2
 
 
-LACKING = {
-    "decode": lacks_memory_to_decode,
-    "crop": lacks_memory_to_crop,
-    "finish": lacks_memory_to_finish,
-}
+@pytest.mark.parametrize(
+    "work", [lacks_memory_to_decode, lacks_memory_to_crop, lacks_memory_to_finish]
+)
+def test_a_process_survives_a_lack_of_memory(work: Callable[[], None]) -> None:
+    """And does the same work when there is some."""
+    done = Forked(work).wait()
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(build.FOLDER not in os.environ, reason="only make memory-check sets it")

@@ -83,7 +83,7 @@ def digests(store: Store, epoch: int, augment: AugmentConfig) -> list[int]:
 
 CHOSEN = np.array([0, 3, 4, 9, 11, 12, 17, 20, 22, 23])
 PICKED = np.where(np.arange(24) == 9, 10, np.arange(24))
-"""Positions of a data set in which another image is in the place of the ninth."""
+"""Positions of a data set whose tenth image replaces the ninth."""
 SITUATIONS: tuple[dict[str, Any], ...] = (
     {}, {"seed": 1}, {"augment": UNEQUAL}, {"batch": 4, "chosen": CHOSEN}, {"picked": PICKED}
 )  # fmt: skip

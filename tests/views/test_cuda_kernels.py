@@ -180,12 +180,11 @@ def test_views_are_the_references(
 def test_crops_of_different_sides(interpreted: Run) -> None:
     """By the kernels of each side; the CPU's crops are the measure."""
     random = np.random.default_rng(0)
-    size = random.integers(20, 70, (3, 2))
-    start = np.cumsum(3 * size.prod(1)) - 3 * size.prod(1)
-    pixels = torch.from_numpy(random.integers(0, 256, 3 * int(size.prod(1).sum()), np.uint8))
-    params = draw_views(UNEQUAL, seed=0, epoch=0, index=np.arange(3), size=size)
+    size = np.array([[25, 40]])
+    start, pixels = np.zeros(1, np.int64), torch.from_numpy(random.integers(0, 256, 3000, np.uint8))
+    params = draw_views(UNEQUAL, seed=0, epoch=0, index=np.arange(1), size=size)
     expected = crop_views(pixels, start, size, params, UNEQUAL)
-    assert [own.shape[:3] for own in expected] == [(2, 3, 24), (3, 3, 12)]
+    assert [own.shape[:3] for own in expected] == [(2, 1, 24), (3, 1, 12)]
     for cuts, own in zip(cut_views(params, UNEQUAL), expected, strict=True):
         found = interpreted(crop_kernels.crop_side, pixels, start, size, cuts, own.shape[2])
         assert torch.equal(found, own)
@@ -212,7 +211,7 @@ def assert_equal_pil(
     return params
 
 
-@pytest.mark.parametrize("side", rest_slow([17, 1, 5, 24]))
+@pytest.mark.parametrize("side", rest_slow([5, 1, 17, 24]))
 def test_crops_of_any_size(side: int, interpreted: Run) -> None:
     """Noise, from one pixel to several times the result's side, every shape; both orders."""
     random = np.random.default_rng(side)

@@ -26,8 +26,6 @@ from .fake_gpu import Gpu, TritonDriver
 
 pytest.importorskip("triton")  # comes with torch where there can be a CUDA GPU
 
-FFCV = pytest.param("ffcv", marks=pytest.mark.ffcv)
-
 
 @pytest.fixture(autouse=True)
 def native_without_threads(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,10 +56,17 @@ def watched(batches: Iterator[Any], gpu: Gpu) -> Iterator[Any]:
         yield batch
 
 
-@pytest.mark.parametrize("pipeline", ["native", "memory", "torchvision", FFCV])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("pipeline", "dtype"),
+    [
+        ("native", torch.bfloat16),
+        ("memory", torch.float32),
+        ("torchvision", torch.bfloat16),
+        pytest.param("ffcv", torch.float32, marks=pytest.mark.ffcv),
+    ],
+)
 def test_batches(
-    dtype: torch.dtype, pipeline: Any, images: Path, gpu: Gpu, launches: list[Launch]
+    pipeline: Any, dtype: torch.dtype, images: Path, gpu: Gpu, launches: list[Launch]
 ) -> None:
     """Two epochs, so that buffers go round: on the GPU, without a wait. What is kept is freed."""
     augment = UNEQUAL if dtype == torch.bfloat16 else AugmentConfig.alike(crop=16)

@@ -9,6 +9,7 @@ namespace {
 // Levels are words between the passes: they are widened and packed once.
 typedef uint16_t Word;
 constexpr int64_t WORDS_AT_ONCE = 32;  // rows have room for so many behind their last
+constexpr int64_t MOST_WHOLE = 128;  // of a box whose sums are words
 constexpr int ROWS = 8;  // that go through a pass together: none waits for its own last store
 
 // Averages `count` pixels: `tap[0]` to `tap[2 * whole + 2]` are the pixels from one end of the box
@@ -22,18 +23,23 @@ class Box {
         if (whole == 0) find_weight();
     }
 
-    // Fills `out`, which has room for WORDS_AT_ONCE levels more, as all taps have.
+    // Fills `out`, which has room for WORDS_AT_ONCE levels more, as all taps have. What a store
+    // could change is in variables of its own here: nothing is read again for each of them.
     void run(const Word *const *tap, int64_t count, Word *out) const {
         if (exact && large) return three<true>(tap[0], tap[1], tap[2], count, out);
         if (exact) return three<false>(tap[0], tap[1], tap[2], count, out);
-#if defined(__AVX2__)
-        if (inner >> 12 < 4096 && whole <= 60) {  // sums fit 15 bits, the upper weight 12
-            if (whole == 0) return levels<0>(tap, count, out);
-            if (whole == 1) return levels<1>(tap, count, out);
-            return levels<ANY>(tap, count, out);
+        if (whole > MOST_WHOLE) return one_by_one(tap, count, out);
+        const int64_t last = 2 * whole + 2;
+        const uint32_t inner = this->inner, outer = this->outer;
+        const Word *const first = tap[0], *const second = tap[1], *const end = tap[last];
+        for (int64_t i = 0; i < count; i += 2 * LANES) {
+            const Bits ends = load_vector<Bits>(first + i) + load_vector<Bits>(end + i);
+            Bits sum = load_vector<Bits>(second + i);  // of two words in each lane
+            for (int64_t k = 2; k < last; k++) sum += load_vector<Bits>(tap[k] + i);
+            const Bits even = (sum & 0xFFFF) * inner + (ends & 0xFFFF) * outer + (1u << 23);
+            const Bits odd = (sum >> 16) * inner + (ends >> 16) * outer + (1u << 23);
+            store_vector(out + i, even >> 24 | (odd >> 8 & 0xFF0000));
         }
-#endif
-        for (int64_t i = 0; i < count; i++) out[i] = level(tap, i);
     }
 
   private:
@@ -43,10 +49,12 @@ class Box {
     int16_t weight = 0;
     uint16_t offset = 0;
 
-    Word level(const Word *const *tap, int64_t i) const {
-        uint32_t sum = 0, ends = tap[0][i] + tap[2 * whole + 2][i];
-        for (int64_t k = 1; k < 2 * whole + 2; k++) sum += tap[k][i];
-        return (sum * inner + ends * outer + (1u << 23)) >> 24;  // below 2**32
+    [[gnu::noinline]] void one_by_one(const Word *const *tap, int64_t count, Word *out) const {
+        for (int64_t i = 0; i < count; i++) {
+            uint32_t sum = 0, ends = tap[0][i] + tap[2 * whole + 2][i];
+            for (int64_t k = 1; k < 2 * whole + 2; k++) sum += tap[k][i];
+            out[i] = (sum * inner + ends * outer + (1u << 23)) >> 24;  // below 2**32
+        }
     }
 
     // 256 times what the ends change the middle by, `bend` being their sum less twice the middle.
@@ -98,59 +106,6 @@ class Box {
                 out[i] = (Word)(b[i] * 256 + rough + offset) >> 8;
             }
     }
-
-#if defined(__AVX2__)
-#if defined(__AVX512VNNI__)
-    using Register = __m512i;
-    static Register loaded(const Word *from) { return _mm512_loadu_si512(from); }
-    static Register low(Register a, Register b) { return _mm512_unpacklo_epi16(a, b); }
-    static Register high(Register a, Register b) { return _mm512_unpackhi_epi16(a, b); }
-    static Register add(Register a, Register b) { return _mm512_add_epi16(a, b); }
-    static Register weigh(Register x, Register upper, Register lower) {
-        const Register b = _mm512_dpwssd_epi32(_mm512_set1_epi32(1 << 23), x, lower);
-        return _mm512_srli_epi32(_mm512_dpwssd_epi32(_mm512_srli_epi32(b, 12), x, upper), 12);
-    }
-    static Register pack(Register a, Register b) { return _mm512_packs_epi32(a, b); }
-    static Register pairs(uint32_t a, uint32_t b) { return _mm512_set1_epi32(a | b << 16); }
-    static void stored(Word *to, Register x) { _mm512_storeu_si512(to, x); }
-#else
-    using Register = __m256i;
-    static Register loaded(const Word *from) { return _mm256_loadu_si256((const Register *)from); }
-    static Register low(Register a, Register b) { return _mm256_unpacklo_epi16(a, b); }
-    static Register high(Register a, Register b) { return _mm256_unpackhi_epi16(a, b); }
-    static Register add(Register a, Register b) { return _mm256_add_epi16(a, b); }
-    static Register weigh(Register x, Register upper, Register lower) {
-        const Register a = _mm256_madd_epi16(x, upper), b = _mm256_madd_epi16(x, lower);
-        const Register half = _mm256_set1_epi32(1 << 11);
-        return _mm256_srli_epi32(
-            _mm256_add_epi32(_mm256_add_epi32(a, half), _mm256_srli_epi32(b, 12)), 12);
-    }
-    static Register pack(Register a, Register b) { return _mm256_packs_epi32(a, b); }
-    static Register pairs(uint32_t a, uint32_t b) { return _mm256_set1_epi32(a | b << 16); }
-    static void stored(Word *to, Register x) { _mm256_storeu_si256((Register *)to, x); }
-#endif
-
-    // Weights are in two parts of 12 bits, so that 16-bit products of the sum and of the ends can
-    // be added in pairs; a floor of the floor is the floor of the whole. What a register's store
-    // could change is in variables of its own here: nothing is read again for each of them.
-    static constexpr int64_t ANY = -2;
-    template <int64_t WHOLE>
-    void levels(const Word *const *tap, int64_t count, Word *out) const {
-        const int64_t whole = WHOLE == ANY ? this->whole : WHOLE;
-        const Word *own[WHOLE == ANY ? 1 : 2 * WHOLE + 3];
-        for (int64_t k = 0; k < 2 * WHOLE + 3; k++) own[k] = tap[k];
-        const Word *const *const from = WHOLE == ANY ? tap : own;
-        const Register upper = pairs(inner >> 12, outer >> 12);
-        const Register lower = pairs(inner & 4095, outer & 4095);
-        for (int64_t i = 0; i < count; i += sizeof(Register) / sizeof(Word)) {
-            const Register ends = add(loaded(from[0] + i), loaded(from[2 * whole + 2] + i));
-            Register sum = loaded(from[1] + i);
-            for (int64_t k = 2; k < 2 * whole + 2; k++) sum = add(sum, loaded(from[k] + i));
-            stored(out + i, pack(weigh(low(sum, ends), upper, lower),
-                                 weigh(high(sum, ends), upper, lower)));
-        }
-    }
-#endif
 };
 
 // Repeats the levels at both ends of a row of `count` by `border` more.

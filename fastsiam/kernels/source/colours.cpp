@@ -115,7 +115,7 @@ inline Float divided(Float a, float b, float reciprocal) {
 // A block of colours on their way to PIL's HSV and back.
 struct Turned {
     alignas(64) uint8_t value[RUN], chroma[RUN], hue[RUN], saturation[RUN];
-    alignas(64) int8_t sextant[RUN];  // 1, 3 or 5, or 2 less
+    alignas(64) uint8_t sextant[RUN];  // 2, 4 or 6, or 2 less: one more than it is
     alignas(64) int16_t beside[RUN];
     alignas(64) uint8_t lost[3][RUN];
 };
@@ -136,7 +136,7 @@ void compare(const uint8_t *r, const uint8_t *g, const uint8_t *b, Turned &x) {
         const uint8_t middle = greater(ahead, behind), back = ahead == middle ? 255 : 0;
         x.value[i] = value;
         x.chroma[i] = value - lesser(r[i], lesser(g[i], b[i]));
-        x.sextant[i] = (int8_t)((red | (green & 1) | (blue & 3)) + (back & 2));
+        x.sextant[i] = ((green & 2) | (blue & 4)) + (back & 2);
         const int16_t sign = (int8_t)back;
         x.beside[i] = (int16_t)(((value - middle) ^ sign) - sign);
     }
@@ -151,7 +151,7 @@ void measure(Turned &x) {
             const int64_t at = i + k * LANES;
             const Float chroma = load_levels(x.chroma + at), value = load_levels(x.value + at);
             const Float place = load_levels(x.beside + at) / chroma;
-            const Float sextant = load_levels(x.sextant + at) + place;
+            const Float sextant = load_levels(x.sextant + at) - 1.f + place;
             // Below 0 it is red on blue's side: a turn, 255, is added.
             const Float turns = divided(sextant, 6, 1 / 6.f) * 255.f;
             hue.part[k] = turns + where(turns < 0, all(255));
@@ -241,16 +241,13 @@ void solarise(uint8_t *plane, int64_t count, int threshold) {
 
 int64_t sum_of_luma(const Planes &x) {
     const int64_t whole = x.count / PIXELS_AT_ONCE * PIXELS_AT_ONCE;
-    int64_t total = 0;
-    for (int64_t first = 0; first < whole; first += 1 << 20) {  // a lane's sum stays below 2**31
-        const int64_t last = first + (1 << 20) < whole ? first + (1 << 20) : whole;
-        Int sum = {};
-        for (int64_t i = first; i < last; i += PIXELS_AT_ONCE) {
-            const Four r = load(x.r + i), g = load(x.g + i), b = load(x.b + i);
-            for (int k = 0; k < 4; k++) sum += to_int(luma(r.part[k], g.part[k], b.part[k]));
-        }
-        for (int lane = 0; lane < LANES; lane++) total += sum[lane];
+    Int sum = {};
+    for (int64_t i = 0; i < whole; i += PIXELS_AT_ONCE) {
+        const Four r = load(x.r + i), g = load(x.g + i), b = load(x.b + i);
+        for (int k = 0; k < 4; k++) sum += to_int(luma(r.part[k], g.part[k], b.part[k]));
     }
+    int64_t total = 0;
+    for (int lane = 0; lane < LANES; lane++) total += sum[lane];
     for (int64_t i = whole; i < x.count; i++)
         total += (x.r[i] * 19595 + x.g[i] * 38470 + x.b[i] * 7471 + 32768) >> 16;
     return total;

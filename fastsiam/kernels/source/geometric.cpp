@@ -1,13 +1,51 @@
 // Crops as PIL makes them: by a triangle filter, widened when it shrinks, along one axis and then
 // along the other, rounding to whole levels after each.
 
-#include "job.h"
 #include "rows.h"
-#include "weights.h"
+
+#include <math.h>
 
 namespace fastsiam {
 
 namespace {
+
+// Makes the weights for `side` of the `resized` pixels that become of `length`, from `corner` on.
+//
+// Pixels that would lie before the first or behind the last get weights of 0. Every sum and product
+// is rounded as PIL rounds it, so their order must stay; it is side by side that pixels are made.
+Axis weigh(int32_t length, int32_t resized, int32_t corner, int32_t side, Room &room) {
+    const double scale = (double)length / resized, support = scale > 1.0 ? scale : 1.0;
+    const double narrow = 1 / support, wanted = ceil(2 * support);
+    const int32_t taps = wanted < length ? (int32_t)wanted : length, last = length - taps;
+    double *centre = room.of<double>(side * (3LL + 2 * taps)), *total = centre + side;
+    double *heights = total + side;  // of the triangle: (taps, side)
+    int32_t *begin = (int32_t *)(heights + (int64_t)taps * side), *weights = begin + side;
+    for (int32_t x = 0; x < side; x++) {
+        centre[x] = (x + corner + 0.5) * scale;
+        int32_t first = (int32_t)(centre[x] - support + 0.5);
+        first = first > 0 ? first : 0;
+        begin[x] = first < last ? first : last;
+        total[x] = 0;
+    }
+    for (int32_t k = 0; k < taps; k++) {
+        double *height = heights + (int64_t)k * side;
+        for (int32_t x = 0; x < side; x++) {
+            const double at = 1.0 - fabs(((double)(begin[x] + k) - centre[x] + 0.5) * narrow);
+            height[x] = at > 0.0 ? at : 0.0;
+            total[x] += height[x];
+        }
+    }
+    for (int32_t x = 0; x < side; x++) total[x] = total[x] > 0 ? total[x] : 1;  // far outside
+    for (int32_t k = 0; k < taps; k++) {
+        const double *height = heights + (int64_t)k * side;
+        for (int32_t x = 0; x < side; x++) {
+            const int32_t weight = (int32_t)(height[x] / total[x] * (1 << PRECISION) + 0.5);
+            const int32_t place = x + corner;
+            weights[(int64_t)k * side + x] = weight & -((place >= 0) & (place < resized));
+        }
+    }
+    return {side, taps, begin, weights};
+}
 
 // Makes a row of pixels.
 void weigh_pixels(const uint8_t *row, const Axis &axis, bool flip, uint8_t *out) {

@@ -158,4 +158,10 @@ EXPORT void fastsiam_normalize(const uint8_t *images, int64_t count, int64_t pix
     }
 }
 
+// Returns where the first marker of a JPEG from `begin` on has its code; -1 if there is none.
+EXPORT int64_t fastsiam_next_marker(const uint8_t *data, int64_t begin, int64_t bytes) {
+    const uint8_t *at = next_marker(data + begin, data + bytes);
+    return at ? at - data : -1;
+}
+
 }  // namespace fastsiam

@@ -21,81 +21,47 @@ void message(j_common_ptr info, int level) {
     if (level < 0) refuse(info);  // a warning
 }
 
-void silent(j_common_ptr) {}
-
-// A thread's decompressor.
+// Decodes one image. It has no tables of the image before: one that lacks its own is refused.
 class Decompressor {
   public:
-    Decompressor() {
-        memset(&info_, 0, sizeof info_);
+    Decompressor(const uint8_t *data, int64_t bytes, Huffman &huffman)
+        : data_(data), bytes_(bytes), huffman_(huffman) {
         info_.err = jpeg_std_error(&handler_.error);
         handler_.error.error_exit = refuse;
         handler_.error.emit_message = message;
-        handler_.error.output_message = silent;
+        handler_.error.output_message = [](j_common_ptr) {};
     }
-    ~Decompressor() { jpeg_destroy_decompress(&info_); }  // does nothing if it was never created
 
     // Returns whether the box is decoded.
-    bool decode(const uint8_t *data, int64_t bytes, int32_t height, int32_t width,
-                const int32_t *box, uint8_t *room, Image *made) {
+    bool decode(int32_t height, int32_t width, const int32_t *box, uint8_t *room, Image *made) {
         for (quick_ = KNOWN;; quick_ = false) {
             const int jumped = setjmp(handler_.refuse);
-            if (jumped) {
-                if (info_.mem) jpeg_abort_decompress(&info_);
-                if (jumped == Huffman::DOUBT) continue;
-                return false;
+            bool done = false;
+            if (!jumped) {
+                jpeg_create_decompress(&info_);
+                done = begin(height, width) && rows(box, room, made);
             }
-            if (!info_.mem) jpeg_create_decompress(&info_);
-            const bool done = begin(data, bytes, height, width) && rows(box, room, made);
-            jpeg_abort_decompress(&info_);
-            return done;
+            jpeg_destroy_decompress(&info_);
+            if (jumped != Huffman::DOUBT) return done;
         }
     }
 
   private:
-    void forget_tables();
-    bool has_tables() const;
-    bool begin(const uint8_t *data, int64_t bytes, int32_t height, int32_t width);
+    bool begin(int32_t height, int32_t width);
     bool rows(const int32_t *box, uint8_t *room, Image *made);
     bool ends_well();
 
-    jpeg_decompress_struct info_;
-    Handler handler_;
-    Huffman huffman_;
+    const uint8_t *const data_;
+    const int64_t bytes_;
+    Huffman &huffman_;
     bool quick_;  // whether huffman_ may decode, and then whether it does
+    jpeg_decompress_struct info_ = {};
+    Handler handler_;
 };
 
-// What tells a table that the image at hand does not have: no file can state these numbers.
-constexpr int NO_STEP = 0, NO_CODES = 255;
-
-// libjpeg keeps the tables of the image before, and would decode one that lacks its own with them.
-void Decompressor::forget_tables() {
-    for (JQUANT_TBL *table : info_.quant_tbl_ptrs)
-        if (table) table->quantval[0] = NO_STEP;
-    JHUFF_TBL **const kinds[] = {info_.dc_huff_tbl_ptrs, info_.ac_huff_tbl_ptrs};
-    for (JHUFF_TBL **tables : kinds)
-        for (int i = 0; i < NUM_HUFF_TBLS; i++)
-            if (tables[i]) {
-                memset(tables[i]->bits, 0, sizeof tables[i]->bits);  // whatever is read is damage
-                tables[i]->bits[0] = NO_CODES;
-            }
-}
-
-bool Decompressor::has_tables() const {
-    for (int i = 0; i < info_.num_components; i++) {
-        const jpeg_component_info &own = info_.comp_info[i];
-        if (own.quant_table->quantval[0] == NO_STEP) return false;
-        if (info_.progressive_mode || info_.arith_code) continue;  // noticed by its decoder
-        if (info_.dc_huff_tbl_ptrs[own.dc_tbl_no]->bits[0] == NO_CODES) return false;
-        if (info_.ac_huff_tbl_ptrs[own.ac_tbl_no]->bits[0] == NO_CODES) return false;
-    }
-    return true;
-}
-
 // Reads the header; false if pixels could differ from PIL's or from what the caller expects.
-bool Decompressor::begin(const uint8_t *data, int64_t bytes, int32_t height, int32_t width) {
-    forget_tables();
-    jpeg_mem_src(&info_, data, bytes);
+bool Decompressor::begin(int32_t height, int32_t width) {
+    jpeg_mem_src(&info_, data_, bytes_);
     jpeg_read_header(&info_, TRUE);
     const J_COLOR_SPACE space = info_.jpeg_color_space;
     if (space != JCS_GRAYSCALE && space != JCS_YCbCr && space != JCS_RGB) return false;
@@ -105,7 +71,6 @@ bool Decompressor::begin(const uint8_t *data, int64_t bytes, int32_t height, int
     info_.out_color_space = JCS_RGB;
     jpeg_start_decompress(&info_);
     quick_ = quick_ && huffman_.replace(&info_, &handler_.refuse);
-    if (!has_tables()) return false;
     // A progressive file that lacks coefficients is smoothed, by each version in its own way.
     for (int i = 0; i < info_.num_components && info_.coef_bits; i++)
         for (int k = 0; k < DCTSIZE2; k++)
@@ -167,8 +132,8 @@ bool Decompressor::ends_well() {
 
 EXPORT int fastsiam_decode(const uint8_t *data, int64_t bytes, int32_t height, int32_t width,
                            const int32_t *box, uint8_t *room, Image *made) {
-    static thread_local Decompressor own;
-    return !own.decode(data, bytes, height, width, box, room, made);
+    static thread_local Huffman huffman;
+    return !Decompressor(data, bytes, huffman).decode(height, width, box, room, made);
 }
 
 }  // namespace fastsiam

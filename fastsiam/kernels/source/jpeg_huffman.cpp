@@ -21,23 +21,16 @@ constexpr int MOST_BITS = 28;
 // The most bytes that an MCU can take, which is how far what is damaged may be read too far.
 constexpr int64_t BEHIND = D_MAX_BLOCKS_IN_MCU * DCTSIZE2 * 4 + 8;
 
+constexpr uint8_t ZIGZAG[DCTSIZE2] = {
+    0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48,
+    41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23,
+    30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
+
 // Where levels go. Behind the last one: places of the level 0 that stands for the block's end.
 struct Order {
     uint8_t at[DCTSIZE2 + END + 16];
     constexpr Order() : at() {
-        int x = 0, y = 0;
-        for (int k = 0; k < (int)sizeof at; k++) {
-            at[k] = k < DCTSIZE2 ? 8 * y + x : 63;
-            if ((x + y) % 2 == 0) {  // upwards
-                if (x == 7) y++;
-                else if (y == 0) x++;
-                else x++, y--;
-            } else {
-                if (y == 7) x++;
-                else if (x == 0) y++;
-                else x--, y++;
-            }
-        }
+        for (int k = 0; k < (int)sizeof at; k++) at[k] = k < DCTSIZE2 ? ZIGZAG[k] : 63;
     }
 };
 constexpr Order ORDER;
@@ -71,13 +64,8 @@ Codes::Entry Codes::entry(int symbol, int length, bool ac) {
     return (length + size) | run << 8 | ((1u << size) - 1) << 16;
 }
 
-// Files mostly have the same tables as the file before.
 void Codes::prepare(const JHUFF_TBL &table, bool ac) {
-    if (prepared_ && !memcmp(counts_, table.bits, 17) && !memcmp(symbol_, table.huffval, 256))
-        return;
-    prepared_ = true;
     ac_ = ac;
-    memcpy(counts_, table.bits, 17);
     memcpy(symbol_, table.huffval, 256);
     memset(entry_, 0, sizeof entry_);
     int32_t code = 0, place = 0;

@@ -36,8 +36,7 @@ class Codes {
     uint32_t limit_[17];  // the first 16 bits that are beyond all codes of a length
     int32_t offset_[17];  // from such a code to its symbol's place
     uint8_t symbol_[256];
-    uint8_t counts_[17];
-    bool ac_, prepared_ = false;
+    bool ac_;
 };
 
 // Takes the place of libjpeg-turbo's Huffman decoder, which looks for markers at each byte. Here

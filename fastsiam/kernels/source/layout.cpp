@@ -9,50 +9,40 @@ namespace {
 constexpr int64_t BLOCK = 16;  // pixels that are rearranged at once: three registers of bytes
 
 #if defined(__SSSE3__)
-// Which byte of three registers goes where: 128 and above is none.
+// Which byte of three registers goes where, [to][from]: 128 and above is none.
 struct Order {
-    alignas(16) uint8_t split[3][3][16], merge[3][3][16];  // [to][from]
+    alignas(16) uint8_t split[3][3][16], merge[3][3][16];
+
+    constexpr Order() : split(), merge() {
+        for (int to = 0; to < 3; to++)
+            for (int from = 0; from < 3; from++)
+                for (int i = 0; i < 16; i++) {
+                    const int pixel = 3 * i + to, merged = 16 * to + i;
+                    split[to][from][i] = pixel / 16 == from ? pixel % 16 : 128;
+                    merge[to][from][i] = merged % 3 == from ? merged / 3 : 128;
+                }
+    }
 };
+constexpr Order ORDER;
 
-constexpr Order make_order() {
-    Order order = {};
-    for (int to = 0; to < 3; to++)
-        for (int from = 0; from < 3; from++)
-            for (int i = 0; i < 16; i++) {
-                const int pixel = 3 * i + to, merged = 16 * to + i;
-                order.split[to][from][i] = pixel / 16 == from ? pixel % 16 : 128;
-                order.merge[to][from][i] = merged % 3 == from ? merged / 3 : 128;
-            }
-    return order;
-}
-
-constexpr Order ORDER = make_order();
-
-inline void rearrange(const uint8_t (*order)[3][16], const __m128i *from, __m128i *to) {
+inline void rearrange(const uint8_t (*order)[3][16], const uint8_t *const *from,
+                      uint8_t *const *to) {
+    __m128i x[3], y[3];
+    for (int i = 0; i < 3; i++) x[i] = _mm_loadu_si128((const __m128i *)from[i]);
     for (int i = 0; i < 3; i++) {
         const __m128i *own = (const __m128i *)order[i];
-        to[i] = _mm_or_si128(
-            _mm_or_si128(_mm_shuffle_epi8(from[0], own[0]), _mm_shuffle_epi8(from[1], own[1])),
-            _mm_shuffle_epi8(from[2], own[2]));
+        y[i] = _mm_shuffle_epi8(x[0], own[0]) | _mm_shuffle_epi8(x[1], own[1]) |
+               _mm_shuffle_epi8(x[2], own[2]);
     }
-}
-
-void split_block(const uint8_t *pixels, uint8_t *r, uint8_t *g, uint8_t *b) {
-    __m128i from[3], to[3];
-    for (int i = 0; i < 3; i++) from[i] = _mm_loadu_si128((const __m128i *)(pixels + 16 * i));
-    rearrange(ORDER.split, from, to);
-    _mm_storeu_si128((__m128i *)r, to[0]);
-    _mm_storeu_si128((__m128i *)g, to[1]);
-    _mm_storeu_si128((__m128i *)b, to[2]);
+    for (int i = 0; i < 3; i++) _mm_storeu_si128((__m128i *)to[i], y[i]);
 }
 #endif
 
 inline void merge_block(const uint8_t *r, const uint8_t *g, const uint8_t *b, uint8_t *pixels) {
 #if defined(__SSSE3__)
-    const __m128i from[3] = {_mm_loadu_si128((const __m128i *)r),
-                             _mm_loadu_si128((const __m128i *)g),
-                             _mm_loadu_si128((const __m128i *)b)};
-    rearrange(ORDER.merge, from, (__m128i *)pixels);
+    const uint8_t *const from[] = {r, g, b};
+    uint8_t *const to[] = {pixels, pixels + 16, pixels + 32};
+    rearrange(ORDER.merge, from, to);
 #else
     for (int i = 0; i < BLOCK; i++) {
         pixels[3 * i] = r[i];
@@ -69,34 +59,25 @@ constexpr int64_t WIDE = TYPE == FLOAT32 ? 4 : 2;
 //
 // If STREAM, past the caches: the views of a batch are larger than these, and memory that is only
 // written need not be read first. `to` is then aligned to the register.
-template <Type TYPE, bool STREAM>
-inline void store_as(uint8_t *to, Float x) {
-    if (TYPE == FLOAT32) {
-#if defined(__AVX512F__)
-        if (STREAM) return _mm512_stream_ps((float *)to, x);
-#elif defined(__AVX2__)
-        if (STREAM) return _mm256_stream_ps((float *)to, x);
-#endif
-        memcpy(to, &x, sizeof x);
-        return;
-    }
+template <Type TYPE, bool STREAM> inline void store_as(uint8_t *to, Float x) {
 #if defined(__AVX2__)
-    typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
     const Bits bits = (Bits)x, rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
 #if defined(__AVX512F__)
     const __m256i half = TYPE == BFLOAT16 ? _mm512_cvtepi32_epi16((__m512i)rounded)
                                           : _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
+    if (STREAM && TYPE == FLOAT32) return _mm512_stream_ps((float *)to, x);
     if (STREAM) return _mm256_stream_si256((__m256i *)to, half);
-    _mm256_storeu_si256((__m256i *)to, half);
 #else
     const __m256i packed = _mm256_packus_epi32((__m256i)rounded, (__m256i)rounded);
     const __m256i ordered = _mm256_permute4x64_epi64(packed, 0b1000);
     const __m128i half = TYPE == BFLOAT16 ? _mm256_castsi256_si128(ordered)
                                           : _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
+    if (STREAM && TYPE == FLOAT32) return _mm256_stream_ps((float *)to, x);
     if (STREAM) return _mm_stream_si128((__m128i *)to, half);
-    _mm_storeu_si128((__m128i *)to, half);
 #endif
+    if (TYPE != FLOAT32) return store_vector(to, half);
 #endif
+    store_vector(to, x);
 }
 
 // Scale and shift of three registers of interleaved channels: after these they are the same again.
@@ -133,10 +114,7 @@ void normalize_as(const Planes &from, const Finish &how, uint8_t *out) {
 template <Type TYPE>
 void normalize_to(const Planes &from, const Finish &how, void *out, int64_t first) {
     uint8_t *to = (uint8_t *)out + 3 * first * WIDE<TYPE>;
-    if ((uintptr_t)to % 64)
-        normalize_as<TYPE, false>(from, how, to);
-    else
-        normalize_as<TYPE, true>(from, how, to);
+    ((uintptr_t)to % 64 ? normalize_as<TYPE, false> : normalize_as<TYPE, true>)(from, how, to);
 }
 
 template <typename Number>
@@ -151,8 +129,11 @@ void look_up_as(const uint8_t *pixels, int64_t count, const Number *table, Numbe
 void split(const uint8_t *pixels, const Planes &to) {
     int64_t i = 0;
 #if defined(__SSSE3__)
-    for (; i + BLOCK <= to.count; i += BLOCK)
-        split_block(pixels + 3 * i, to.r + i, to.g + i, to.b + i);
+    for (; i + BLOCK <= to.count; i += BLOCK) {
+        const uint8_t *const from[] = {pixels + 3 * i, pixels + 3 * i + 16, pixels + 3 * i + 32};
+        uint8_t *const planes[] = {to.r + i, to.g + i, to.b + i};
+        rearrange(ORDER.split, from, planes);
+    }
 #endif
     for (; i < to.count; i++) {
         to.r[i] = pixels[3 * i];

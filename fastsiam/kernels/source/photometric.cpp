@@ -12,16 +12,12 @@ constexpr int64_t CHUNK = 8192;  // pixels whose planes stay in a first-level ca
 constexpr int16_t NO_LEVEL = 256;
 static_assert(CHUNK % RUN == 0, "an operation goes on to the end of a run");
 
-Planes part(const Planes &x, int64_t first, int64_t end) {
-    return {x.r + first, x.g + first, x.b + first, end - first};
-}
-
 // What is done to one view.
 struct View {
     const int8_t *order;
     const float *factor;
-    bool gray, blurred;
-    int16_t solarise;
+    bool gray;
+    int16_t threshold;
 
     void jitter(const Planes &x, int first, int last, float mean) const {
         for (int slot = first; slot < last; slot++) {
@@ -32,20 +28,15 @@ struct View {
             if (operation == HUE) hue(x, factor[operation]);
         }
     }
-};
 
-// Inverts levels, and returns the planes that hold the result: of a gray view, one three times.
-Planes last_of_all(const Planes &x, const View &view) {
-    const Planes seen = view.gray ? Planes{x.r, x.r, x.r, x.count} : x;
-    if (view.solarise < NO_LEVEL) {
-        solarise(x.r, x.count, view.solarise);
-        if (!view.gray) {
-            solarise(x.g, x.count, view.solarise);
-            solarise(x.b, x.count, view.solarise);
-        }
+    // Inverts levels, and returns the planes that hold the result: of a gray view, one three times.
+    Planes inverted(const Planes &x) const {
+        uint8_t *const planes[] = {x.r, x.g, x.b};
+        for (int i = 0; threshold < NO_LEVEL && i < (gray ? 1 : 3); i++)
+            solarise(planes[i], x.count, threshold);
+        return gray ? Planes{x.r, x.r, x.r, x.count} : x;
     }
-    return seen;
-}
+};
 
 }  // namespace
 
@@ -58,43 +49,38 @@ void finish(const uint8_t *crop, int32_t height, int32_t width, const Finish &ho
     uint8_t *memory = room.bytes(3 * plane);
     const Planes whole = {memory, memory + plane, memory + 2 * plane, count};
     const uint32_t *box = how.blur + 3 * number;
+    const bool blurred = box[0] > 0;
     const View view = {how.order + SLOTS * number, how.factor + SLOTS * number,
-                       how.gray[number] != 0, box[0] > 0, how.solarise[number]};
-    const int64_t wide = how.type == FLOAT32 ? 4 : 2;
-    uint8_t *out = (uint8_t *)how.out + number * 3 * count * wide;
+                       how.gray[number] != 0, how.solarise[number]};
+    uint8_t *out = (uint8_t *)how.out + number * 3 * count * (how.type == FLOAT32 ? 4 : 2);
+    const auto sweep = [=](auto work) {
+        for (int64_t first = 0; first < count; first += CHUNK)
+            work(whole.part(first, first + CHUNK < count ? first + CHUNK : count), first);
+    };
 
     int before = 0;  // slots before the contrast: all, if there is none
     while (before < SLOTS && view.order[before] != CONTRAST) before++;
-    float mean = 0;
-    if (before < SLOTS) {
-        int64_t total = 0;
-        for (int64_t first = 0; first < count; first += CHUNK) {
-            const Planes x = part(whole, first, first + CHUNK < count ? first + CHUNK : count);
-            split(crop + 3 * first, x);
-            view.jitter(x, 0, before, 0);
-            total += sum_of_luma(x);
-        }
-        mean = (float)floor((double)total / count + 0.5);
-    }
-    for (int64_t first = 0; first < count; first += CHUNK) {
-        const Planes x = part(whole, first, first + CHUNK < count ? first + CHUNK : count);
-        if (before == SLOTS) {
-            split(crop + 3 * first, x);
-            view.jitter(x, 0, SLOTS, 0);
-        } else {
-            view.jitter(x, before, SLOTS, mean);
-        }
+    const auto begin = [=](const Planes &x, int64_t first) {
+        split(crop + 3 * first, x);
+        view.jitter(x, 0, before, 0);
+    };
+    int64_t luma = 0;
+    if (before < SLOTS)
+        sweep([&](const Planes &x, int64_t first) {
+            begin(x, first);
+            luma += sum_of_luma(x);
+        });
+    const float mean = (float)floor((double)luma / count + 0.5);
+    sweep([=](const Planes &x, int64_t first) {
+        if (before == SLOTS) begin(x, first);
+        view.jitter(x, before, SLOTS, mean);
         if (view.gray) grayscale(x);
-        if (!view.blurred) normalize(last_of_all(x, view), how, out, first);
-    }
-    if (view.blurred) {
-        blur(whole.r, width, height, box);
-        if (!view.gray) {
-            blur(whole.g, width, height, box);
-            blur(whole.b, width, height, box);
-        }
-        normalize(last_of_all(whole, view), how, out, 0);
-    }
+        if (!blurred) normalize(view.inverted(x), how, out, first);
+    });
+    if (!blurred) return;
+    uint8_t *const planes[] = {whole.r, whole.g, whole.b};
+    for (int i = 0; i < (view.gray ? 1 : 3); i++) blur(planes[i], width, height, box);
+    normalize(view.inverted(whole), how, out, 0);
 }
 
 }  // namespace fastsiam

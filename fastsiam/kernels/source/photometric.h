@@ -1,8 +1,6 @@
 // The parts of the photometric stage, which photometric.cpp puts together.
 #pragma once
 
-#include <stdint.h>
-
 #include "job.h"
 
 namespace fastsiam {
@@ -14,6 +12,10 @@ constexpr int64_t RUN = 256;
 struct Planes {
     uint8_t *r, *g, *b;
     int64_t count;  // pixels
+
+    Planes part(int64_t first, int64_t end) const {
+        return {r + first, g + first, b + first, end - first};
+    }
 };
 
 // Numbers of the operations: fastsiam.views.draws.

@@ -1,13 +1,11 @@
 // Reads many small files in one call, because opening each one in Python takes longer than decoding
 // it.
 
+#include "job.h"
+
 #include <errno.h>
 #include <fcntl.h>
-#include <stdint.h>
-#include <string.h>
 #include <unistd.h>
-
-#define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
 

@@ -1,11 +1,20 @@
 // Where a crop is cut, and crops by vectors of lanes; see lanes.h.
 #pragma once
 
-#include <string.h>
-
+#include "job.h"
 #include "lanes.h"
 
 namespace fastsiam {
+
+// For each pixel of the result: the pixels of the source that it is made of.
+struct Axis {
+    int32_t side;            // pixels of the result
+    int32_t taps;            // weights of each
+    const int32_t *begin;    // (side,) the first pixel that is weighed; rises
+    const int32_t *weights;  // (taps, side) in 2**-22ths
+
+    int32_t end() const { return begin[side - 1] + taps; }
+};
 
 // The box of an image: rows of which only some bytes may be read.
 struct Source {
@@ -31,15 +40,14 @@ struct Source {
 };
 
 #if defined(HAS_LANES)
-
 namespace {
 
-using Vector = Lanes::Vector;
-constexpr int COUNT = Lanes::COUNT, TAPS = Lanes::TAPS, PIECES = Lanes::PIECES;
-constexpr int BYTES = sizeof(Vector);  // of a vector; also what four vectors are packed into
-constexpr int MOST = 32;               // chunks of TAPS taps; more are left to other code
-constexpr int ENTRY = 1 + PIECES;      // vectors of a table for each chunk
-constexpr int FETCHED = 4;             // rows of the source that are fetched ahead
+constexpr int BYTES = sizeof(Bits);      // of a vector; also what four vectors are packed into
+constexpr int MOST = 32;                 // chunks of TAPS taps; more are left to other code
+constexpr int ENTRY = 1 + PIECES;        // vectors of a table for each chunk
+constexpr int FETCHED = 4;               // rows of the source that are fetched ahead
+constexpr int GROUPS = LANES / SHARERS;  // of a vector's lanes that share a window
+constexpr int QUADS = LANES / 4;         // of a vector's lanes: RGB and a blank
 
 // An axis' weights in pieces: (chunks, PIECES, side). Taps beyond those of the axis have no
 // weight; they stand before the others if `blanks_first`, else behind.
@@ -56,177 +64,165 @@ Pieces cut(const Axis &axis, bool blanks_first, Room &room) {
     uint32_t *pieces = room.of<uint32_t>((int64_t)chunks * PIECES * side);
     memset(pieces, 0, (int64_t)chunks * PIECES * side * sizeof *pieces);
     for (int32_t k = 0; k < axis.taps; k++) {
-        const int32_t chunk = (k + blank) / TAPS, shift = (k + blank) % TAPS * Lanes::BITS;
+        const int32_t chunk = (k + blank) / TAPS, shift = (k + blank) % TAPS * BITS;
         uint32_t *target = pieces + chunk * PIECES * side;
         const int32_t *weights = axis.weights + k * side;
         for (int32_t x = 0; x < side; x++) {
             int32_t rest = weights[x];
             for (int p = PIECES - 1; p >= 0; p--) {  // the lowest first; it is signed
-                const uint32_t low = rest & ((1 << Lanes::BITS) - 1);
+                const uint32_t low = rest & ((1 << BITS) - 1);
                 target[p * side + x] |= low << shift;
-                rest = (rest + (1 << (Lanes::BITS - 1))) >> Lanes::BITS;
+                rest = (rest + (1 << (BITS - 1))) >> BITS;
             }
         }
     }
     return {chunks, side, pieces};
 }
 
-// How rows of the source become rows of the result.
-enum Way {
-    SHARED,  // a group of lanes picks all its taps in one window of the row
-    OWN,     // each chunk of taps has its own window
-    ADDED,   // the pixels of the groups lie too far apart: pixel by pixel, its taps over many lanes
-};
-
-// What makes a row of the result of a row of the source.
+// What makes a row of the result of a row of the source. Each chunk of the taps of a group of lanes
+// is picked in a window of its own. Where the pixels of the groups lie too far apart for that, the
+// result is made pixel by pixel, `apart`, with the taps of each spread over all lanes.
 struct Table {
-    Way way;
+    bool apart;
     int32_t vectors;        // of lanes in a row of the result
     int32_t chunks;         // of taps
     int64_t reach;          // bytes of a row that are read
-    const int32_t *window;  // (vectors, chunks, GROUPS) where each begins; ADDED: (pixels,)
-    const Vector *entries;  // (vectors, chunks, ENTRY) index, weights; vectors are padded to fours
-                            // ADDED: index, then weights (pixels, chunks, PIECES)
+    const int32_t *window;  // (vectors, chunks, GROUPS) where each begins; apart: (pixels,)
+    const Bits *entries;    // (vectors, chunks, ENTRY) index, weights; vectors are padded to fours
+                            // apart: index, then weights (pixels, chunks, PIECES)
 };
 
-constexpr int GROUPS = COUNT / Lanes::SHARERS;  // of a vector's lanes that share a window
-constexpr int QUADS = COUNT / 4;                // of a vector's lanes; ADDED: RGB and a blank
-
 // Lays out a table; returns false if a window is too small for what has to be picked in it.
-bool lay_out(const Axis &axis, const Pieces &pieces, bool flip, Way way, Room &window_room,
+bool lay_out(const Axis &axis, const Pieces &pieces, bool flip, Room &window_room,
              Room &entries_room, Table *table) {
+    constexpr int32_t STEP = 3 * TAPS;
     const int32_t side = axis.side, length = 3 * side, chunks = pieces.chunks;
-    const int32_t vectors = (length + COUNT - 1) / COUNT, padded = (vectors + 3) / 4 * 4;
-    const int32_t taps = way == SHARED || axis.taps < TAPS ? axis.taps : TAPS;
-    const int32_t step = way == SHARED ? 0 : 3 * TAPS, pitch = chunks * ENTRY * COUNT;
+    const int32_t vectors = (length + LANES - 1) / LANES, padded = (vectors + 3) / 4 * 4;
+    const int32_t taps = axis.taps < TAPS ? axis.taps : TAPS, pitch = chunks * ENTRY * LANES;
     const int64_t windows = (int64_t)padded * chunks * GROUPS;
     int32_t *window = window_room.of<int32_t>(windows), reach = 0;
     uint32_t *entries = entries_room.of<uint32_t>((int64_t)padded * pitch);
     memset(window, 0, windows * sizeof *window);
     memset(entries + (vectors - 1LL) * pitch, 0, (padded - vectors + 1LL) * pitch * 4);
-    for (int32_t from = 0; from < length; from += Lanes::SHARERS) {
-        const int32_t to = from + Lanes::SHARERS < length ? from + Lanes::SHARERS : length;
-        const int32_t low = from / 3, high = (to - 1) / 3, vector = from / COUNT;
+    for (int32_t from = 0; from < length; from += SHARERS) {
+        const int32_t to = from + SHARERS < length ? from + SHARERS : length;
+        const int32_t low = from / 3, high = (to - 1) / 3, vector = from / LANES;
         const int32_t begin = axis.begin[flip ? side - 1 - high : low];
-        if (3 * (axis.begin[flip ? side - 1 - low : high] - begin + taps) > Lanes::WINDOW)
-            return false;
-        int32_t *place = window + vector * chunks * GROUPS + from % COUNT / Lanes::SHARERS;
-        for (int c = 0; c < chunks; c++) place[c * GROUPS] = 3 * begin + step * c;
-        const int32_t end = 3 * begin + step * (chunks - 1) + Lanes::WINDOW;
+        if (3 * (axis.begin[flip ? side - 1 - low : high] - begin + taps) > WINDOW) return false;
+        int32_t *place = window + vector * chunks * GROUPS + from % LANES / SHARERS;
+        for (int c = 0; c < chunks; c++) place[c * GROUPS] = 3 * begin + STEP * c;
+        const int32_t end = 3 * begin + STEP * (chunks - 1) + WINDOW;
         reach = end > reach ? end : reach;
         for (int32_t o = from; o < to; o++) {
             const int32_t x = flip ? side - 1 - o / 3 : o / 3;
-            const int32_t at = 3 * (axis.begin[x] - begin) + o % 3;
-            uint32_t *target = entries + (int64_t)vector * pitch + o % COUNT;
-            for (int c = 0; c < chunks; c++, target += ENTRY * COUNT) {
-                *target = Lanes::index(at + (3 * TAPS - step) * c);
-                for (int p = 0; p < PIECES; p++) target[(1 + p) * COUNT] = pieces.of(c, p)[x];
+            const uint32_t index = lane_index(3 * (axis.begin[x] - begin) + o % 3);
+            uint32_t *target = entries + (int64_t)vector * pitch + o % LANES;
+            for (int c = 0; c < chunks; c++, target += ENTRY * LANES) {
+                *target = index;
+                for (int p = 0; p < PIECES; p++) target[(1 + p) * LANES] = pieces.of(c, p)[x];
             }
         }
     }
-    *table = {way, vectors, chunks, reach, window, (const Vector *)entries};
+    *table = {false, vectors, chunks, reach, window, (const Bits *)entries};
     return true;
 }
 
 // The same where the taps of a pixel are spread over all lanes; it always succeeds.
-void lay_out_added(const Axis &axis, const Pieces &pieces, bool flip, Room &window_room,
+void lay_out_apart(const Axis &axis, const Pieces &pieces, bool flip, Room &window_room,
                    Room &entries_room, Table *table) {
-    const int32_t side = axis.side, vectors = (3 * side + COUNT - 1) / COUNT;
+    const int32_t side = axis.side, vectors = (3 * side + LANES - 1) / LANES;
     const int32_t chunks = (pieces.chunks + QUADS - 1) / QUADS;
     int32_t *window = window_room.of<int32_t>(side);
-    uint32_t *entries = entries_room.of<uint32_t>(((int64_t)side * chunks * PIECES + 1) * COUNT);
-    for (int lane = 0; lane < COUNT; lane++)
-        entries[lane] = Lanes::index(lane / 4 * 3 * TAPS + lane % 4);
-    uint32_t *target = entries + COUNT;
+    uint32_t *entries = entries_room.of<uint32_t>(((int64_t)side * chunks * PIECES + 1) * LANES);
+    for (int lane = 0; lane < LANES; lane++)
+        entries[lane] = lane_index(lane / 4 * 3 * TAPS + lane % 4);
+    uint32_t *target = entries + LANES;
     for (int32_t o = 0; o < side; o++) {
         const int32_t x = flip ? side - 1 - o : o;
         window[o] = 3 * axis.begin[x];
         for (int c = 0; c < chunks; c++)
             for (int p = 0; p < PIECES; p++)
-                for (int lane = 0; lane < COUNT; lane++) {
+                for (int lane = 0; lane < LANES; lane++) {
                     const int32_t own = c * QUADS + lane / 4;
                     *target++ = own < pieces.chunks ? pieces.of(own, p)[x] : 0;
                 }
     }
     const int64_t reach = 3LL * (axis.begin[side - 1] + (chunks - 1) * QUADS * TAPS);
-    *table = {ADDED, vectors, chunks, reach + Lanes::WINDOW, window, (const Vector *)entries};
+    *table = {true, vectors, chunks, reach + WINDOW, window, (const Bits *)entries};
 }
+
+inline Bits level(Bits sum) { return sum >> PRECISION; }
 
 // Sums the pieces' products, each of which is worth 2**-BITS of the one before. CHUNKS is 0
 // if their number is no constant.
 template <int CHUNKS, typename Levels, typename Weight>
-inline Vector sum(int32_t chunks, Levels levels, Weight weight, int32_t share = 1) {
-    const Vector half = Lanes::all((HALF >> ((PIECES - 1) * Lanes::BITS)) / share);
+inline Bits sum(int32_t chunks, Levels levels, Weight weight, int32_t share = 1) {
+    const Bits half = Bits{} + (HALF >> ((PIECES - 1) * BITS)) / share;
     if (CHUNKS) {
-        Vector own[CHUNKS + 1], total = half;
+        Bits own[CHUNKS + 1], total = half;
         for (int c = 0; c < CHUNKS; c++) own[c] = levels(c);
         for (int p = 0; p < PIECES; p++) {
-            if (p) total = Lanes::up(total);
-            for (int c = 0; c < CHUNKS; c++)
-                total = Lanes::add_products(total, own[c], weight(c, p));
+            if (p) total <<= BITS;
+            for (int c = 0; c < CHUNKS; c++) total = add_products(total, own[c], weight(c, p));
         }
         return total;
     }
-    Vector sums[PIECES] = {half};
-    for (int p = 1; p < PIECES; p++) sums[p] = Lanes::all(0);
+    Bits sums[PIECES] = {half};
     for (int32_t c = 0; c < chunks; c++) {
-        const Vector own = levels(c);
-        for (int p = 0; p < PIECES; p++) sums[p] = Lanes::add_products(sums[p], own, weight(c, p));
+        const Bits own = levels(c);
+        for (int p = 0; p < PIECES; p++) sums[p] = add_products(sums[p], own, weight(c, p));
     }
-    for (int p = 1; p < PIECES; p++) sums[p] = Lanes::add(Lanes::up(sums[p - 1]), sums[p]);
+    for (int p = 1; p < PIECES; p++) sums[p] += sums[p - 1] << BITS;
     return sums[PIECES - 1];
 }
 
-// Makes the sums of all pixels of a row, by a table whose way is ADDED.
+// Makes the sums of all pixels of a row, by a table whose pixels lie apart.
 void add(const uint8_t *row, const Table table, int32_t side, int32_t *sums) {
     constexpr int32_t same[GROUPS] = {};
-    const Vector index = Lanes::load(table.entries), *weights = table.entries + 1;
+    const Bits index = load_vector<Bits>(table.entries), *weights = table.entries + 1;
     for (int32_t x = 0; x < side; x++, weights += table.chunks * PIECES) {
         const uint8_t *pixels = row + table.window[x];
-        const Vector all = sum<0>(
-            table.chunks,
-            [=](int c) { return Lanes::pick(pixels + c * 3 * QUADS * TAPS, same, index); },
-            [=](int c, int p) { return Lanes::load(weights + c * PIECES + p); }, QUADS);
-        Lanes::store_added(sums + 3 * x, all);  // the next pixel overwrites the blank
+        const Bits all = sum<0>(
+            table.chunks, [=](int c) { return pick(pixels + c * 3 * QUADS * TAPS, same, index); },
+            [=](int c, int p) { return load_vector<Bits>(weights + c * PIECES + p); }, QUADS);
+        store_vector(sums + 3 * x, add_quads(all));  // the next pixel overwrites the blank
     }
 }
 
-// Makes one vector of a row of the result, as sums. CHUNKS is 0 if only the table knows how many.
-// For a way of ADDED the row is one of sums.
-template <int CHUNKS, Way WAY>
-inline Vector across(const uint8_t *row, const Table &table, int32_t vector) {
-    if (WAY == ADDED) return Lanes::load(row + (int64_t)vector * BYTES);
-    const int32_t chunks = CHUNKS ? CHUNKS : table.chunks, step = WAY == SHARED ? 0 : GROUPS;
-    const Vector *entry = table.entries + (int64_t)vector * chunks * ENTRY;
+// Makes one vector of a row of the result, as sums. CHUNKS is 0 if only the table knows how many;
+// MADE, if the row is one of sums.
+constexpr int MADE = 3;
+template <int CHUNKS> inline Bits across(const uint8_t *row, const Table &table, int32_t vector) {
+    if (CHUNKS == MADE) return load_vector<Bits>(row + (int64_t)vector * BYTES);
+    const int32_t chunks = CHUNKS ? CHUNKS : table.chunks;
+    const Bits *entry = table.entries + (int64_t)vector * chunks * ENTRY;
     const int32_t *window = table.window + (int64_t)vector * chunks * GROUPS;
     return sum<CHUNKS>(
         chunks,
         [=](int c) {
-            return Lanes::pick(row, window + c * step, Lanes::load(entry + c * ENTRY));
+            return pick(row, window + c * GROUPS, load_vector<Bits>(entry + c * ENTRY));
         },
-        [=](int c, int p) { return Lanes::load(entry + c * ENTRY + 1 + p); });
+        [=](int c, int p) { return load_vector<Bits>(entry + c * ENTRY + 1 + p); });
 }
 
 // Makes two rows of the result, and appends them to the taps that were made of the rows before.
-template <int CHUNKS, Way WAY>
-void append_rows(const uint8_t *row, const uint8_t *next, const Table table, const Vector *before,
-                 Vector *first, Vector *second) {
+template <int CHUNKS>
+void append_rows(const uint8_t *row, const uint8_t *next, const Table table, const Bits *before,
+                 Bits *first, Bits *second) {
     for (int32_t v = 0; v < table.vectors; v++) {
-        const Vector a = across<CHUNKS, WAY>(row, table, v);
-        const Vector b = across<CHUNKS, WAY>(next, table, v);
-        const Vector taps = Lanes::append(Lanes::load(before + v), a);
-        Lanes::store(first + v, taps);
-        Lanes::store(second + v, Lanes::append(taps, b));
+        const Bits a = across<CHUNKS>(row, table, v), b = across<CHUNKS>(next, table, v);
+        const Bits taps = append(load_vector<Bits>(before + v), a);
+        store_vector(first + v, taps);
+        store_vector(second + v, append(taps, b));
     }
 }
 
 // Makes a row of the result as bytes, whole vectors of them.
-template <int CHUNKS, Way WAY>
-void make_row(const uint8_t *row, const Table table, uint8_t *out) {
+template <int CHUNKS> void make_row(const uint8_t *row, const Table table, uint8_t *out) {
     for (int32_t v = 0; v < table.vectors; v += 4, out += BYTES) {
-        Vector four[4];
-        for (int j = 0; j < 4; j++) four[j] = Lanes::level(across<CHUNKS, WAY>(row, table, v + j));
-        Lanes::store(out, Lanes::straighten(Lanes::pack(four)));
+        Bits four[4];
+        for (int j = 0; j < 4; j++) four[j] = level(across<CHUNKS>(row, table, v + j));
+        store_vector(out, straighten(pack(four)));
     }
 }
 
@@ -234,28 +230,28 @@ void make_row(const uint8_t *row, const Table table, uint8_t *out) {
 template <int CHUNKS> struct Weights {
     const Pieces &pieces;
     int32_t y;
-    Vector kept[CHUNKS + 1][PIECES];
+    Bits kept[CHUNKS + 1][PIECES];
 
     Weights(const Pieces &pieces, int32_t y) : pieces(pieces), y(y) {
         for (int c = 0; c < CHUNKS; c++)
-            for (int p = 0; p < PIECES; p++) kept[c][p] = Lanes::all(pieces.of(c, p)[y]);
+            for (int p = 0; p < PIECES; p++) kept[c][p] = Bits{} + pieces.of(c, p)[y];
     }
-    Vector operator()(int c, int p) const {
-        return CHUNKS ? kept[c][p] : Lanes::all(pieces.of(c, p)[y]);
+    Bits operator()(int c, int p) const {
+        return CHUNKS ? kept[c][p] : Bits{} + pieces.of(c, p)[y];
     }
 };
 
 // Makes row y of the result of rows whose taps stand side by side in the lanes.
 template <int CHUNKS>
-void blend_lanes(const Vector *const *rows, const Pieces &pieces, int32_t y, int32_t vectors,
+void blend_lanes(const Bits *const *rows, const Pieces &pieces, int32_t y, int32_t vectors,
                  uint8_t *out) {
     const Weights<CHUNKS> weights(pieces, y);
     for (int32_t v = 0; v < vectors; v += 4, out += BYTES) {
-        Vector four[4];
+        Bits four[4];
         for (int j = 0; j < 4; j++)
-            four[j] = Lanes::level(sum<CHUNKS>(
-                pieces.chunks, [=](int c) { return Lanes::load(rows[c] + v + j); }, weights));
-        Lanes::store(out, Lanes::straighten(Lanes::pack(four)));
+            four[j] = level(sum<CHUNKS>(
+                pieces.chunks, [=](int c) { return load_vector<Bits>(rows[c] + v + j); }, weights));
+        store_vector(out, straighten(pack(four)));
     }
 }
 
@@ -265,29 +261,27 @@ void blend_bytes(const uint8_t *const *rows, const Pieces &pieces, int32_t y, in
                  uint8_t *out) {
     const Weights<CHUNKS> weights(pieces, y);
     for (int64_t at = 0; at < count; at += BYTES) {
-        Vector four[4], levels[CHUNKS ? CHUNKS : MOST][4];
-        for (int c = 0; c < pieces.chunks; c++) Lanes::spread(rows + c * TAPS, at, levels[c]);
+        Bits four[4], levels[CHUNKS ? CHUNKS : MOST][4];
+        for (int c = 0; c < pieces.chunks; c++) spread(rows + c * TAPS, at, levels[c]);
         for (int j = 0; j < 4; j++)
-            four[j] = Lanes::level(sum<CHUNKS>(
+            four[j] = level(sum<CHUNKS>(
                 pieces.chunks, [&](int c) { return levels[c][j]; }, weights));
-        Lanes::store(out + at, Lanes::pack(four));
+        store_vector(out + at, pack(four));
     }
 }
 
-constexpr decltype(&append_rows<0, OWN>) APPEND_ROWS[3][3] = {
-    {append_rows<0, SHARED>, append_rows<1, SHARED>, append_rows<2, SHARED>},
-    {append_rows<0, OWN>, append_rows<1, OWN>, append_rows<2, OWN>},
-    {append_rows<0, ADDED>, append_rows<0, ADDED>, append_rows<0, ADDED>}};
-constexpr decltype(&make_row<0, OWN>) MAKE_ROW[3][3] = {
-    {make_row<0, SHARED>, make_row<1, SHARED>, make_row<2, SHARED>},
-    {make_row<0, OWN>, make_row<1, OWN>, make_row<2, OWN>},
-    {make_row<0, ADDED>, make_row<0, ADDED>, make_row<0, ADDED>}};
+// By `code_of` chunks, or MADE.
+constexpr decltype(&append_rows<0>) APPEND_ROWS[] = {append_rows<0>, append_rows<1>, append_rows<2>,
+                                                     append_rows<MADE>};
+constexpr decltype(&make_row<0>) MAKE_ROW[] = {make_row<0>, make_row<1>, make_row<2>,
+                                               make_row<MADE>};
 constexpr decltype(&blend_lanes<0>) BLEND_LANES[] = {blend_lanes<0>, blend_lanes<1>,
                                                      blend_lanes<2>};
 constexpr decltype(&blend_bytes<0>) BLEND_BYTES[] = {blend_bytes<0>, blend_bytes<1>,
                                                      blend_bytes<2>};
 
-int known(int32_t chunks) { return chunks > 2 ? 0 : chunks; }
+int code_of(int32_t chunks) { return chunks > 2 ? 0 : chunks; }
+int code_of(const Table &table) { return table.apart ? MADE : code_of(table.chunks); }
 
 // The crop, to which rows are written in whole vectors: what is too much of one is overwritten by
 // the next, and what would be too much of the last ones is left out.
@@ -312,11 +306,11 @@ void columns_then_rows(const Source &source, const Axis &x, const Axis &y, const
     const int64_t reach = from + (until - from + BYTES - 1) / BYTES * BYTES;
     uint8_t *line = line_room.bytes(reach > table.reach ? reach : table.reach);
     uint8_t *copies = copies_room.bytes(reach * pieces.chunks * TAPS);
-    int32_t *sums = sums_room.of<int32_t>((table.vectors + 4LL) * COUNT);
+    int32_t *sums = sums_room.of<int32_t>((table.vectors + 4LL) * LANES);
     const int32_t blank = pieces.chunks * TAPS - y.taps;
     int32_t fetched = y.begin[0];
-    const auto blend = BLEND_BYTES[known(pieces.chunks)];
-    const auto make = MAKE_ROW[table.way][known(table.chunks)];
+    const auto blend = BLEND_BYTES[code_of(pieces.chunks)];
+    const auto make = MAKE_ROW[code_of(table)];
     for (int32_t i = 0; i < y.side; i++) {
         const uint8_t *rows[MOST * TAPS];
         source.fetch(&fetched, y.begin[i] + y.taps + FETCHED, from, until);
@@ -326,8 +320,8 @@ void columns_then_rows(const Source &source, const Axis &x, const Axis &y, const
         }
         blend(rows, pieces, i, until - from, line + from);
         uint8_t *out = target.row(i);
-        if (table.way == ADDED) add(line, table, x.side, sums);
-        make(table.way == ADDED ? (const uint8_t *)sums : line, table, out);
+        if (table.apart) add(line, table, x.side, sums);
+        make(table.apart ? (const uint8_t *)sums : line, table, out);
         target.written(i, out);
     }
 }
@@ -337,13 +331,13 @@ void rows_then_columns(const Source &source, const Axis &x, const Axis &y, const
                        const Table &table, const Target &target) {
     static thread_local Room ring_room, copies_room, sums_room;
     const int32_t depth = TAPS * (pieces.chunks - 1) + 2, pitch = (table.vectors + 3) / 4 * 4;
-    Vector *ring = ring_room.of<Vector>((int64_t)depth * pitch);
+    Bits *ring = ring_room.of<Bits>((int64_t)depth * pitch);
     const auto taps_until = [=](int32_t row) { return ring + row % depth * pitch; };
     uint8_t *copies = copies_room.bytes(2 * table.reach);
-    const int64_t length = (table.vectors + 1LL) * COUNT;
+    const int64_t length = (table.vectors + 1LL) * LANES;
     int32_t *sums = sums_room.of<int32_t>(2 * length);
-    const auto append = APPEND_ROWS[table.way][known(table.chunks)];
-    const auto blend = BLEND_LANES[known(pieces.chunks)];
+    const auto append = APPEND_ROWS[code_of(table)];
+    const auto blend = BLEND_LANES[code_of(pieces.chunks)];
     int32_t made = y.begin[0], fetched = made;
     for (int32_t i = 0; i < y.side; i++) {
         const int32_t last = y.begin[i] + y.taps - 1;
@@ -353,14 +347,14 @@ void rows_then_columns(const Source &source, const Axis &x, const Axis &y, const
             for (int32_t k = 0; k < 2; k++) {
                 const int32_t row = made + k < y.end() ? made + k : made;
                 rows[k] = source.row(row, 3LL * x.end(), table.reach, copies + k * table.reach);
-                if (table.way != ADDED) continue;
+                if (!table.apart) continue;
                 add(rows[k], table, x.side, sums + k * length);
                 rows[k] = (const uint8_t *)(sums + k * length);
             }
             append(rows[0], rows[1], table, taps_until(made + depth - 1), taps_until(made),
                    taps_until(made + 1));
         }
-        const Vector *taps[MOST];
+        const Bits *taps[MOST];
         for (int c = 0; c < pieces.chunks; c++)
             taps[c] = taps_until(last - TAPS * (pieces.chunks - 1 - c));
         uint8_t *out = target.row(i);
@@ -376,9 +370,8 @@ bool crop_by_lanes(const Source &source, const Axis &x, const Axis &y, bool flip
     const Pieces along = cut(x, false, x_room), pieces = cut(y, true, y_room);
     if (pieces.chunks > MOST) return false;
     Table table;
-    if (!lay_out(x, along, flip, SHARED, window_room, entries_room, &table) &&
-        !lay_out(x, along, flip, OWN, window_room, entries_room, &table))
-        lay_out_added(x, along, flip, window_room, entries_room, &table);
+    if (!lay_out(x, along, flip, window_room, entries_room, &table))
+        lay_out_apart(x, along, flip, window_room, entries_room, &table);
     const int64_t length = 3LL * x.side;
     const Target target = {out, length, length * y.side, spare_room.bytes(length + BYTES)};
     const auto resize = columns_first ? columns_then_rows : rows_then_columns;
@@ -387,7 +380,6 @@ bool crop_by_lanes(const Source &source, const Axis &x, const Axis &y, bool flip
 }
 
 }  // namespace
-
 #endif
 
 }  // namespace fastsiam

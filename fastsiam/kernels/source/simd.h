@@ -23,8 +23,17 @@ constexpr int LANES = 4;
 
 typedef float Float __attribute__((vector_size(4 * LANES)));
 typedef int32_t Int __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
 typedef uint8_t Bytes __attribute__((vector_size(LANES)));  // of one vector's lanes
 
+template <typename Vector> static inline Vector load_vector(const void *from) {
+    Vector x;
+    memcpy(&x, from, sizeof x);
+    return x;
+}
+template <typename Vector> static inline void store_vector(void *to, const Vector &x) {
+    memcpy(to, &x, sizeof x);
+}
 static inline Float all(float x) { return x - Float{}; }
 static inline Float where(Int yes, Float x) { return (Float)(yes & (Int)x); }  // else 0
 static inline Float to_float(Int x) { return __builtin_convertvector(x, Float); }
@@ -66,9 +75,6 @@ constexpr int PIXELS_AT_ONCE = 4 * LANES;
 static inline Float load_levels(const uint8_t *from) {
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from)));
 }
-static inline Float load_levels(const int8_t *from) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
-}
 static inline Float load_levels(const int16_t *from) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)from)));
 }
@@ -76,18 +82,13 @@ static inline Float load_levels(const int16_t *from) {
 static inline Float load_levels(const uint8_t *from) {
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from)));
 }
-static inline Float load_levels(const int8_t *from) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
-}
 static inline Float load_levels(const int16_t *from) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)from)));
 }
 #else
 template <typename Level> static inline Float load_levels(const Level *from) {
     typedef Level Levels __attribute__((vector_size(LANES * sizeof(Level))));
-    Levels levels;
-    memcpy(&levels, from, sizeof levels);
-    return to_float(__builtin_convertvector(levels, Int));
+    return to_float(__builtin_convertvector(load_vector<Levels>(from), Int));
 }
 #endif
 
@@ -97,26 +98,39 @@ static inline Four load(const uint8_t *from) {
     return x;
 }
 
+// Packs four vectors into the bytes of one, clipped to 0-255, in an order of the processor's, which
+// `straighten` makes that of the vectors.
+#if defined(__AVX512BW__)
+static inline Bits pack(const Bits *x) {
+    return (Bits)_mm512_packus_epi16(_mm512_packs_epi32((__m512i)x[0], (__m512i)x[1]),
+                                     _mm512_packs_epi32((__m512i)x[2], (__m512i)x[3]));
+}
+static inline Bits straighten(Bits packed) {
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return (Bits)_mm512_permutexvar_epi32(order, (__m512i)packed);
+}
+#elif defined(__AVX2__)
+static inline Bits pack(const Bits *x) {
+    return (Bits)_mm256_packus_epi16(_mm256_packs_epi32((__m256i)x[0], (__m256i)x[1]),
+                                     _mm256_packs_epi32((__m256i)x[2], (__m256i)x[3]));
+}
+static inline Bits straighten(Bits packed) {
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    return (Bits)_mm256_permutevar8x32_epi32((__m256i)packed, order);
+}
+#endif
+
 // Truncates, clips to 0-255 and stores.
 static inline void store(uint8_t *to, const Four &x) {
-#if defined(__AVX512BW__)
-    const __m512i a = (__m512i)to_int(x.part[0]), b = (__m512i)to_int(x.part[1]);
-    const __m512i c = (__m512i)to_int(x.part[2]), d = (__m512i)to_int(x.part[3]);
-    const __m512i mixed = _mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
-    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, mixed));
-#elif defined(__AVX2__)
-    const __m256i a = (__m256i)to_int(x.part[0]), b = (__m256i)to_int(x.part[1]);
-    const __m256i c = (__m256i)to_int(x.part[2]), d = (__m256i)to_int(x.part[3]);
-    const __m256i mixed = _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    _mm256_storeu_si256((__m256i *)to, _mm256_permutevar8x32_epi32(mixed, order));
+#if defined(__AVX2__)
+    Bits levels[4];
+    for (int i = 0; i < 4; i++) levels[i] = (Bits)to_int(x.part[i]);
+    store_vector(to, straighten(pack(levels)));
 #else
     for (int i = 0; i < 4; i++) {
         const Float low = x.part[i] < all(255) ? x.part[i] : all(255);
         const Float clipped = low > all(0) ? low : all(0);
-        const Bytes bytes = __builtin_convertvector(to_int(clipped), Bytes);
-        memcpy(to + LANES * i, &bytes, LANES);
+        store_vector(to + LANES * i, __builtin_convertvector(to_int(clipped), Bytes));
     }
 #endif
 }
