@@ -201,13 +201,16 @@ def _transformed(crops: Crops, transform: CropTransform) -> Crops:
         ValueError: it does not.
     """
     made = transform(crops)
-    found = None if made is None else [(tuple(own.shape), own.dtype) for own in made]
+    if made is None:
+        raise ValueError("crop_transform must return the crops, and returned None")
+    made = tuple(made)
+    found = [(tuple(own.shape), own.dtype) for own in made]
     if found != [(own.shape, torch.uint8) for own in crops]:
         shapes = [tuple(own.shape) for own in crops]
         raise ValueError(
             f"crop_transform must return uint8 tensors of shapes {shapes}, and returned {found}"
         )
-    return tuple(made)
+    return made
 
 
 def current_gpu(device: torch.device) -> contextlib.AbstractContextManager[object]:

@@ -86,7 +86,7 @@ class Order:
 
         They are the positions of ``indices``, with two exceptions, so that an image that is shown
         twice in an epoch differs: replacements of bad images get the parameters of the bad image,
-        and each repetition in a mixture has a number of its own (``mixture.positions_of``).
+        and each repetition in a mixture has a number of its own (``shuffle.positions_of``).
         """
         assert 0 <= step < self.steps
         start = self.place(step)

@@ -312,7 +312,7 @@ def _members(
                         f"has {member.size:,} bytes, and an image at most {_LARGEST_IMAGE:,}; "
                         "create the tar without it"
                     )
-                if is_image and reason:
+                if reason and (is_image or member.sparse is not None):
                     raise DataError(f"{path} cannot be read in place: {member.name} {reason}")
                 if member.isreg() and (member.size < 0 or at + member.size > end):
                     raise tarfile.ReadError("unexpected end of data")

@@ -99,6 +99,8 @@ class BetonStore(PlacedStore):
                     f"{part.path} and {first.path} were made of different images or with "
                     "different options: convert one of them again"
                 )
+            if part.classes != first.classes:
+                raise DataError(f"{part.path} has other classes than {first.path}")
         self._parts = parts
         self.classes, self.about = first.classes, first.about
         """``about`` is the file's part of the manifest; empty in files of FFCV's own making."""

@@ -105,11 +105,15 @@ def _locked(homes: Sequence[Path], source: str) -> Iterator[None]:
                 except Timeout:
                     log.info(f"waiting for another process, which indexes {source}")
                     lock.acquire()
-                stack.callback(lock.release)
-                # first, so that waiting processes notice
-                stack.callback(Path(lock.lock_file).unlink, missing_ok=True)
+                stack.callback(_release, lock)
                 break
         yield
+
+
+def _release(lock: FileLock) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(lock.lock_file)  # before the release, so that waiting processes notice
+    lock.release()
 
 
 def file_facts(paths: Sequence[Place]) -> Facts:

@@ -13,7 +13,7 @@ from tests.clouds import KEY, SECRET, broken_proxy, environment, reconnect, uplo
 from tests.configs import flags, with_settings
 from tests.processes import fastsiam
 from tests.tiers import rest_slow
-from tests.train.runs import history, killed, trained
+from tests.train.runs import history, killed, kills_a_worker, resumed_after, trained
 
 BAD_LINE = {"errors": 0.1, "cuts": 0.1, "stalls": 0.02}
 """Much worse than the one answer in a hundred that a busy day brings: a short run meets all."""
@@ -94,3 +94,12 @@ def test_commands_over_a_bad_line(
     assert data in (tmp_path / "there" / "config.json").read_text()
     (tmp_path / "there" / "said").write_text("".join(one.stdout + one.stderr for one in done))
     assert_no_secret(tmp_path / "there", tmp_path / "cache")
+
+
+def test_a_loader_process_of_remote_data_is_killed(
+    data: str, small: TrainConfig, tmp_path: Path
+) -> None:
+    """A server forked it: it is one line all the same, and the run resumes."""
+    config = with_settings(small, pipeline="torchvision", workers=2, knn_every=0, data=data)
+    error = resumed_after(config, tmp_path, kills_a_worker())
+    assert str(error).startswith("a worker process died (")

@@ -119,9 +119,13 @@ def test_a_foreign_file_with_other_fields(tmp_path: Path) -> None:
     def rewrite() -> None:
         path.write_bytes(b"".join([parts[0], fields.tobytes(), *parts[2:]]))
 
+    other = tmp_path / "other.beton"
+    other.write_bytes(path.read_bytes())
     fields[3]["name"] = b"label"
     rewrite()
     assert BetonStore(path).labels.tolist() == [9, 9, 9]  # by its name, not its place
+    with pytest.raises(DataError, match="has other classes than"):
+        BetonStore(other, path)
     for number, kind, words in ((3, 255, "a field of a type of its own"), (2, 1, "no image field")):
         fields[3]["type_id"] = 1
         fields[number]["type_id"] = kind

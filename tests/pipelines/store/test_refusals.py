@@ -46,13 +46,17 @@ def tar_damaged(change: Callable[[bytes], bytes]) -> Build:
     return lambda root: put(root / "train.tar", change(tarred(members)))
 
 
-def sparse_tar(root: Path) -> Path:
-    """A tar of an image that is mostly a hole, as ``tar --sparse`` stores it."""
-    member = tarfile.TarInfo("a.jpg")
-    member.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": "900", "size": "1"}
-    with tarfile.open(root / "t.tar", "w") as made:
-        made.addfile(member)
-    return root / "t.tar"
+def sparse_tar(name: str) -> Build:
+    """A tar of a file that is mostly a hole, as ``tar --sparse`` stores it."""
+
+    def build(root: Path) -> Path:
+        member = tarfile.TarInfo(name)
+        member.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": "900", "size": "1"}
+        with tarfile.open(root / "t.tar", "w") as made:
+            made.addfile(member)
+        return root / "t.tar"
+
+    return build
 
 
 def link_in_tar(kind: bytes) -> Build:
@@ -177,7 +181,8 @@ CASES: dict[str, tuple[Build, str]] = {
     ),
     "compressed as a whole": (lambda root: put(root / "t.tar.gz"), "compressed as a whole"),
     # tars
-    "a sparse member": (sparse_tar, "stored sparsely; create the tar without --sparse"),
+    "a sparse image": (sparse_tar("a.jpg"), "stored sparsely; create the tar without --sparse"),
+    "another sparse file": (sparse_tar("a.bin"), "stored sparsely; create the tar without"),
     "an empty tar": (lambda root: put(root / "t.tar"), "is empty"),
     "gzip for a tar": (lambda root: put(root / "t.tar", gzip.compress(b"x")), "is compressed"),
     "two splits in a tar": (
