@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,23 +60,42 @@ def start_of(config: TrainConfig, run: Path, place: Place) -> tuple[TrainConfig,
             )
         return config, beginning
     branches = folder.resolve() != run.resolve()
-    config, start, note = _extended(config, found)
-    _check_settings(config, start, run, may_change=BRANCH_SETTINGS if branches else ())
+    start = _with_optimiser_of(config, found) if branches else found
+    config, start, note = _extended(config, start)
+    _check_same_settings(config, start, run)
     if branches:
         start, note = _branched(found, start, config)
     return config, replace(beginning, checkpoint=start, note=note)
 
 
-def _check_settings(
-    config: TrainConfig, start: Checkpoint, run: Path, *, may_change: Collection[str]
-) -> None:
+def _with_optimiser_of(config: TrainConfig, start: Checkpoint) -> Checkpoint:
+    """Return the start of a branch: the checkpoint with the optimiser settings of ``config``.
+
+    If other settings differ, the checkpoint is returned unchanged, and a later check fails.
+
+    Raises:
+        CheckpointError: the branch would end before it begins.
+    """
+    changed = differences(start.config, config)
+    if not changed.keys() <= set(BRANCH_SETTINGS):
+        return start
+    if config.optim.epochs < start.epoch and "epochs" in changed:
+        raise CheckpointError(
+            f"--epochs {config.optim.epochs} is too short for this branch: its checkpoint is after "
+            f"epoch {rounded(start.epoch)}"
+        )
+    own = replace(start.config, optim=config.optim, model=config.model)
+    return replace(start, config=own)
+
+
+def _check_same_settings(config: TrainConfig, start: Checkpoint, run: Path) -> None:
     """Check that a run can be resumed with these settings.
 
     Raises:
         CheckpointError: names the settings that differ, and the way to use them.
     """
     changed = differences(start.config, config)
-    if changed.keys() <= set(may_change):
+    if not changed:
         return
     resumed = run if config.run.resume in ("auto", "never") else Path(config.run.resume)
     path, folder = quoted(resumed), run_folder(resumed)
@@ -94,27 +113,18 @@ def _check_settings(
 
 
 def _branched(found: Checkpoint, start: Checkpoint, config: TrainConfig) -> tuple[Checkpoint, str]:
-    """Give the start of a branch its optimiser settings; record where it branched off.
+    """Record in the start of a branch where it branched off and what changed.
 
     Args:
         found: the checkpoint, with the settings of its own run.
-        start: the same, with ``--extend`` applied.
+        start: the same with the branch's settings.
         config: the branch's settings.
 
     Returns:
         The start, and a message for the user.
-
-    Raises:
-        CheckpointError: the branch would end before it begins.
     """
     path = Path(config.run.resume)
-    own = replace(start.config, optim=config.optim, model=config.model)
-    changed = differences(found.config, own)
-    if config.optim.epochs < found.epoch and "epochs" in changed:
-        raise CheckpointError(
-            f"--epochs {config.optim.epochs} is too short for this branch: its checkpoint is after "
-            f"epoch {rounded(found.epoch)}"
-        )
+    changed = differences(found.config, start.config)
     branch = {
         "run": str((run_folder(path) or path.parent).resolve()),
         "checkpoint": str(checkpoints.locate(path).resolve()),
@@ -126,9 +136,9 @@ def _branched(found: Checkpoint, start: Checkpoint, config: TrainConfig) -> tupl
     if changed:
         said += f", {changes_text(changed, between=', ')}"
     now = float(found.optimizer["param_groups"][0]["lr"])
-    then = decaying_rate(own.optim, found.step, found.steps_per_epoch)
+    then = decaying_rate(start.config.optim, found.step, found.steps_per_epoch)
     said += f"; learning rate: {now:.3g} now, {then:.3g} at the next step"
-    return replace(start, config=own, branch=branch), said
+    return replace(start, branch=branch), said
 
 
 def _starting_point(config: TrainConfig, run: Path) -> Start:
