@@ -120,7 +120,7 @@ class Method(nn.Module, ABC):
             weights: weights of complete parts, by their names in this method's state dict.
         """
         self.load_state_dict(self.state_dict() | weights)
-        for module in self.children():
+        for module in self.modules():
             if isinstance(module, MomentumEncoder):
                 module.copy_parts()
 

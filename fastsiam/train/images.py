@@ -119,7 +119,7 @@ def _opened(
         # Opening a URL reports its missing files.
         roots = [place.resolve() for place in data.places if isinstance(place, Path)]
         files = [Path(file.path) for file in (listed.files if listed else ())]
-        gone = [x for x in files if not x.exists() and any(map(x.is_relative_to, roots))]
+        gone = [x for x in files if any(map(x.is_relative_to, roots)) and not x.exists()]
         if not gone:
             raise
         more = f" and {len(gone) - 1:,} more files" if len(gone) > 1 else ""

@@ -183,14 +183,14 @@ def test_compilers_are_shared_out(
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_all_groups_wait_as_long_as_is_said(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The default group, BN's, and that of the votes to stop; NCCL's a little longer."""
-    waits: list[timedelta] = []
+    groups: list[dict[str, Any]] = []
 
-    def note(*_: Any, timeout: timedelta, **__: Any) -> None:
-        waits.append(timeout)
+    def note(*backend: Any, **settings: Any) -> None:
+        groups.append({"given": next(iter(backend), settings.pop("backend", None)), **settings})
 
     monkeypatch.setattr(dist, "init_process_group", note)
     monkeypatch.setattr(dist, "new_group", note)
-    store: Any = HashStore()
+    store = HashStore()
     monkeypatch.setattr(place, "rendezvous", lambda *_, **__: iter([(store, 1, 4)]))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: device == "cuda")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
@@ -203,4 +203,16 @@ def test_all_groups_wait_as_long_as_is_said(device: str, monkeypatch: pytest.Mon
     StopSignals(here)
     bn_group(here, NumericsConfig(sync_bn_ranks=2))
     host, chip = timedelta(seconds=5), timedelta(seconds=5 if device == "cpu" else 65)
-    assert store.timeout == host and waits == [chip, host, chip, chip]
+    assert groups[0].pop("store") is store
+    assert store.timeout == host
+    first: dict[str, Any] = {"rank": 1, "world_size": 4, "timeout": chip}
+    if device == "cpu":
+        first |= {"given": "gloo", "device_id": None}
+    else:
+        first |= {"given": "cuda:nccl,cpu:gloo", "device_id": torch.device("cuda", 1)}
+    assert groups == [
+        first,
+        {"given": "gloo", "timeout": host},
+        {"given": [0, 1], "timeout": chip},
+        {"given": [2, 3], "timeout": chip},
+    ]

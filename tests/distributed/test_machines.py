@@ -6,6 +6,7 @@ They run on this machine, over its loopback; one test has two network namespaces
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -58,6 +59,20 @@ def test_two_machines_are_as_one(config: TrainConfig, tmp_path: Path) -> None:
     assert any("on 2 x CPU" in one.stderr for one in done)
     assert history(tmp_path / "run") == undisturbed(config, tmp_path / "whole")
     assert len(history(tmp_path / "run")) == 12
+
+
+@pytest.mark.slow
+def test_an_evaluation_on_two_machines(config: TrainConfig, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    fastsiam("train", *flags(with_settings(config, nodes=1, rendezvous="")))
+    alone, together = tmp_path / "alone.json", tmp_path / "together.json"
+    fastsiam("eval", "knn", str(run), "--device", "cpu", "--json", str(alone))
+    where = ["--nodes", "2", "--rendezvous", config.run.rendezvous, "--json", str(together)]
+    done = on_two("eval", "knn", str(run), "--device", "cpu", *where)
+    assert [one.returncode for one in done] == [0, 0], done
+    one, other = (json.loads(path.read_text()) for path in (alone, together))
+    assert [x["top1"] for x in one["results"]] == [x["top1"] for x in other["results"]]
+    assert one["results"]
 
 
 def test_an_error_on_one_machine_ends_the_run(config: TrainConfig) -> None:

@@ -163,6 +163,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (BRANCH | {"lr": 0.1, "jitter_p": 0.5}, r"jitter-p: 0.8 -> 0.5; lr: 0.5 -> 0.1\); "),
     (BRANCH | {"width": 8}, r"width: 4 -> 8\); pass the same values"),
     (BRANCH | {"epochs": 1}, "--epochs 1 is too short for this branch: .* is after epoch 2"),
+    (BRANCH | {"epochs": 9, "extend": 7}, "--extend 7 is less than the run.s 9 epochs"),
 ]
 """Settings of a run that was stopped after epoch 2, or of a new folder, and the message."""
 
