@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -29,8 +28,8 @@ from fastsiam.report.pictures import Captioned, picture_grid, save_picture
 from fastsiam.run.records import check_targets
 from fastsiam.views.batch import EvalLoader
 
-_GROUP = 16
-"""Batches of all ranks that are a row group of a .parquet file, which is written at once."""
+_GROUP_ROWS = 8192
+"""Rows that a .parquet file holds together: what is in memory while it is written."""
 
 Rows: TypeAlias = tuple[NDArray[np.float32], dict[str, list[Any]]]
 """(N, d) features, and columns of N values beside them."""
@@ -178,7 +177,7 @@ def _write_parquet(rows: Iterator[Rows], out: Path) -> None:
 
     with written_whole(out) as temporary, ExitStack() as stack:
         writer = None
-        while group := list(islice(rows, _GROUP)):
+        for group in _grouped(rows):
             features = np.concatenate([part for part, _ in group])
             columns: dict[str, Any] = {
                 name: [value for _, part in group for value in part[name]] for name in group[0][1]
@@ -189,6 +188,18 @@ def _write_parquet(rows: Iterator[Rows], out: Path) -> None:
             if writer is None:
                 writer = stack.enter_context(pq.ParquetWriter(temporary, batch.schema))
             writer.write_batch(batch)
+
+
+def _grouped(rows: Iterable[Rows]) -> Iterator[list[Rows]]:
+    """Yield batches together that have enough rows."""
+    group: list[Rows] = []
+    for part in rows:
+        group.append(part)
+        if sum(len(features) for features, _ in group) >= _GROUP_ROWS:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 def write_neighbours(path: Path, config: NeighboursConfig, place: Place, *, out: Path) -> None:

@@ -100,6 +100,7 @@ def nearest(
         finally:
             torch.set_float32_matmul_precision(precision)
         similarity, tag = (torch.cat(parts) for parts in zip(*best, strict=True))
+        del rows, tags  # or they are held while the next block is collected
     return similarity, tag, seen
 
 
@@ -118,6 +119,7 @@ def _blocks(parts: Iterable[tuple[Tensor, Tensor]], size: int) -> Iterator[tuple
         joined = [x[0] if one else torch.cat(x) for x in zip(*waiting, strict=True)]
         waiting.clear()
         yield from zip(*(x.split(size) for x in joined), strict=True)
+        del joined, part
 
 
 def knn_accuracy(

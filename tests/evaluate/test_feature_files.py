@@ -51,7 +51,7 @@ def test_files_hold_features_and_names(
     rows = table_of(out)
     assert [row["row"] for row in rows] == [str(i) for i in range(24)]
     assert rows[9] == {"row": "9", "name": "class1/001.jpg", "label": "1", "class": "class1"}
-    monkeypatch.setattr("fastsiam.evaluate.feature_files._GROUP", 2)
+    monkeypatch.setattr("fastsiam.evaluate.feature_files._GROUP_ROWS", 10)
     config = replace(config, out=str(tmp_path / "f.parquet"))
     write_features(run, config, HERE)
     table = pq.read_table(config.out)
@@ -87,7 +87,12 @@ def test_ranks_write_the_file_of_one(run: Path, tmp_path: Path) -> None:
     assert "class0/008.jpg" not in {row["name"] for row in table_of(one)}
 
 
-def test_ranks_with_other_images_are_refused(run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "counts"), [(["features", "--out", "f.npy"], "23 here, 24"), (["eval", "knn"], "35")]
+)
+def test_ranks_with_other_images_are_refused(
+    words: list[str], counts: str, run: Path, tmp_path: Path
+) -> None:
     """On two machines, with folders of one name."""
     for rank in "01":
         write_data(tmp_path / rank / "data")
@@ -97,9 +102,11 @@ def test_ranks_with_other_images_are_refused(run: Path, tmp_path: Path) -> None:
         return command(*arguments, environment=environment, folder=tmp_path / environment["RANK"])
 
     flags = ["--data", "data", "--device", "cpu", "--workers", "0", "--gpus", "2"]
-    done = fastsiam_on_ranks(2, "eval", "knn", str(run), *flags, code=1, begin=begin)
-    said = "this rank finds other images than rank 0, or in another order (35 "
-    assert said in done[1].stderr
+    done = fastsiam_on_ranks(2, *words, str(run), *flags, code=1, begin=begin)
+    assert (
+        f"this rank finds other images than rank 0, or in another order ({counts} "
+        in done[1].stderr
+    )
 
 
 def test_projections_of_images_without_labels_and_a_broken_image(run: Path, tmp_path: Path) -> None:

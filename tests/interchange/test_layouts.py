@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fastsiam.config import BackboneConfig, Stem
 from fastsiam.interchange import export_weights, load_pretrained
 from fastsiam.model.backbones import build_backbone
-from tests.interchange.networks import Authors, X, head, prefixed, same, trained
+from tests.interchange.networks import Authors, X, head, prefixed, resnets, same, trained
 from tests.tiers import rest_slow
 
 SMALL = BackboneConfig(backbone="resnet10", width=4)
@@ -296,6 +296,12 @@ def test_files_of_other_programs_are_read(name: str, tmp_path: Path) -> None:
         assert torch.equal(read.network()(images), built.get_submodule("backbone")(images))
     for value in file.prototypes.values():
         assert torch.equal(read.state["prototypes.weight"], value)
+
+
+def test_a_network_with_a_compiled_child_is_read(tmp_path: Path) -> None:
+    state = {k.replace("layer1.", "layer1._orig_mod."): v for k, v in resnets().items()}
+    torch.save(state, tmp_path / "w.pth")
+    assert load_pretrained(tmp_path / "w.pth").left_out == ("fc.weight", "fc.bias")
 
 
 @pytest.mark.parametrize("name", ["timm/levit_128s", "timm/ghostnet_050"])
