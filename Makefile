@@ -48,7 +48,7 @@ demo: $(VENV)/installed        ## the whole job, small: images, training, kNN, r
 	rm -rf runs/demo
 	$(PY) -m fastsiam demo --out runs/demo
 
-test: $(VENV)/installed        ## every property once: about six minutes on two cores
+test: $(VENV)/installed        ## every property once: six to eight minutes on two cores
 	$(TEST) -n $(JOBS) -m "not slow and not alone"
 	$(TEST) -m "alone and not slow"
 
