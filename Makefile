@@ -68,7 +68,8 @@ memory-check: $(VENV)/installed ## accesses out of bounds in compiled code, by t
 	    "jpeg kernels" engine images beton
 	FASTSIAM_KERNELS=$(EXACT) CXX="g++ -DEXACT_ROOMS" $(PY) -m fastsiam.kernels.build
 	FASTSIAM_KERNELS=$(EXACT) $(CHECKED_RUN) $(PY) -m tests.fuzz --cases $(CASES) "jpeg kernels" engine
-	$(CHECKED_RUN) $(TEST) -n $(JOBS) -m "not slow and not alone" $(NATIVE_TESTS) $(TWO_RANKS)
+	$(CHECKED_RUN) $(TEST) -n $(JOBS) -m "not slow and not alone" $(NATIVE_TESTS)
+	$(CHECKED_RUN) $(TEST) $(TWO_RANKS)
 
 arm-check: $(VENV)/installed   ## the kernels and the engine on 64-bit Arm, emulated; needs root
 	$(PYTHON) -m pip --python $(PY) install --quiet uv
