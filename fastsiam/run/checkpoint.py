@@ -6,6 +6,7 @@ weights, the optimizer and the number of steps, without the state of generators 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -24,6 +25,7 @@ from fastsiam.errors import CheckpointError, DamagedError
 from fastsiam.files import (
     explained,
     is_file,
+    parsed_json,
     quoted,
     reason,
     require_local,
@@ -217,14 +219,23 @@ def load(path: Path, *, resumes: bool = False) -> Checkpoint:
             f"{other_one(path)}"
         ) from error
     found = parse(path, state)
-    if resumes and state["config"].get("optim", {}).get("restarts"):  # of version 0.2
-        run = path.parent.parent
+    if resumes:
+        _check_schedule(state["config"], path.parent.parent)
+    return found
+
+
+def _check_schedule(settings: Mapping[str, Any], run: Path) -> None:
+    """Check the settings of a run of 0.2, which could restart the cosine when it was extended.
+
+    Raises:
+        CheckpointError: the run's learning rate follows such a schedule.
+    """
+    if settings.get("optim", {}).get("restarts"):
         raise CheckpointError(
             f"{run} was extended with --extend-schedule restart, which was removed after version "
             "0.2, so it cannot be resumed; to continue training with another learning rate, branch "
             f"off: --resume {quoted(run)} --out OTHER --lr RATE"
         )
-    return found
 
 
 def _differs(state: Any) -> bool:
@@ -253,6 +264,8 @@ def load_newest(run: Path) -> tuple[Checkpoint | None, str]:
         return None, ""
     with explained(CheckpointError, f"cannot read {path}"):
         what = "corrupt" if is_file(path) else "missing"
+    with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
+        _check_schedule(parsed_json((run / "config.json").read_bytes())["config"], run)
     try:
         return load(path, resumes=True), ""
     except CheckpointError as error:

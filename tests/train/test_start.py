@@ -230,14 +230,17 @@ def test_a_run_of_0_2_with_the_removed_schedule_branches_off(
 ) -> None:
     """It is evaluated and exported, and is not resumed with another learning rate."""
     run = Path(begun.run.out)
+    settings = json.loads((run / "config.json").read_text())
     state = torch.load(checkpoints.last(run), weights_only=True)
     del state["digest"]
-    state["config"]["optim"]["restarts"] = "2@6"
-    torch.save(state, checkpoints.last(run))
-    for own in ({}, {"extend": 6}, {"resume": run}):
-        with pytest.raises(CheckpointError, match=r"restart, which was removed .*--out OTHER"):
-            trained(begun, **own)
-    assert load_pretrained(run).epoch == 2
+    longer = {"config": state["config"] | {"optim": state["config"]["optim"] | {"restarts": "2@6"}}}
+    for record, checkpoint in ((settings | longer, state), (settings, state | longer)):
+        (run / "config.json").write_text(json.dumps(record))
+        torch.save(checkpoint, checkpoints.last(run))
+        for own in ({}, {"extend": 6}, {"resume": run}):
+            with pytest.raises(CheckpointError, match=r"restart, which was removed .*--out OTHER"):
+                trained(begun, **own)
+        assert load_pretrained(run).epoch == 2
     capfd.readouterr()
     trained(branch, lr=0.25, max_steps=7)
     assert " now, 0.00391 at the next step" in capfd.readouterr().err
