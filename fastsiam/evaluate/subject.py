@@ -97,7 +97,10 @@ class EvalImages:
                 f"{error}; --holdout {self.ignored_holdout or '10%'} holds out a share of each "
                 "class instead"
             ) from error
-        if train.classes != val.classes:
+        shared = train.classes
+        if shared == tuple(map(str, range(len(shared)))):  # numbers: val may lack the highest
+            shared = shared[: max(1, len(val.classes))]
+        if shared != val.classes:
             found = {
                 "training": sorted({*train.classes} - {*val.classes}),
                 "validation": sorted({*val.classes} - {*train.classes}),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 
@@ -29,6 +30,7 @@ from fastsiam.views.batch import EvalBatch
 from tests import rank_jobs
 from tests.conftest import write_images
 from tests.rank_jobs import knn_problem
+from tests.sources import jpeg
 from tests.train.runs import CPU as HERE
 
 
@@ -176,6 +178,24 @@ def test_every_process_needs_an_image(run: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"val .* has too few val images for 4 processes, 3: run"):
         preflight(run, config)
     preflight(run, replace(config, gpus=3))
+
+
+def test_validation_images_may_lack_the_highest_number(run: Path, tmp_path: Path) -> None:
+    """Of tables whose labels are numbers, each split has the classes up to its own highest."""
+
+    def write(split: str, labels: Iterable[int]) -> None:
+        rows = [{"image": {"bytes": jpeg(label)}, "label": label} for label in labels]
+        pyarrow.parquet.write_table(
+            pyarrow.Table.from_pylist(rows), tmp_path / f"{split}.parquet", compression="none"
+        )
+
+    write("train", [0, 1, 2] * 4)
+    write("val", [0, 1])
+    record = evaluate_knn(run, KnnConfig(data=str(tmp_path), workers=0), HERE)
+    assert record.per_class["2"] is None and record.data.val == 2
+    write("val", [0, 3])
+    with pytest.raises(DataError, match="different classes: 3 only in validation"):
+        evaluate_knn(run, KnnConfig(data=str(tmp_path), workers=0), HERE)
 
 
 def test_unlabelled_and_mismatched_data_are_refused(run: Path, tmp_path: Path) -> None:
