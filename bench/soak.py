@@ -33,7 +33,7 @@ from fastsiam.bench.records import circumstances
 from fastsiam.config import Pipeline
 from fastsiam.console import Console, duration
 from fastsiam.errors import BackendError, CheckpointError, DataError, FastSiamError
-from fastsiam.files import explained, parsed_json, values_used, write_json
+from fastsiam.files import explained, parsed_json, write_json
 from fastsiam.pipelines.backends import BACKENDS, CEILING
 from fastsiam.report.markdown import markdown
 from fastsiam.run.records import check_targets
@@ -48,6 +48,9 @@ _PAUSE = 3.0
 """Seconds for which a rank stands still."""
 _COMPARED = ("kind", "step", "epoch", "loss", "z_std", "rank", "lr", "top1", "seen")
 """Fields of metrics.jsonl that must be equal."""
+_KEYS = {"minutes", "seed", "ranks", "runs", "findings", "command", "environment", "date"}
+"""Fields of a record. Each of its runs has pipeline, seed, steps, starts, faults, difference, left.
+"""
 
 
 @dataclass(slots=True)
@@ -357,10 +360,15 @@ def read_record(path: Path) -> dict[str, Any]:
     """Read the record that ``soak`` wrote.
 
     Raises:
-        DataError: it is missing, or no JSON.
+        DataError: it is missing, or holds something else.
     """
-    with explained(DataError, f"cannot read {path}"), values_used(path):
-        return dict(parsed_json(path.read_text()))
+    with explained(DataError, f"cannot read {path}"):
+        text = path.read_text()
+    with contextlib.suppress(ValueError):
+        record = parsed_json(text)
+        if isinstance(record, dict) and record.keys() >= _KEYS:
+            return record
+    raise DataError(f"{path} holds no record of fastsiam bench soak")
 
 
 def as_markdown(record: Mapping[str, Any]) -> str:

@@ -82,7 +82,10 @@ def _epochs(
             pass
 
     def facts() -> dict[str, Any]:
-        return {"workers": data.workers, "processes": 1 + len(children())}
+        started = len(children())
+        if data.pipeline == BASELINE and started < int(data.workers):
+            raise RuntimeError(f"{started} of {data.workers} workers started")
+        return {"workers": data.workers, "processes": 1 + started}
 
     tasks = {"views": Task(partial(through, loader.epoch), images, facts)}
     if isinstance(loader, CropLoader):

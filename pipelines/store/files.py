@@ -22,7 +22,7 @@ from .probe import Bytes
 _WORTH_A_CALL = 2**14
 """Bytes from which on a range is read ahead."""
 _OPEN_FILES = 2**17
-"""Files that may be open at once, if the system allows it: twice as many as an index holds."""
+"""Files that may be open at once, if the system allows it: twice the number that an index holds."""
 
 
 class Mapped:
