@@ -1,7 +1,7 @@
-"""Data sets as stores: position -> encoded bytes, label, name.
+"""Data set stores, which map an image's position to its encoded bytes, label and name.
 
-``open_store`` recognises what lies at a path: a converted folder or .beton file, tars, CIFAR's
-archive, folders of Hugging Face's ``datasets``, a folder or a list of images.
+``open_store`` detects the format of the data at a path: a .beton file or converted folder, tars,
+a CIFAR archive, Hugging Face ``datasets`` folders, parquet files, image folders or image lists.
 """
 
 from .archive import ArchiveStore

@@ -1,8 +1,8 @@
 """Images in tar files, read in place through an index that is built once.
 
-Takes plain tars, WebDataset shards and tars of tars (ImageNet's official archive). Several
-processes build the index. Tars on another machine are read once from beginning to end, several at
-a time: a walk from header to header would wait for an answer at every step.
+Supports plain tars, WebDataset shards and tars of tars, such as ImageNet's official archive.
+Several processes index local tars in parallel. Remote tars are read sequentially, several at a
+time: seeking from header to header would cost a round trip per member.
 """
 
 from __future__ import annotations
@@ -38,32 +38,37 @@ from .probe import Bytes, Flags, probe
 _WNID = re.compile(r"n\d{8}")
 _LARGEST_CLASS_FILE = 1024
 _LARGEST_IMAGE = 2**32 - 1
-"""A row of an index has four bytes for an image's size."""
+"""An index row stores an image's size in 32 bits."""
 _LARGEST_READ = 2**20
-"""No header of a tar is longer, whatever it says of itself."""
+"""Limit on reads of tar headers, in bytes, whatever size a corrupt header claims."""
 _BLOCK, _MAGIC = tarfile.BLOCKSIZE, b"ustar"
-"""A tar's unit, and what the headers of POSIX's and GNU's tars contain."""
+"""Block size of tars, and the magic string in POSIX and GNU tar headers."""
 _SMALL_BYTES = 2**28
-"""Tars with fewer bytes are indexed in a moment, by one process."""
+"""Local tars of fewer bytes in total are indexed by one process, without starting others."""
 _REMOTE_TARS = 8
-"""Tars on another machine that are read at a time."""
+"""Number of remote tars that are read concurrently."""
 _HEADERS, _STRETCH = 2**15, 2**25
-"""Bytes of them that are fetched at once: to find tars within tars, and to read from end to end."""
+"""Buffer sizes for remote tars, in bytes: for finding inner tars, and for reading sequentially."""
 
 
 class ArchiveStore(PlacedStore):
-    """Images of one or more tar files, in place.
+    """Images of one or more tar files, read in place.
 
-    The label is, in this order: the WebDataset sibling ``key.cls``; the inner tar's name in a tar
-    of tars; the folder within the tar (a common parent of all is left out); the tar's own name if
-    it is a WordNet id. Otherwise -1. Images are sorted by class and name, as those of a folder are.
+    An image's label is the first of these that exists, else -1:
+
+    1. the content of the WebDataset file ``key.cls``;
+    2. the inner tar's name, in a tar of tars;
+    3. the folder within the tar, below the parents that all images share;
+    4. the tar's own name, if it is a WordNet id.
+
+    Images are sorted by class and name, like those of a folder.
 
     Args:
         paths: the tar files.
 
     Raises:
-        DataError: a tar cannot be read, is damaged or compressed, holds two splits, or there is no
-            image.
+        DataError: a tar cannot be read, is corrupt or compressed, contains several splits, or there
+            are no images.
     """
 
     kind = "tar, read in place"
@@ -80,24 +85,24 @@ class ArchiveStore(PlacedStore):
         self._set_places(files, rows["file"], rows["offset"], rows["size"])
 
     def name(self, index: int) -> str:
-        """Return an image's path within the tar, without parents that all share."""
+        """Return an image's path within the tar, without the parents that all images share."""
         return self._names[self.position(index)]
 
     def where(self, index: int) -> str:
-        """Return an image's tar, place and name, for messages."""
+        """Return an image's name, tar, size and offset, for messages."""
         path = self.files[self.file[index]].path
         return (
             f"{self.name(index)} (in {path}, {self.size[index]:,} bytes at {self.start[index]:,})"
         )
 
     def dimensions(self) -> NDArray[np.int64] | None:
-        """Return height and width of each image: (images, 2); None if some are to be turned."""
+        """Return the height and width of each image: (images, 2); None if some will be rotated."""
         if self.rules.exif == "apply" and (self.flags & Flags.ROTATED).any():
-            return None  # the index does not say by how much
+            return None  # the index does not store the orientation
         return super().dimensions()
 
     def stamp(self) -> str:
-        """Return a text that changes with the tars, and with what was found in them."""
+        """Return a fingerprint of the tars (names, sizes, modification times) and of the index."""
         text = json.dumps(file_facts([file.path for file in self.files]))
         return hashlib.sha256(text.encode() + self._rows.tobytes()).hexdigest()
 
@@ -107,38 +112,39 @@ class ArchiveStore(PlacedStore):
 
 
 class _Part(NamedTuple):
-    """A tar, or a tar within a tar: what one process walks at a time."""
+    """A tar, or a tar within a tar: the unit of parallel indexing."""
 
     file: int
-    """Number of the file."""
+    """Index of the file."""
     start: int
     end: int
-    """Where the tar begins and ends within it."""
+    """Byte range of the tar in the file."""
     group: str
-    """Class that the tar's name gives its images, "" if it gives none."""
+    """Class name derived from the tar's name, or ""."""
 
 
 _Found = tuple[NDArray[np.void], list[str], list[str]]
-"""The images of a part, in the order of its members: rows, names and texts as for ``_arrange``."""
+"""Rows, names and label texts of a part's images, in the order of its members; see ``_arrange``."""
 
 
 def build_index(files: Sequence[File], source: str) -> Index:
-    """Find all images of a set of tars.
+    """Index all images in a set of tars.
 
     Args:
-        files: the tars.
-        source: their names, for messages.
+        files: the tars, all local or all remote.
+        source: description of the tars, for messages.
 
     Returns:
         See ``_arrange``.
 
     Raises:
-        DataError: a tar is damaged or compressed, or what they hold is no data set.
+        DataError: a tar is corrupt or compressed, or the tars contain no images, several splits or
+            invalid labels.
     """
     stopped, local = threading.Event(), isinstance(files[0], Mapped)
 
     def reader(file: File, end: int, at_once: int) -> Callable[[int, int], Bytes]:
-        """Return what reads a file; a remote one is fetched by so many bytes at once."""
+        """Return a function that reads a byte range, through a buffer if the file is remote."""
         if local:
             return file.read
         stream = io.BufferedReader(FileReader(file.read, 0, end), at_once)
@@ -177,8 +183,8 @@ def build_index(files: Sequence[File], source: str) -> Index:
 
 
 def _parts(number: int, file: File, read: Callable[[int, int], Bytes]) -> list[_Part]:
-    """Find the tars within a tar; a tar that holds none is a part itself."""
-    if bytes(file.read(0, 2)) == b"\x1f\x8b":  # gzip's mark
+    """Return the tars within a tar, or the tar itself if it is not a tar of tars."""
+    if bytes(file.read(0, 2)) == b"\x1f\x8b":  # gzip
         raise DataError(
             f"{file.path} is compressed, and so cannot be read in place: "
             "gunzip it and name the .tar"
@@ -189,14 +195,14 @@ def _parts(number: int, file: File, read: Callable[[int, int], Bytes]) -> list[_
         if path.suffix == ".tar":
             inner.append(_Part(number, start, start + size, path.stem))
         elif is_image_name(path.name):
-            inner.clear()  # a tar of images, which ``_scan`` walks; it skips tars among them
+            inner.clear()  # a tar of images; ``_scan`` skips tars among them
             break
     stem = file.path.stem
     return inner or [_Part(number, 0, len(file), stem if _WNID.fullmatch(stem) else "")]
 
 
 def _scan(file: File, part: _Part, read: Callable[[int, int], Bytes]) -> _Found:
-    """Find the images of a part. Of members with one name the last counts, as for ``tar -x``."""
+    """Index a part's images. The last of several members with one name wins, as in ``tar -x``."""
     rows: dict[str, tuple[int, ...]] = {}
     texts: dict[str, str] = {}
     for path, start, size in _members(read, part.start, part.end, file.path):
@@ -208,7 +214,7 @@ def _scan(file: File, part: _Part, read: Callable[[int, int], Bytes]) -> _Found:
             try:
                 head = probe(read(start, start + size))
                 facts = head.width, head.height, head.flags
-                if max(facts[:2]) > 0xFFFF:  # more than a row can hold: unknown
+                if max(facts[:2]) > 0xFFFF:  # does not fit into a row: size unknown
                     facts = 0, 0, head.flags
             except ValueError:
                 facts = 0, 0, int(Flags.BAD)
@@ -218,30 +224,30 @@ def _scan(file: File, part: _Part, read: Callable[[int, int], Bytes]) -> _Found:
 
 
 def _sample(path: str) -> str:
-    """Return what the files of a WebDataset sample share: the path up to the name's first dot."""
+    """Return a WebDataset sample's key: the path up to the first dot of the file name."""
     folder, _, name = path.rpartition("/")
     return f"{folder}/{name.split('.', 1)[0]}"
 
 
 def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source: str) -> Index:
-    """Give every image its class, and put the images in the order that a folder of them has.
+    """Label the images and sort them in the order of an equivalent folder.
 
     Args:
-        rows: (images,) of type ROW, without labels.
+        rows: (images,) of type ROW; labels are filled in.
         names: (images,) path of each image within its tar.
-        texts: (images,) content of the .cls file beside each image; "" without one.
-        source: the tars, for messages.
+        texts: (images,) content of each image's .cls file, "" if it has none.
+        source: description of the tars, for messages.
 
     Returns:
-        An index of the rows, ``names`` and ``classes``.
+        An index with the arrays ``rows``, ``names`` and ``classes``.
 
     Raises:
-        DataError: there are no images, or a number is no class.
+        DataError: there are no images, a number is not a valid class, or there are several splits.
     """
     if not names:
         raise NoImagesError(f"{source} holds no images")
     paths = [name.split("/") for name in names]
-    # folders that all images share are left out of names, the last level of folders excepted
+    # Drop the parent folders that all images share, but keep the last level: it is the class.
     folders = {tuple(parts[:-1]) for parts in paths}
     deepest = max(map(len, folders))
     same = [one == other for one, other in zip(min(folders), max(folders), strict=False)]
@@ -252,8 +258,8 @@ def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source:
             f"{source} holds folders train/ and others: unpack it, or make a tar of each split, "
             "train.tar and val.tar"
         )
-    labels = parse_labels(texts)  # ImageNet's shards have numbers
-    if not any(texts):  # the first folder below the shared ones
+    labels = parse_labels(texts)  # ImageNet's WebDataset shards contain numbers
+    if not any(texts):  # use the first folder below the shared parents
         labels = [parts[shared] if len(parts) > shared + 1 else None for parts in paths]
     rows["label"], classes = number_classes(labels, source)
     names = ["/".join(parts[shared:]) for parts in paths]
@@ -267,7 +273,7 @@ def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source:
 
 
 def _files_first(name: str) -> str:
-    """Return a key that sorts as a folder is listed: its files, and then what lies deeper."""
+    """Return a sort key that puts a folder's files before its subfolders, like ``FolderStore``."""
     folder, _, own = name.rpartition("/")
     return "\1" + folder.replace("/", "\1") + "\0" + own
 
@@ -275,19 +281,20 @@ def _files_first(name: str) -> str:
 def _members(
     read: Callable[[int, int], Bytes], start: int, end: int, path: Place
 ) -> Iterator[tuple[str, int, int]]:
-    """Walk a tar: yield path, place of the first byte and size of each visible regular file.
+    """Yield the path, offset and size of each visible regular file of a tar.
 
-    Damage that Python's tarfile accepts is refused: a damaged header, which it takes for the end,
-    links to images, and sizes beyond the file.
+    This is stricter than Python's tarfile, which takes a corrupt header for the end of the tar and
+    accepts members that extend beyond the file.
 
     Args:
-        read: returns the bytes of a file between two places.
-        start: where the tar begins within it.
-        end: where it ends.
+        read: returns the bytes of a file from a start to a stop offset.
+        start: offset at which the tar starts in the file.
+        end: offset at which it ends.
         path: the file, for messages.
 
     Raises:
-        DataError: the tar is damaged or cut, or holds what cannot be read in place.
+        DataError: the tar is corrupt or truncated, or contains members that cannot be read in
+            place: links to images, sparse files, or images of 4 GiB or more.
     """
 
     def read_little(first: int, last: int) -> Bytes:
@@ -296,10 +303,10 @@ def _members(
     try:
         with tarfile.open(fileobj=FileReader(read_little, start, end), mode="r:") as tar:
             while (member := tar.next()) is not None:
-                tar.members.clear()  # type: ignore[attr-defined]  # or a million of them stay
+                tar.members.clear()  # type: ignore[attr-defined]  # saves memory
                 at = start + member.offset_data
                 own = _safe_name(member.name)
-                is_hidden = own.startswith(".") or "/." in own  # skipped, as in a folder
+                is_hidden = own.startswith(".") or "/." in own  # skipped, as in folders
                 is_image = not is_hidden and is_image_name(PurePosixPath(own).name)
                 reason = ""
                 if member.islnk() or member.issym():
@@ -318,7 +325,7 @@ def _members(
                     raise tarfile.ReadError("unexpected end of data")
                 if member.isreg() and not is_hidden:
                     yield own, at, member.size
-            # The module takes a damaged header for the end; a whole tar ends with a block of zeros.
+            # tarfile stops at a corrupt header without an error; a complete tar ends with zeros.
             place = start + tar.offset
             rest = bytes(read_little(place, end))
             if len(rest) < _BLOCK or any(rest[:_BLOCK]):
@@ -335,5 +342,5 @@ def _members(
 
 
 def _safe_name(name: str) -> str:
-    """Drop from a member's name the parts that lead upwards or to a root: "../a" becomes "a"."""
+    """Make a member's name relative and drop ".." parts, e.g. "../a" becomes "a"."""
     return "/".join(part for part in name.split("/") if part not in ("", ".", ".."))

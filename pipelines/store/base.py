@@ -1,4 +1,4 @@
-"""The interface of data sets: images by position, each with its bytes, label and name."""
+"""The data set interface: random access to each image's bytes, label and name by position."""
 
 from __future__ import annotations
 
@@ -28,61 +28,62 @@ log = logging.getLogger(__name__)
 
 Split = Literal["train", "val"]
 NewChunk = Callable[[], memoryview]
-"""Returns writable memory for several images."""
+"""Allocates a writable buffer for several images."""
 
 SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
     "train": ("train", "training"),
     "val": ("val", "validation", "valid", "test"),
 }
-"""Names of folders and files for each split; the first that exists is taken."""
+"""Folder and file names of each split; the first one that exists is used."""
 
 JPEG_ENDINGS = (".jpg", ".jpeg")
 IMAGE_ENDINGS = (*JPEG_ENDINGS, ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
 
 BLOCK_IMAGES = 64
-"""Most images of a block, which lie side by side in a file: 7 MB of ImageNet's. Larger blocks would
-save little more of what is read at their edges, 4%, and a window of a data set that is sorted by
-class would show fewer classes."""
+"""Maximum number of images per block of neighbouring images in a file (7 MB for ImageNet). Larger
+blocks would reduce the excess bytes read at block edges (4%) only slightly. If the data set is
+sorted by class, each window would also contain fewer classes."""
 
 _FEW_FILES = 16
+"""Maximum number of files that ``Store.check`` checks."""
 
 
 class Store(ABC):
-    """A data set: images that are asked for by position, from 0 to ``len(store) - 1``.
+    """A data set whose images are accessed by position, from 0 to ``len(store) - 1``.
 
-    Names and labels live in numpy arrays and files are mapped, so that loader processes share them
-    without copying.
+    Names and labels are numpy arrays and files are memory-mapped, so loader processes share them
+    without copies.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("labels", "groups")
-    """Attributes that are arrays with one element for each image, or None."""
+    """Names of attributes with one array element per image, or None; ``picked`` indexes them."""
     kind: str
-    """Kind of source, for messages."""
+    """Description of the data format, for messages."""
     repair: ClassVar[str] = "repair the image"
-    """What the user can do about a bad image."""
+    """What the user can do about a bad image, for messages."""
     root: Place
-    """Path or address of the images, for messages."""
+    """Path or URL of the images, for messages."""
     origin: Place | None = None
-    """Path or address that the user gave; None if it is ``root``."""
+    """Path or URL that the user passed; None means ``root``."""
     classes: tuple[str, ...]
-    """Class names, in the order of their labels; empty if the images have none."""
+    """Class names, indexed by label; empty if the images have no classes."""
     labels: NDArray[np.int64]
-    """(images,) position of each image's class among ``classes``, or -1."""
+    """(images,) index of each image's class in ``classes``, or -1 if it has no label."""
     groups: NDArray[np.int64] | None = None
-    """(images,) number of the piece that holds each image, such as a row group of a parquet file.
+    """(images,) index of the unit that each image is read with: a row group of a parquet file.
 
-    None where every image is read by itself, as in all stores but those that a conversion opens.
+    None if images are read individually. Only parquet files opened for conversion have groups.
     """
     sets: NDArray[np.int64] | None = None
-    """(images,) number of the data set that each image is of; None if this is no mixture."""
+    """(images,) index of each image's data set in a mixture; None if this is not a mixture."""
     positions: NDArray[np.int64] | None = None
-    """(images,) position of each image in the whole data set; None if this is all of it."""
+    """(images,) position of each image in the full data set; None if this store is not a subset."""
     files: Sequence[File] = ()
-    """Files that images are read from by ranges: mapped, or on another machine."""
+    """Files that images are read from by byte range: memory-mapped, or in object storage."""
     rules: ImageRules = ImageRules()
-    """How files become RGB where their format leaves a choice."""
+    """How EXIF orientation and transparency are handled when images are decoded."""
     _whole: Store | None = None
-    """The whole data set, if this is not all of it."""
+    """The full data set, if this store is a subset."""
 
     def __str__(self) -> str:
         return f"{self.root} ({self.kind})"
@@ -92,18 +93,18 @@ class Store(ABC):
 
     @abstractmethod
     def read(self, index: int) -> Bytes:
-        """Return an image's bytes: an encoded file, or pixels if ``raw_size`` says so.
+        """Return an image's bytes: an encoded file, or raw pixels if ``raw_size`` is not None.
 
         Raises:
-            DataError: they cannot be read; names the image.
+            DataError: the image cannot be read; the message names it.
         """
 
     def read_into(self, indices: NDArray[np.int64], new_chunk: NewChunk) -> list[Bytes]:
-        """Return the bytes of several images, as ``read`` does.
+        """Return the bytes of several images, like ``read``.
 
         Args:
             indices: (N,) positions.
-            new_chunk: allocates memory for the bytes that have to be copied.
+            new_chunk: allocates buffers for bytes that have to be copied.
         """
         return [self.read(index) for index in indices.tolist()]
 
@@ -112,35 +113,35 @@ class Store(ABC):
         """Return an image's name within the data set, such as ``class/file.jpg``."""
 
     def class_name(self, index: int) -> str:
-        """Return the name of an image's class, "" if it has none."""
+        """Return the name of an image's class, or "" if it has no class."""
         label = int(self.labels[index])
         return self.classes[label] if label >= 0 and self.classes else ""
 
     def where(self, index: int) -> str:
-        """Return where an image lies, for messages."""
+        """Return the location of an image, for messages."""
         return f"{self.root}: {self.name(index)}"
 
     def raw_size(self, index: int) -> tuple[int, int] | None:
-        """Return (height, width) if the image is kept as H x W x 3 uint8 pixels, else None."""
+        """Return (height, width) if the image is stored as H x W x 3 uint8 pixels, else None."""
         return None
 
     def dimensions(self) -> NDArray[np.int64] | None:
-        """Return height and width of each decoded image: (images, 2); None if unknown."""
+        """Return the height and width of each decoded image: (images, 2); None if unknown."""
         return None
 
     def set_rules(self, rules: ImageRules) -> None:
-        """Decode by these rules from now on; before the store is picked from or shared."""
+        """Set the decoding rules; call this before ``picked`` or sharing with other processes."""
         self.rules = rules
 
     def rules_of(self, index: int) -> ImageRules:
-        """Return the rules that an image is decoded by; the data sets of a mixture may differ."""
+        """Return the decoding rules of an image; they may differ between data sets of a mixture."""
         return self.rules
 
     def header(self, index: int, data: Bytes) -> Probe:
-        """Read an image's header, ``data`` being what ``read(index)`` returned.
+        """Parse an image's header from ``data``, the result of ``read(index)``.
 
         Raises:
-            DataError: it is not an image; names the file.
+            DataError: the bytes are not an image; the message names the file.
         """
         raw = self.raw_size(index)
         try:
@@ -150,78 +151,80 @@ class Store(ABC):
 
     @abstractmethod
     def sizes(self) -> NDArray[np.int64]:
-        """Return the bytes of each image: (images,)."""
+        """Return the size of each image in bytes: (images,)."""
 
     @abstractmethod
     def stamp(self) -> str:
-        """Return a text that changes when the files do (names, sizes, modification times)."""
+        """Return a fingerprint of the files: their names, sizes and modification times."""
 
     def blocks(self) -> NDArray[np.int64]:
-        """Return which images lie side by side: (images,) numbers of blocks, ascending as they lie.
+        """Return the block number of each image: (images,), ascending in storage order.
 
-        See ``blocks``.
+        A block contains neighbouring images; see the function ``blocks``.
         """
         if self._whole is not None:
             return self._whole.blocks()[self.positions]
         return self._blocks()
 
     def _blocks(self) -> NDArray[np.int64]:
-        """Return the blocks of the whole data set; by default images lie in their order."""
+        """Return the blocks of the full data set, by default in the order of the positions."""
         return in_order(len(self))
 
     def position(self, index: int) -> int:
-        """Return the position of an image in the whole data set."""
+        """Return the position of an image in the full data set."""
         return index if self.positions is None else int(self.positions[index])
 
     def in_whole(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the positions of N images in the whole data set: (N,)."""
+        """Return the positions of N images in the full data set: (N,)."""
         return indices if self.positions is None else self.positions[indices]
 
     def locate(
         self, indices: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-        """Return where the bytes of N images lie in memory, if all of them do.
+        """Return the memory addresses of N images' bytes, if all of them are in memory or mapped.
 
         Args:
             indices: (N,) positions.
 
         Returns:
-            (N,) addresses and (N,) lengths, valid as long as the store is; None where ``read`` has
-            to fetch or unpack them. ``check`` says afterwards whether mapped files were whole.
+            (N,) addresses and (N,) lengths in bytes, valid while the store exists; None if ``read``
+            has to fetch or unpack images. Call ``check`` after using them: it raises if a mapped
+            file was truncated.
         """
         return None
 
-    def ahead(self, indices: Sequence[int]) -> None:  # noqa: B027  # some have nothing to do
-        """Start to fetch images that will be read soon: from a server, or from a disk."""
+    def ahead(self, indices: Sequence[int]) -> None:  # noqa: B027  # a no-op by default
+        """Start to prefetch images that will be read soon, from a server or a disk."""
 
     @property
     def is_remote(self) -> bool:
-        """Whether images lie on another machine."""
+        """Whether images are in object storage or on a web server."""
         return isinstance(self.root, RemotePath) or any(
             isinstance(file, RemoteFile) for file in self.files
         )
 
     def check(self) -> None:
-        """Raise if a mapped file has another size now: what was read of it may be wrong.
+        """Raise if a mapped file's size has changed, because bytes read from it may be wrong.
 
-        Only a few files are checked (0.3 us each).
+        A check takes 0.3 us per file. A store with more than 16 files is not checked.
 
         Raises:
-            FileLostError: names the file.
+            FileLostError: a file was truncated, deleted or overwritten; the message names it.
         """
         if len(self.files) <= _FEW_FILES:
             for file in self.files:
                 file.check()
 
     def is_intact(self, index: int, data: Bytes) -> bool:
-        """Tell whether bytes have the checksum of an image; true where none is held."""
+        """Return whether bytes match an image's checksum; True if the store has no checksums."""
         return True
 
     def decode(self, index: int) -> Image.Image:
         """Decode an image to RGB by the store's rules.
 
         Raises:
-            DataError: the file is missing, truncated, too large or no image; names the file.
+            DataError: the file is missing, truncated, too large or not an image; the message names
+                the file.
         """
         with span("read"):
             data = self.read(index)
@@ -232,10 +235,10 @@ class Store(ABC):
             raise self.cannot_decode(index, error) from error
 
     def cannot_decode(self, index: int, reason: object) -> ImageError:
-        """Return the error that names an image which cannot be decoded.
+        """Return an ``ImageError`` for an image that cannot be decoded.
 
         Raises:
-            FileLostError: the file that it lies in lost bytes: the image is not what is bad.
+            FileLostError: a file's size changed, so the image itself may be intact.
         """
         for file in self.files:
             file.check()
@@ -247,7 +250,7 @@ class Store(ABC):
         )
 
     def ways_out(self) -> str:
-        """Say what can be done about a bad image."""
+        """Return advice on how to continue despite a bad image, for messages."""
         return (
             f"{self.repair}, or convert the others: "
             f"fastsiam convert folder --source {quoted(self.origin or self.root)} --skip-bad"
@@ -255,16 +258,16 @@ class Store(ABC):
 
 
 class PlacedStore(Store):
-    """Images that lie in files: each is a range of bytes, see ``_set_places``."""
+    """A store whose images are byte ranges of files; subclasses call ``_set_places``."""
 
     columns: ClassVar[tuple[str, ...]] = (
         *Store.columns, "file", "start", "size", "width", "height"
     )  # fmt: skip
     remedy: ClassVar[str] = "fetch it again"
-    """What can be done about a damaged file."""
+    """What the user can do about a corrupt file, for messages."""
     width: NDArray[Any] | None = None
     height: NDArray[Any] | None = None
-    """(images,) sizes in pixels, where the files or their index have them."""
+    """(images,) size of each image in pixels; None if neither the files nor their index have it."""
 
     def _set_places(
         self,
@@ -273,16 +276,16 @@ class PlacedStore(Store):
         start: NDArray[np.integer],
         size: NDArray[np.integer],
     ) -> None:
-        """Set where the images lie.
+        """Set the byte range of each image.
 
         Args:
-            files: mapped, or on another machine.
-            file: (images,) number of each image's file.
-            start: (images,) where its bytes begin in the file.
-            size: (images,) how many there are.
+            files: memory-mapped files, or files in object storage.
+            file: (images,) index of each image's file in ``files``.
+            start: (images,) offset of each image in its file, in bytes.
+            size: (images,) size of each image in bytes.
 
         Raises:
-            DataError: a range lies outside of its file.
+            DataError: a range extends beyond its file.
         """
         self.files, self.file, self.start, self.size = files, file, start, size
         if not files:
@@ -295,7 +298,7 @@ class PlacedStore(Store):
             raise DataError(f"{path} is damaged: image {index} lies outside of it; {self.remedy}")
 
     def read(self, index: int) -> Bytes:
-        """Return an image's bytes: a view into a mapped file, or fetched ones."""
+        """Return an image's bytes: a view into a mapped file, or bytes fetched from a server."""
         start = int(self.start[index])
         file: File = self.files[self.file[index]]
         return file.read(start, start + int(self.size[index]))
@@ -303,7 +306,7 @@ class PlacedStore(Store):
     def locate(
         self, indices: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-        """Return addresses and lengths of images in mapped files; None if ``read`` is needed."""
+        """Return addresses and lengths of images in mapped files, or None; see ``Store.locate``."""
         addresses = [file.address for file in self.files if isinstance(file, Mapped)]
         if len(addresses) < max(1, len(self.files)) or not self.size[indices].all():
             return None
@@ -311,13 +314,13 @@ class PlacedStore(Store):
         return base + self.start[indices].astype(np.int64), self.size[indices].astype(np.int64)
 
     def dimensions(self) -> NDArray[np.int64] | None:
-        """Return height and width of each image, if they are known: (images, 2)."""
+        """Return the height and width of each image: (images, 2); None if unknown."""
         if self.width is None or self.height is None:
             return None
         return np.stack([self.height, self.width], axis=1).astype(np.int64)
 
     def ahead(self, indices: Sequence[int]) -> None:
-        """Start to fetch images that will be read soon."""
+        """Start to prefetch images that will be read soon."""
         own = np.asarray(indices, np.int64)
         file, start = self.file[own], self.start[own].astype(np.int64)
         stop = start + self.size[own].astype(np.int64)
@@ -327,7 +330,7 @@ class PlacedStore(Store):
             self.files[number].ahead(list(ranges))
 
     def sizes(self) -> NDArray[np.int64]:
-        """Return the bytes of each image as stored: (images,)."""
+        """Return the stored size of each image in bytes: (images,)."""
         return self.size.astype(np.int64)
 
     def _blocks(self) -> NDArray[np.int64]:
@@ -335,15 +338,15 @@ class PlacedStore(Store):
 
 
 def picked(store: Store, positions: NDArray[np.int64]) -> Store:
-    """Return a store of the same type whose image i is another store's image ``positions[i]``.
+    """Return a view of a store, of the same type, whose image i is ``positions[i]`` of the store.
 
     Args:
-        store: the images.
-        positions: (images,) in the store, in any order; one may be there several times.
+        store: the store to select from.
+        positions: (images,) positions in the store, in any order; duplicates are allowed.
     """
     if np.array_equal(positions, np.arange(len(store))):
         return store
-    own = copy(store)  # files are open, read and checked already
+    own = copy(store)  # keeps files open and checked
     for name in own.columns:
         if (column := getattr(store, name)) is not None:
             setattr(own, name, column[positions])
@@ -352,12 +355,13 @@ def picked(store: Store, positions: NDArray[np.int64]) -> Store:
 
 
 def choose_split(split: Split, files: Sequence[Place], folder: Place) -> list[Place]:
-    """Choose a split's files: by a word of their names, or by the folder below ``folder``.
+    """Select a split's files: those with the split in their name or in their parent folder's name.
 
-    Where no name tells a split, all are training images.
+    A parent folder counts only below ``folder``. If no file name contains any split's name, all
+    files are training files.
 
     Raises:
-        NoSplitError: no file is of the split.
+        NoSplitError: no file belongs to the split.
     """
 
     def words(path: Place) -> set[str]:
@@ -365,7 +369,7 @@ def choose_split(split: Split, files: Sequence[Place], folder: Place) -> list[Pl
 
     for word in SPLIT_NAMES[split]:
         named = [path for path in files if word in words(path)]
-        folders = word, f"{word}.parquet"  # as Spark calls its output
+        folders = word, f"{word}.parquet"  # Spark's output folder
         below = [p for p in files if p.parent != folder and p.parent.name.lower() in folders]
         if named or below:
             return named or below
@@ -376,12 +380,13 @@ def choose_split(split: Split, files: Sequence[Place], folder: Place) -> list[Pl
 
 
 def find_split(path: Place, split: Split) -> list[Place]:
-    """Return a file of training images; of another split, the files beside it.
+    """Return the files of a split, given the path of the training file.
 
-    Of ``cats-train.tar`` that is ``cats-val.tar``, not ``dogs-val.tar``.
+    For "train" that is the path itself. For "val" it is the matching files in the same folder: for
+    ``cats-train.tar``, ``cats-val.tar`` but not ``dogs-val.tar``.
 
     Raises:
-        NoSplitError: no such file exists, or the file is of another split itself.
+        NoSplitError: no such file exists, or the given file's name does not contain "train".
     """
     if split == "train":
         return [path]
@@ -393,37 +398,37 @@ def find_split(path: Place, split: Split) -> list[Place]:
 
 
 def _before_split(path: Place) -> list[str]:
-    """Return the words of a file's name before the first word of a split."""
+    """Return the words before the split in a file name, e.g. ["cats"] for ``cats-train-00.tar``."""
     return re.findall("[a-z0-9]+", re.split("train|val|test", path.stem.lower(), maxsplit=1)[0])
 
 
 def list_visible(folder: Place, ending: str) -> list[Place]:
-    """Return the files of a folder whose names end so and are not hidden, sorted."""
+    """Return the visible files of a folder whose names end with ``ending``, sorted."""
     visible = (path for path in folder.glob(f"*{ending}") if not path.name.startswith("."))
     return sorted(path for path in visible if path.is_file())
 
 
 @cache
 def warn_once(message: str) -> None:
-    """Log a warning, unless this process did so before."""
+    """Log a warning once per process."""
     log.warning(message)
 
 
 def is_image_name(name: str) -> bool:
-    """Tell whether a file's name (without folders) ends as an image's does and is not hidden."""
+    """Return whether a file name, without folders, has an image extension and is not hidden."""
     return name.lower().endswith(IMAGE_ENDINGS) and not name.startswith(".")
 
 
 def blocks(file: NDArray[np.integer], offset: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Cut images into blocks by where they lie.
+    """Divide images into blocks of neighbours in the same file.
 
     Args:
-        file: (images,) number of the file, or shard, that each lies in.
-        offset: (images,) where in it, in any unit.
+        file: (images,) index of each image's file or shard.
+        offset: (images,) offset of each image in its file, in any unit.
 
     Returns:
-        (images,) number of each one's block, ascending from 0 with file and offset. A block has
-        ``BLOCK_IMAGES`` neighbours in one file; a file's last block may have fewer.
+        (images,) block number of each image, ascending from 0 with file and offset. A block has
+        ``BLOCK_IMAGES`` images of one file; a file's last block may have fewer.
     """
     order = np.lexsort((offset, file))
     ordered = np.asarray(file)[order]
@@ -436,5 +441,5 @@ def blocks(file: NDArray[np.integer], offset: NDArray[np.integer]) -> NDArray[np
 
 
 def in_order(images: int) -> NDArray[np.int64]:
-    """Cut images into blocks whose positions say where they lie: (images,) block numbers."""
+    """Divide images that are stored in the order of their positions: (images,) block numbers."""
     return np.arange(images) // BLOCK_IMAGES

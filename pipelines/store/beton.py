@@ -1,9 +1,9 @@
-"""FFCV's file format, read and written without FFCV: encoded images and labels in mapped files.
+"""FFCV's .beton format, read and written without FFCV: encoded images and labels in mapped files.
 
 The layout is that of FFCV 1.0 (``ffcv/types.py``, version 2): header, field descriptors, metadata,
-records, allocation table. Files that ``fastsiam convert`` wrote hold an *annex* besides: names,
-class names and checksums. Its place is noted in the image field's arguments, which FFCV's image
-field does not use; so FFCV reads the same files.
+records, allocation table. Files written by ``fastsiam convert`` also have an *annex* with image
+names, class names and checksums. Its offset is stored in the image field's arguments. FFCV's image
+field does not use these, so FFCV can read the files.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ HEADER = np.dtype(
 )
 FIELD = np.dtype([("type_id", "u1"), ("name", "S16"), ("arguments", "V1024")])
 RECORD = np.dtype([("sample_id", "<u8"), ("ptr", "<u8"), ("size", "<u8")])
-"""A row of the allocation table."""
+"""Row of the allocation table."""
 IMAGE = np.dtype([("mode", "u1"), ("width", "<u2"), ("height", "<u2"), ("data_ptr", "<u8")])
 METADATA = np.dtype({"names": ["image", "label"], "formats": [IMAGE, "<i8"], "offsets": [0, 16]})
-"""Of one image in our files: FFCV aligns the label to 8 bytes."""
+"""Metadata of one image in fastsiam's files. FFCV aligns the label to 8 bytes."""
 
 JPEG, RAW = 0, 1
-"""Modes of a record: an encoded image, or pixels."""
+"""Modes of a record: an encoded image, or raw pixels."""
 INT_FIELD, IMAGE_FIELD = 1, 2
-"""Types of fields."""
+"""Type ids of fields."""
 
 _BYTES = np.dtype([("ptr", "<u8"), ("size", "<u8")])
 _FORMATS: tuple[Any, ...] = ("<f8", "<i8", IMAGE, _BYTES, "<u8", _BYTES, "<u8")
-"""Type of the metadata of one image, for each of FFCV's types of fields."""
+"""dtype of a field's metadata, by FFCV's type id."""
 MARK = struct.Struct("<8sHQQII")
-"""Begins the image field's arguments: magic, format, place, size and checksum of the annex, and a
-checksum of all that is before the metadata."""
+"""Start of the image field's arguments: magic, format; offset, size and CRC-32 of the annex; and a
+CRC-32 of the header and field descriptors."""
 MAGIC = b"fastsiam"
 ANNEX_FORMAT = 1
 _MOST_FIELDS = 64
@@ -66,18 +66,18 @@ _SMALLEST_PAGE, LARGEST_PAGE = 2**23, 2**31
 
 
 class BetonStore(PlacedStore):
-    """A .beton file, or the parts of one; tables are read, records are mapped.
+    """A .beton file or its parts, with tables in memory and memory-mapped records.
 
-    Everything that a record's place depends on is checked when a file is opened, so that a
-    truncated or damaged file is refused and no read leaves the file. Files that ``fastsiam
-    convert`` wrote have a checksum over header, metadata and table.
+    Opening a file checks everything that determines the byte ranges of its records. So a truncated
+    or corrupt file raises an error, and reads stay within the file. Files written by ``fastsiam
+    convert`` have checksums of the header, the metadata and the allocation table.
 
     Args:
-        paths: the file, or all parts, which lie in one folder.
+        paths: the file, or all of its parts in one folder.
 
     Raises:
-        DataError: a file cannot be read, is damaged, or has no image field; or the parts were made
-            of different images.
+        DataError: a file cannot be read, is corrupt or has no image field; or the parts come from
+            different conversions or have different classes.
     """
 
     kind = "converted file"
@@ -103,24 +103,24 @@ class BetonStore(PlacedStore):
                 raise DataError(f"{part.path} has other classes than {first.path}")
         self._parts = parts
         self.classes, self.about = first.classes, first.about
-        """``about`` is the file's part of the manifest; empty in files of FFCV's own making."""
+        """``about`` is the file's entry in the manifest; empty if FFCV wrote the file."""
         self.page_size, self.fields = first.page_size, first.fields
-        """``fields`` names the file's fields."""
+        """``fields`` are the names of the file's fields."""
         self.image_field = first.image_field
-        """Name of the field that holds the images."""
+        """Name of the image field."""
         counts = [len(own["start"]) for own in tables]
         self._first = np.cumsum([0, *counts])
         table = {name: np.concatenate([own[name] for own in tables]) for name in tables[0]}
         self.labels, self.width, self.height = table["labels"], table["width"], table["height"]
         self.modes = table["modes"]
-        """JPEG or RAW for each image."""
+        """(images,) JPEG or RAW."""
         self.crc = table["crc"] if all(part.annex for part in parts) else None
-        """(images,) CRC-32 of each record; None in files of FFCV's own making, without names."""
+        """(images,) CRC-32 of each record; None if FFCV wrote the file."""
         file = np.repeat(np.arange(len(parts)), counts)
         self._set_places([part.file for part in parts], file, table["start"], table["size"])
 
     def set_rules(self, rules: ImageRules) -> None:
-        """Warn where the rules are not those of the conversion, which decided for good."""
+        """Warn about rules that differ from those of the conversion; they have no effect."""
         for option, default in asdict(ImageRules()).items():
             wanted = getattr(rules, option)
             converted = self.about.get("options", {}).get(option, default)
@@ -131,7 +131,7 @@ class BetonStore(PlacedStore):
                 )
 
     def raw_size(self, index: int) -> tuple[int, int] | None:
-        """Return (height, width) of an image that is stored as pixels."""
+        """Return (height, width) if the image is stored as raw pixels, else None."""
         if self.modes[index] == RAW:
             return int(self.height[index]), int(self.width[index])
         return None
@@ -140,7 +140,7 @@ class BetonStore(PlacedStore):
         """Decode an image to RGB.
 
         Raises:
-            ImageError: it cannot be decoded, or is not of the size that the file states.
+            ImageError: it cannot be decoded, or its size differs from the one in the metadata.
         """
         image = super().decode(index)
         if image.size != (self.width[index], self.height[index]):
@@ -148,36 +148,36 @@ class BetonStore(PlacedStore):
         return image
 
     def name(self, index: int) -> str:
-        """Return the image's name in the data set that the file was made of."""
+        """Return the image's name in the source data set, or its number if FFCV wrote the file."""
         part, own = self._find(index)
         return part.names[own] if part.annex else f"image {own}"
 
     def where(self, index: int) -> str:
-        """Return file, position and name, for messages."""
+        """Return an image's file, position and name, for messages."""
         part, own = self._find(index)
         return f"image {own} of {part.path}" + (f" ({part.names[own]})" if part.annex else "")
 
     def is_intact(self, index: int, data: Bytes) -> bool:
-        """Tell whether bytes have the checksum of an image; true where the file holds none."""
+        """Return whether bytes match an image's checksum; True if the file has no checksums."""
         return self.crc is None or zlib.crc32(data) == int(self.crc[index])
 
     def stamp(self) -> str:
-        """Return a text that changes with the files."""
+        """Return a fingerprint of the files: paths, sizes and modification times."""
         with explained(DataError, f"cannot read {self.root}"):
             stats = [(part.path.resolve(), part.path.stat()) for part in self._parts]
         return " ".join(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats)
 
     def _find(self, index: int) -> tuple[_Part, int]:
-        """Return the part that an image lies in, and its position there."""
+        """Return the part that contains an image, and the image's position in it."""
         number = int(self.file[index])
         return self._parts[number], self.position(index) - int(self._first[number])
 
 
 class _Part:
-    """A .beton file: its header, its tables and its annex.
+    """One .beton file: its header, tables and annex.
 
     Raises:
-        DataError: as ``BetonStore``.
+        DataError: see ``BetonStore``.
     """
 
     def __init__(self, path: Place) -> None:
@@ -190,7 +190,7 @@ class _Part:
             raise self._damaged(f"it says format {self._header['version']}, not {VERSION}")
         count = int(self._header["num_fields"])
         self._tables = HEADER.itemsize + count * FIELD.itemsize
-        """Where the metadata begin."""
+        """Offset of the metadata."""
         if not 0 < count <= _MOST_FIELDS or self._tables > len(head):
             raise self._damaged(f"it says that it has {count} fields")
         self._fields = np.frombuffer(head, FIELD, count, HEADER.itemsize)
@@ -209,13 +209,13 @@ class _Part:
         self.classes: tuple[str, ...] = ()
         self.about: dict[str, Any] = {}
         self.annex = self._find_annex()
-        """Where the annex lies; None in a file of FFCV's own making."""
+        """Start and end offset of the annex; None if FFCV wrote the file."""
         if self.annex is not None:
             text = json.loads(self._annex_array("text").tobytes())
             self.about, self.classes = text["about"], tuple(text["classes"])
 
     def read_tables(self) -> dict[str, NDArray[Any]]:
-        """Read what the file says of each image, and check it; see ``BetonStore``."""
+        """Read and check the metadata and allocation table; return one array per column."""
         kinds = self._fields["type_id"].tolist()
         row = np.dtype([(f"f{i}", _FORMATS[kind]) for i, kind in enumerate(kinds)], align=True)
         count = int(self._header["num_samples"])
@@ -244,7 +244,7 @@ class _Part:
 
     @cached_property
     def names(self) -> list[str]:
-        """Names of the images."""
+        """Names of the images, by position in the file."""
         names = self._annex_array("names").tobytes().decode("utf-8", "surrogateescape")
         return names.split("\0")
 
@@ -255,7 +255,7 @@ class _Part:
             return array
 
     def _find_annex(self) -> tuple[int, int] | None:
-        """Find the annex by the mark in the image field's arguments, and check it."""
+        """Locate the annex with the image field's arguments, and verify its checksum."""
         arguments = self._fields[self._image]["arguments"].tobytes()
         if not any(arguments):  # as FFCV's own image field leaves them
             return None
@@ -277,24 +277,24 @@ class _Part:
         return annex
 
     def _number_of(self, kind: int, name: bytes) -> int | None:
-        """Return the number of the field of a kind that has a name, or of the first of the kind."""
+        """Return the index of the field with a type and name, else of the first with that type."""
         of_kind = [i for i, field in enumerate(self._fields) if field["type_id"] == kind]
         named = [i for i in of_kind if self._fields[i]["name"] == name]
         return next(iter(named + of_kind), None)
 
     def _read_sizes(self, start: NDArray[np.uint64], metadata_crc32: int) -> NDArray[np.int64]:
-        """Look up each image's record in the allocation table, which may be in any order.
+        """Look up the size of each image's record in the allocation table, which may be unsorted.
 
         Args:
-            start: (images,) where each record begins.
-            metadata_crc32: checksum of the metadata, which the annex notes together with the table.
+            start: (images,) offset of each record.
+            metadata_crc32: CRC-32 of the metadata; the annex has that of metadata and table.
         """
         if not len(start):
             return np.empty(0, np.int64)
         at = int(self._header["alloc_table_ptr"])
         size = len(self.file) - at
         most = RECORD.itemsize * int(self._header["num_samples"]) * len(self.fields)
-        if size > most:  # of a file on another machine, it would all be fetched
+        if size > most:  # would be downloaded if the file is remote
             raise self._damaged("its allocation table is not where it should be")
         if at < HEADER.itemsize or size < RECORD.itemsize or size % RECORD.itemsize:
             raise self._damaged("its allocation table is not whole")
@@ -313,20 +313,20 @@ class _Part:
 
 
 def page_size(length: int) -> int:
-    """Return the smallest page that holds an image: a power of 2, at least 8 MiB."""
+    """Return the smallest page size that fits a record: a power of 2, at least 8 MiB."""
     return max(_SMALLEST_PAGE, 1 << (length - 1).bit_length())
 
 
 def pack_annex(
     about: dict[str, Any], classes: Sequence[str], crc: NDArray[np.uint32], names: Sequence[str]
 ) -> bytes:
-    """Return what a file holds beyond FFCV's format, as an npz archive with checksums of its own.
+    """Pack fastsiam's additions to FFCV's format into the bytes of an .npz archive.
 
     Args:
-        about: the split's part of the manifest.
-        classes: their names.
+        about: the split's entry in the manifest.
+        classes: class names, indexed by label.
         crc: (images,) CRC-32 of each record.
-        names: of the images.
+        names: (images,) image names.
     """
     text = json.dumps({"about": about, "classes": list(classes)}).encode()
     joined = "\0".join(name.replace("\0", "_") for name in names)
@@ -341,14 +341,14 @@ def pack_annex(
 
 
 def head(images: int, page_size: int, table: int, annex_start: int, annex: bytes) -> bytes:
-    """Return the first bytes of a file that this program wrote: header and field descriptors.
+    """Return the header and field descriptors of a file, with the fields "image" and "label".
 
     Args:
-        images: how many there are.
-        page_size: a power of 2 that no record crosses.
-        table: where the allocation table begins.
-        annex_start: where the annex begins.
-        annex: as it is packed.
+        images: number of images.
+        page_size: a power of 2; no record crosses a page boundary.
+        table: offset of the allocation table.
+        annex_start: offset of the annex.
+        annex: result of ``pack_annex``.
     """
     header, fields = np.zeros(1, HEADER), np.zeros(2, FIELD)
     header[0] = (VERSION, 2, page_size, images, table)

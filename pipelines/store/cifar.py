@@ -1,6 +1,6 @@
-"""CIFAR-10 and CIFAR-100 as their authors publish them: pickled pixels in a .tar.gz.
+"""CIFAR-10 and CIFAR-100 in their official form: pickled pixels in a .tar.gz.
 
-A pickle can run any code when it is read, so only archives with the published checksums are read.
+Unpickling can run arbitrary code, so only archives with the published checksums are read.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .probe import Bytes
 SIDE = 32
 ARCHIVES = ("cifar-10-python.tar.gz", "cifar-100-python.tar.gz")
 MD5 = {"c58f30108f718f92721af3b95e74349a", "eb9058c3a382ffc7106e4002c42a8d85"}
-"""Checksums of the archives, from https://www.cs.toronto.edu/~kriz/cifar.html."""
+"""Checksums of the archives, as published at https://www.cs.toronto.edu/~kriz/cifar.html."""
 
 
 class CifarStore(Store):
-    """Raw 32 x 32 images out of a CIFAR archive, kept in memory (150 MB for the training images).
+    """Raw 32 x 32 images of a CIFAR archive, held in memory (150 MB for the training images).
 
     Raises:
-        DataError: the archive cannot be read, or is not the published one.
+        DataError: the archive cannot be read, or its checksum is not the published one.
     """
 
     kind = "archive, in memory"
@@ -54,11 +54,11 @@ class CifarStore(Store):
         self.labels = np.array(labels, np.int64)
 
     def read(self, index: int) -> Bytes:
-        """Return an image's 32 x 32 x 3 pixels."""
+        """Return an image's pixels: 32 x 32 x 3 uint8."""
         return memoryview(self._pixels[self.position(index)]).cast("B")
 
     def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return addresses and lengths of images."""
+        """Return the addresses and lengths of images in memory; see ``Store.locate``."""
         size = self._pixels[0].nbytes
         return self._pixels.ctypes.data + size * self.in_whole(indices), np.full(len(indices), size)
 
@@ -67,24 +67,24 @@ class CifarStore(Store):
         return SIDE, SIDE
 
     def name(self, index: int) -> str:
-        """Return the batch file and the image's place in it."""
+        """Return the batch file and the image's position in it, such as ``data_batch_1/0``."""
         return self._names[self.position(index)]
 
     def dimensions(self) -> NDArray[np.int64]:
-        """Return (32, 32) for each image."""
+        """Return the height and width of each image, all 32: (images, 2)."""
         return np.full((len(self), 2), SIDE)
 
     def sizes(self) -> NDArray[np.int64]:
-        """Return 3072 for each image."""
+        """Return the size of each image in bytes, all 3,072: (images,)."""
         return np.full(len(self), SIDE * SIDE * 3)
 
     def stamp(self) -> str:
-        """Return a text that changes with the pixels and labels."""
+        """Return a fingerprint of the pixels and labels."""
         return f"{zlib.crc32(self._pixels.data, zlib.crc32(self.labels.data)):08x} {len(self)}"
 
 
 def _members(path: Path) -> Iterator[tuple[str, dict[bytes, Any]]]:
-    """Yield the name and content of each pickle of the archive, by name."""
+    """Yield the name and content of each pickle in the archive, sorted by name."""
     with explained(DataError, f"cannot read {path}"), path.open("rb") as file:
         if hashlib.file_digest(file, "md5").hexdigest() not in MD5:
             raise DataError(

@@ -1,6 +1,6 @@
-"""The image and label columns of Arrow and parquet tables, as ``datasets`` writes them.
+"""Detection and reading of the image and label columns of Arrow and parquet tables.
 
-pyarrow is an extra, so it is imported only when a table is read.
+pyarrow is an optional dependency, so it is imported only when a table is read.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from fastsiam.errors import DataError, NoImagesError, in_a_line
 from fastsiam.files import parsed_json
 
 LABELS = ("label", "labels", "fine_label", "cls")
-"""Names of label columns; the first that a table has is taken."""
+"""Names of label columns; the first one that a table has is used."""
 _IMAGES = ("image", "img", "jpg")
-"""Of several columns that can hold images, one with such a name is taken."""
+"""Preferred names if several columns can hold images; the first one that exists is used."""
 
 _BYTES, _TEXTS = ("binary", "large_binary"), ("string", "large_string")
 _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
-"""Names of Arrow's types."""
+"""Names of Arrow types."""
 
 
 class Columns(NamedTuple):
-    """The columns of a table that count."""
+    """The image and label columns of a table."""
 
     image: str
     bytes: str
-    """What holds the bytes: the image column itself, or a part of it such as ``image.bytes``."""
+    """The column with the encoded bytes: ``image``, or its field such as ``image.bytes``."""
     label: str | None
     classes: tuple[str, ...]
-    """Names of the label's numbers; empty if the schema tells none."""
+    """Class names, indexed by label; empty if the schema does not have them."""
     named: str
-    """The image column, if it was named and would not have been found; else empty."""
+    """The image column, if the user named one that would not have been detected; else ""."""
 
 
 def require_pyarrow(path: object) -> None:
-    """Raise a ``DataError`` if what reads the table at ``path`` is not installed."""
+    """Raise a ``DataError`` if pyarrow, which reads the table at ``path``, is not installed."""
     try:
         import pyarrow  # noqa: F401
     except ModuleNotFoundError as error:
@@ -48,20 +48,22 @@ def require_pyarrow(path: object) -> None:
 
 
 def columns_of(path: object, schema: Any, names: ColumnNames = AUTOMATIC) -> Columns:
-    """Find the image column and, if there is one, the label column in an Arrow schema.
+    """Find the image column and the optional label column in an Arrow schema.
 
-    The image column is found by its type: what ``datasets`` say is an image, else a struct with
-    bytes in it, else bytes. The label column holds integers or text, and is found by its name, or
-    as the only ClassLabel. A column of labels of another type, such as lists, counts as none.
+    The image column is one that ``datasets`` declares as ``Image``, else one with binary values or
+    with structs that have a field ``bytes``. Several candidates are resolved by name. The label
+    column has integers or strings. It is found by its name, or as the only ``ClassLabel``. A label
+    column of another type, such as lists, is ignored.
 
     Args:
-        path: of the table, for messages.
-        schema: of the table.
-        names: columns that are taken instead of those that would be found.
+        path: path of the table, for messages.
+        schema: the Arrow schema of the table.
+        names: columns to use instead of detecting them.
 
     Raises:
         NoImagesError: no column can hold images.
-        DataError: several can; or a named column is not there or is of another type.
+        DataError: the image column is ambiguous, or a named column does not exist or has an
+            unsuitable type.
     """
     able = {
         "image": [field.name for field in schema if _can_hold_images(field.type)],
@@ -104,14 +106,16 @@ def columns_of(path: object, schema: Any, names: ColumnNames = AUTOMATIC) -> Col
 
 
 def read_labels(parts: Sequence[Any], source: object) -> NDArray[np.int64] | list[str | None]:
-    """Return what label columns hold: numbers of classes, or names of classes.
+    """Concatenate label columns: an array of class numbers, or a list of class names.
+
+    Missing labels become -1 or None.
 
     Args:
-        parts: Arrow columns, one for each file.
-        source: for messages.
+        parts: Arrow columns, one per file.
+        source: description of the data, for messages.
 
     Raises:
-        DataError: files differ in the type of their labels, or labels are too large.
+        DataError: some files have numbers and others names, or a number does not fit into int64.
     """
     texts = [_is_text(part.type) for part in parts]
     if len(set(texts)) > 1:
@@ -127,14 +131,14 @@ def read_labels(parts: Sequence[Any], source: object) -> NDArray[np.int64] | lis
 
 @contextlib.contextmanager
 def reading(problem: str, advice: str = "") -> Iterator[None]:
-    """Turn what pyarrow raises in the block into an error of the user's world.
+    """Convert exceptions that pyarrow raises in the block to a ``DataError``.
 
     Args:
-        problem: what is wrong if it raises something, such as "x.parquet is damaged".
-        advice: what the user can do.
+        problem: start of the message, such as "x.parquet is damaged".
+        advice: end of the message, including its punctuation.
 
     Raises:
-        DataError: the problem, pyarrow's reason and the advice.
+        DataError: the message has the problem, pyarrow's reason and the advice.
     """
     from pyarrow import ArrowException
 
@@ -157,19 +161,19 @@ def _can_hold_labels(kind: Any) -> bool:
 
 
 def _is_text(kind: Any) -> bool:
-    """Tell whether an Arrow type is that of text, perhaps by a dictionary of it."""
+    """Return whether an Arrow type is a string or a dictionary of strings."""
     return _plain(kind) in _TEXTS
 
 
 def _plain(kind: Any) -> str:
-    """Return the name of an Arrow type; of a dictionary, that of its values."""
+    """Return the name of an Arrow type, or of a dictionary's value type."""
     return str(kind.value_type if str(kind).startswith("dictionary<") else kind)
 
 
 def _features(schema: Any) -> dict[str, Any]:
-    """Return what ``datasets`` leave in the schema about its columns; empty if nothing.
+    """Return the features that ``datasets`` stores in a schema's metadata; empty if there are none.
 
-    Of a ClassLabel it is the list of its names, of another column the name of its type.
+    The value is the list of class names for a ClassLabel, else the name of the column's type.
     """
     try:
         found = dict(parsed_json((schema.metadata or {})[b"huggingface"])["info"]["features"])

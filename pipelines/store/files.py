@@ -1,4 +1,4 @@
-"""Files of a data set that are read by ranges: mapped into memory, or on another machine."""
+"""Files that are read by byte range: memory-mapped local files, or remote objects."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from ..remote.path import Place
 from .probe import Bytes
 
 _WORTH_A_CALL = 2**14
-"""Bytes from which on a range is read ahead."""
+"""Minimum size in bytes of a range for which madvise is called."""
 _OPEN_FILES = 2**17
-"""Files that may be open at once, if the system allows it: twice the number that an index holds."""
+"""Wanted limit on open files: twice the maximum number of files in an index."""
 
 
 class Mapped:
-    """A file mapped into memory, read-only.
+    """A read-only memory-mapped file.
 
-    A pickle of it holds the path alone: the process that unpickles it maps the file again.
+    Only the path is pickled; unpickling maps the file again.
 
     Raises:
-        DataError: it cannot be opened, or is empty.
+        DataError: the file cannot be opened, or is empty.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,16 +44,16 @@ class Mapped:
             raise DataError(f"{path} is empty") from error
         self.view = memoryview(self._map)
         self.address = np.frombuffer(self.view, np.uint8).ctypes.data
-        """Of the file's first byte in memory."""
+        """Memory address of the file's first byte."""
 
     def read(self, start: int, stop: int) -> memoryview:
-        """Return the bytes between two places, without a copy."""
+        """Return the bytes from ``start`` to ``stop`` without copying them."""
         return self.view[start:stop]
 
     def ahead(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Have the system read ranges that will be needed soon, while other work is done.
+        """Ask the OS to read byte ranges into the page cache in the background.
 
-        Small ranges are left to the system, which reads 128 KiB around a page that is missing.
+        Ranges below 16 KiB are skipped: the OS reads 128 KiB around a missing page anyway.
         """
         for start, stop in ranges:
             if stop - start >= _WORTH_A_CALL:
@@ -61,18 +61,18 @@ class Mapped:
                 self._map.madvise(mmap.MADV_WILLNEED, page, stop - page)
 
     def find(self, data: bytes, start: int, end: int) -> int:
-        """Return where in the file bytes begin that lie between two places in it, -1 if nowhere."""
+        """Return the first offset of ``data`` in the range from ``start`` to ``end``, or -1."""
         return self._map.find(data, start, end)
 
     def check(self) -> None:
-        """Refuse a file that has not the size any more that was mapped.
+        """Raise if the file's size has changed since it was mapped.
 
         Raises:
-            FileLostError: names it.
+            FileLostError: the message names the file and both sizes.
         """
         try:
             size = self._map.size()
-        except OSError:  # its server knows it no more
+        except OSError:  # e.g. deleted on a network file system
             size = 0
         if size != len(self):
             raise FileLostError(
@@ -89,27 +89,27 @@ class Mapped:
 
 
 def _allow_many_files() -> None:
-    """Raise the limit on open files: each map holds its file open."""
+    """Raise the process's limit on open files, because each mapping keeps its file open."""
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit < (wanted := min(most, _OPEN_FILES)):
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 File = Mapped | RemoteFile
-"""A file that is read by ranges."""
+"""A file that is read by byte range."""
 
 
 def open_file(path: Place) -> File:
-    """Open a file: map it, or ask for its size.
+    """Map a local file, or open a remote one and get its size.
 
     Raises:
-        DataError: it is not there, cannot be read, or is empty.
+        DataError: the file does not exist, cannot be read, or is empty.
     """
     return RemoteFile(path) if isinstance(path, RemotePath) else Mapped(path)
 
 
 def on_disk(path: Place) -> Path:
-    """Return a path of this machine; refuse data that cannot be read in place on another one."""
+    """Return a local path unchanged; raise a ``NoImagesError`` if it is remote."""
     if isinstance(path, Path):
         return path
     raise NoImagesError(
@@ -119,12 +119,12 @@ def on_disk(path: Place) -> Path:
 
 
 class FileReader(io.RawIOBase):
-    """A part of a file that is read by ranges, for libraries that read Python's files.
+    """A Python file object for a byte range of a ``File``.
 
     Args:
-        read: returns the bytes of the file between two places.
-        start: where the part begins.
-        end: where it ends.
+        read: returns the bytes of the file from a start to a stop offset.
+        start: offset at which the range starts.
+        end: offset at which it ends.
     """
 
     def __init__(self, read: Callable[[int, int], Bytes], start: int, end: int) -> None:
@@ -139,11 +139,11 @@ class FileReader(io.RawIOBase):
         return True
 
     def read(self, size: int = -1, /) -> Any:
-        """Read at most so many bytes, without memory for more than there are; -1 reads all."""
+        """Read up to ``size`` bytes, all if it is -1; allocate no more than remain."""
         return super().read(min(size, max(0, self._size - self._at)))
 
     def readinto(self, into: Any) -> int:
-        """Read as many bytes as there is room for, up to the end."""
+        """Fill a buffer with the next bytes, up to the end; return their number."""
         stop = min(self._at + len(into), self._size)
         data = self._read(self._start + self._at, self._start + max(self._at, stop))
         into[: len(data)] = data
@@ -151,7 +151,7 @@ class FileReader(io.RawIOBase):
         return len(data)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Set the position."""
+        """Set the position and return it."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         self._at = max(0, base + offset)
         return self._at

@@ -1,4 +1,4 @@
-"""Image files: those of a folder, and those that a .csv file names."""
+"""Data sets of individual image files: a folder of images, or the files listed in a .csv."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from .labels import number_classes, parse_labels
 from .probe import Bytes
 
 _STAT_THREADS, _STAT_CHUNK = 16, 512
-"""Threads that ask for files' sizes, and files that each asks for at a time.
+"""Number of threads that stat files, and files per task.
 
-A network file system takes long to answer, but answers many at once.
+Network file systems have a high latency, but answer many requests in parallel.
 """
 CSV = ".csv"
 _PATH, _SPLIT = "path", "split"
-"""Names of a list's columns."""
+"""Default column names of a list."""
 _LOOKED_FOR = 1000
-"""Files of a list that are looked for when it is opened; of a longer list, evenly spread ones."""
+"""Maximum number of files, spread evenly over a list, that are checked when it is opened."""
 
 
 class FileStore(Store):
-    """Image files, each of which is opened when it is read.
+    """Image files, each opened when it is read.
 
     Args:
-        root: where they come from, for messages.
-        folder: that their names are relative to.
-        names: paths of the files, below the folder or absolute.
-        labels: (images,) of each, -1 for none.
+        root: the folder or list that the files come from, for messages.
+        folder: the folder that ``names`` are relative to.
+        names: paths of the files, relative to ``folder`` or absolute.
+        labels: (images,) label of each image, -1 for none.
         classes: names of the classes.
     """
 
@@ -62,11 +62,11 @@ class FileStore(Store):
         self._stats: NDArray[np.int64] | None = None
 
     def path(self, index: int) -> Path:
-        """Return an image's file."""
+        """Return the path of an image's file."""
         return self._folder / self.name(index)
 
     def name(self, index: int) -> str:
-        """Return an image's path below the folder, or its absolute one."""
+        """Return an image's path as it was passed: relative to the folder, or absolute."""
         return os.fsdecode(self._names[self.position(index)])
 
     def where(self, index: int) -> str:
@@ -82,10 +82,10 @@ class FileStore(Store):
             raise DataError(f"cannot read {self.path(index)}: {reason(error)}") from error
 
     def read_into(self, indices: NDArray[np.int64], new_chunk: NewChunk) -> list[Bytes]:
-        """Return the encoded bytes of several images, in memory from ``new_chunk``.
+        """Return the encoded bytes of several images, in buffers from ``new_chunk``.
 
-        Compiled code reads as many files as fit into a chunk. A file that is larger than a chunk,
-        or cannot be read, is left to ``read``.
+        Compiled code reads as many files as fit into a buffer. ``read`` handles files that are
+        larger than a buffer or cannot be read.
         """
         data: list[Bytes] = []
         while len(data) < len(indices):
@@ -99,7 +99,7 @@ class FileStore(Store):
         return data
 
     def _read_files(self, indices: NDArray[np.int64], memory: memoryview) -> list[int]:
-        """Read files one behind the other, as far as they fit; return the bytes of each."""
+        """Read files into consecutive parts of a buffer until it is full; return their sizes."""
         names, which = self._names, np.ascontiguousarray(self.in_whole(indices), np.int64)
         sizes = np.empty(len(which), np.int64)
         count: int = library.kernels().fastsiam_read_files(
@@ -116,13 +116,13 @@ class FileStore(Store):
         return done
 
     def sizes(self) -> NDArray[np.int64]:
-        """Return the bytes of each image: (images,); 0 where a file is not there any more."""
+        """Return the size of each image in bytes: (images,); 0 if the file no longer exists."""
         if self._whole is not None:
             return self._whole.sizes()[self.positions]
         return self._stat()[:, 0]
 
     def stamp(self) -> str:
-        """Return a text that changes with the files' names, sizes and modification times."""
+        """Return a fingerprint of the files: their names, labels, sizes and modification times."""
         parts = (self._names.tobytes(), self.labels.tobytes(), self._stat().tobytes())
         return hashlib.sha256(b"".join(parts)).hexdigest()
 
@@ -151,14 +151,14 @@ class FileStore(Store):
 
 
 class FolderStore(FileStore):
-    """Image files of a folder.
+    """The image files of a folder, optionally in class folders.
 
-    With class folders (at any depth below them, as in torchvision's ``ImageFolder``), the label is
-    the position of the class folder's name among the sorted names. Without, every label is -1.
+    With class folders, images may be at any depth below them, as in torchvision's ``ImageFolder``,
+    and labels are indices of the sorted folder names. Without class folders, every label is -1.
 
     Raises:
-        DataError: the folder cannot be listed, holds no images, or holds some in class folders and
-            some beside them.
+        DataError: the folder cannot be listed, contains no images, or contains images both inside
+            and outside class folders.
     """
 
     kind = "files of a folder"
@@ -189,17 +189,17 @@ class FolderStore(FileStore):
                     f"folders ({next(iter(counts))}/); move the first into class folders, "
                     "or point --data at a folder that has only one kind"
                 )
-            labels -= 1  # no class
+            labels -= 1  # from 0 to -1: unlabelled
         super().__init__(root, root, names, labels, tuple(counts))
 
 
 def _walk(root: Path, listed: Tally, broken: list[str]) -> Iterator[bytes]:
-    """Yield the paths below ``root`` of the images in each folder, before those of its folders.
+    """Yield the paths of all images below ``root``, relative to it.
 
-    Both are sorted. Hidden ones are left out. Paths of images that are links to files that are not
-    there are appended to ``broken``.
+    The images of a folder come before those of its subfolders; both are sorted. Hidden files and
+    folders are skipped. Broken image links are skipped and appended to ``broken``.
     """
-    # Each folder with those that were left for it through links: a link back to them is a loop.
+    # Each folder, with the folders of the links followed to it: a link back to these is a loop.
     waiting: list[tuple[str, tuple[str, ...]]] = [("", ())]
     while waiting:
         folder, left = waiting.pop()
@@ -224,26 +224,26 @@ def _walk(root: Path, listed: Tally, broken: list[str]) -> Iterator[bytes]:
 
 
 def _leads_back(link: str, folders: Sequence[str]) -> bool:
-    """Tell whether a link leads to one of these folders, or to one above it."""
+    """Return whether a link points to one of these folders or to a parent of one."""
     target = os.path.realpath(link)
     return any(os.path.commonpath([target, folder]) == target for folder in folders)
 
 
 class ListedStore(FileStore):
-    """Image files that a list names, in its order; one may be named several times.
+    """The image files listed in a .csv, in the order of its rows; a file may be listed repeatedly.
 
-    Paths are relative to the list's folder, or absolute. Labels are integers or names of classes.
-    A column ``split`` tells which rows are training images; without it, all are.
+    Paths are absolute, or relative to the list's folder. Labels are integers or class names. The
+    column ``split`` assigns rows to splits; without it, all images are training images.
 
     Args:
-        path: the list.
-        split: rows to take.
-        names: columns that the user named; ``image`` is the one of the paths.
+        path: the .csv file.
+        split: the split to open.
+        names: columns that the user named; ``image`` is the column of paths.
 
     Raises:
-        NoSplitError: no row is of the split.
-        DataError: the list cannot be read, has no column of paths or no rows, or names files that
-            are not there; of a long list only some files are looked for.
+        NoSplitError: no row belongs to the split.
+        DataError: the list cannot be read, has no path column or no rows, or lists missing files.
+            If it has more than 1,000 rows, a sample of the files is checked.
     """
 
     kind = "files of a list"
@@ -266,7 +266,7 @@ class ListedStore(FileStore):
         self._check_files()
 
     def _check_files(self) -> None:
-        """Raise a ``DataError`` if files are not there; of a long list look for some."""
+        """Raise a ``DataError`` if files are missing, checking a sample of a long list."""
         some = np.unique(np.linspace(0, len(self) - 1, min(len(self), _LOOKED_FOR), dtype=int))
         there = [os.path.isfile(self._file(index)) for index in some.tolist()]
         if all(there):
@@ -281,7 +281,7 @@ class ListedStore(FileStore):
 def _of_split(
     path: Path, rows: int, splits: Sequence[str] | None, split: Split
 ) -> NDArray[np.int64]:
-    """Return which rows are of a split, ascending."""
+    """Return the row numbers of a split, ascending."""
     if splits is None:
         if split == "train":
             return np.arange(rows)
@@ -296,7 +296,7 @@ def _of_split(
 
 
 def _read_csv(path: Path, names: ColumnNames) -> dict[str, list[str]]:
-    """Read the columns of a CSV file in UTF-8 whose first line names them."""
+    """Read a UTF-8 CSV file with a header line; return its columns by name."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines = csv.reader(file, skipinitialspace=True, strict=True)

@@ -1,7 +1,8 @@
-"""The index of a set of files: where images lie in them. It is built once, and then kept.
+"""Indexes of the images in a set of files, built once and stored on disk.
 
-An index is an .npz file of named arrays. It is kept beside the files or, where that is impossible,
-in the user's cache, and is valid while the files have the names, sizes and times that it notes.
+An index is an .npz file of named arrays. It is stored next to the files or, if that is impossible,
+in the user's cache folder. It is valid as long as the names, sizes and modification times of the
+files match those that it contains.
 """
 
 from __future__ import annotations
@@ -40,30 +41,30 @@ ROW = np.dtype(
         ("flags", "<u2"),
     ]
 )
-"""An image of an index: where its bytes are, its class, its size in pixels, ``Flags``."""
+"""Index row of an image: its byte range and file, label, size in pixels and ``Flags``."""
 _FORMAT = 3
-"""Noted with the facts, and with null, where version 0.2 had more."""
+"""Version of the format; stored with the facts and a null, where fastsiam 0.2 had more data."""
 _MOST_FILES = 0xFFFF
-"""A row has two bytes for the number of its file."""
+"""An index row stores the file number in 16 bits."""
 
 Facts = list[list[str | int]]
-"""Of each file name, size and modification time (ns), which change when it does."""
+"""Name, size in bytes and modification time (ns) of each file, to detect changes."""
 
 
 Index = dict[str, NDArray[Any]]
-"""Named arrays; ``rows`` (images,) of type ROW is always there."""
+"""Named arrays; always contains ``rows``: (images,) of type ROW."""
 
 
 def open_index(files: Sequence[File], build: Callable[[str], Index], *, column: str = "") -> Index:
-    """Load the index of files; if it is missing or of other files, build and keep it.
+    """Load the index of files, or build and store it if it is missing or outdated.
 
     Args:
-        files: what is indexed.
-        build: makes the index; gets the files' names, for messages.
-        column: what of the files is indexed, where that is not always the same.
+        files: the files to index.
+        build: builds the index, given a description of the files for messages.
+        column: the indexed column, if it is not the default; an index of another one is outdated.
 
     Raises:
-        DataError: there are too many files, one is gone, or as ``build``.
+        DataError: there are too many files, one no longer exists, or ``build`` raised it.
     """
     if len(files) > _MOST_FILES:
         raise DataError(
@@ -77,7 +78,7 @@ def open_index(files: Sequence[File], build: Callable[[str], Index], *, column: 
     if (index := load(places, facts)) is not None:
         return index
     with _locked(places, source):
-        if (index := load(places, facts)) is not None:  # another process built it meanwhile
+        if (index := load(places, facts)) is not None:  # built by another process
             return index
         began = time.monotonic()
         index = build(source)
@@ -91,14 +92,14 @@ def open_index(files: Sequence[File], build: Callable[[str], Index], *, column: 
 
 @contextlib.contextmanager
 def _locked(homes: Sequence[Path], source: str) -> Iterator[None]:
-    """Lock an index inside a ``with`` block: only one process builds it, and the others wait.
+    """Lock an index inside a ``with`` block, so that one process builds it and the others wait.
 
-    The lock is a file beside the first place that takes one. If no place does, nothing is locked.
+    The lock is a file next to the first writable home. If there is none, nothing is locked.
     """
     with contextlib.ExitStack() as stack:
         for home in homes:
             lock = FileLock(home.with_name(f"{home.name}.lock"), fallback_to_soft=False)
-            with contextlib.suppress(OSError):  # a read-only place, or one without locks
+            with contextlib.suppress(OSError):  # read-only, or without file locks
                 home.parent.mkdir(parents=True, exist_ok=True)
                 try:
                     lock.acquire(timeout=0)
@@ -117,10 +118,10 @@ def _release(lock: FileLock) -> None:
 
 
 def file_facts(paths: Sequence[Place]) -> Facts:
-    """Return the facts of each file.
+    """Return the name, size and modification time of each file.
 
     Raises:
-        DataError: a file is not there any more.
+        DataError: a file no longer exists.
     """
     facts: Facts = []
     for path in paths:
@@ -131,9 +132,9 @@ def file_facts(paths: Sequence[Place]) -> Facts:
 
 
 def homes(paths: Sequence[Place]) -> list[Path]:
-    """Return where the index of these files may be kept: beside them, or in the user's cache.
+    """Return the paths where the index of these files may be stored, in order of preference.
 
-    Beside those of another machine nothing is written.
+    These are a file next to local files, and a file in the user's cache folder.
     """
     first, names = paths[0], [path.name for path in paths]
     stem = first.stem if len(paths) == 1 else f"{first.stem}-and-{len(paths) - 1}-more"
@@ -148,9 +149,9 @@ def homes(paths: Sequence[Place]) -> list[Path]:
 
 
 def load(homes: Sequence[Path], facts: Facts) -> Index | None:
-    """Read the first whole index in one of these places that is of files with these facts."""
+    """Load the first readable index at these paths with the given facts; None if there is none."""
     for home in homes:
-        with contextlib.suppress(Exception):  # a damaged archive makes numpy raise anything
+        with contextlib.suppress(Exception):  # numpy can raise any exception on a corrupt file
             with np.load(home) as file:
                 index = {name: file[name] for name in file.files}
             about = json.loads(index.pop("about").tobytes())
@@ -160,27 +161,27 @@ def load(homes: Sequence[Path], facts: Facts) -> Index | None:
 
 
 def keep(index: Index, homes: Sequence[Path], facts: Facts) -> Path | None:
-    """Write the index to the first place that takes it, and return that; None if none does."""
+    """Store the index at the first writable path, and return the path; None if none is writable."""
     for home in homes:
         try:
             about = np.frombuffer(json.dumps([_FORMAT, facts, None]).encode(), np.uint8)
             with (
-                written_whole(home, by_many=True) as temporary,  # all ranks of a run at once
+                written_whole(home, by_many=True) as temporary,  # possibly all ranks of a run
                 temporary.open("wb") as file,
             ):
                 np.savez(file, about=about, **index)  # type: ignore[arg-type]
-        except OSError:  # a read-only place, or a full one
+        except OSError:  # read-only or full
             continue
         return home
     return None
 
 
 def pack_texts(texts: Sequence[str]) -> NDArray[np.uint8]:
-    """Return texts as a compressed array: names are long, and seldom wanted."""
+    """Compress texts into a (bytes,) uint8 array: image names are long and rarely needed."""
     joined = "".join(text.replace("\0", "_") + "\0" for text in texts)
     return np.frombuffer(zlib.compress(joined.encode("utf-8", "surrogateescape"), 1), np.uint8)
 
 
 def unpack_texts(array: NDArray[np.uint8]) -> list[str]:
-    """Return the texts of an array that ``pack_texts`` made."""
+    """Return the texts of an array from ``pack_texts``."""
     return str(zlib.decompress(array.tobytes()), "utf-8", "surrogateescape").split("\0")[:-1]

@@ -1,4 +1,4 @@
-"""Labels of images as numbers of classes; those of ImageNet's validation images from their list."""
+"""Conversion of labels to class numbers, and ImageNet's validation labels from their list."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _KAGGLE_LIST = "LOC_val_solution.csv"
 
 
 def parse_labels(texts: Sequence[str]) -> NDArray[np.int64] | list[str | None]:
-    """Return labels that are written as text: numbers if all are integers, else names of classes.
+    """Parse label texts: an array of class numbers if all are integers, else a list of class names.
 
-    An empty text is no label.
+    An empty text means no label: -1 or None.
     """
     if all(re.fullmatch(r"(-?[0-9]{1,18})?", text) for text in set(texts)):
         return np.array([int(text or -1) for text in texts], np.int64)
@@ -36,19 +36,21 @@ def parse_labels(texts: Sequence[str]) -> NDArray[np.int64] | list[str | None]:
 def number_classes(
     labels: NDArray[np.int64] | Sequence[str | None], source: object, classes: tuple[str, ...] = ()
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Turn labels into numbers of classes.
+    """Convert labels to class numbers.
 
     Args:
-        labels: (images,) numbers of classes, negative for none; or names of classes, None for none.
-        source: of the labels, for messages.
-        classes: names of the classes by their numbers, if they are known. Unknown names are
-            numbered by their order; unknown numbers are names themselves: "0", "1", ...
+        labels: (images,) class numbers, negative for unlabelled images; or class names, None for
+            unlabelled images.
+        source: description of the data, for messages.
+        classes: class names, indexed by number, if known. If they lack a name in ``labels``, all
+            names in ``labels`` are numbered in sorted order. If they are empty and ``labels`` are
+            numbers, the class names are "0", "1", ...
 
     Returns:
-        (images,) the number of each image's class, -1 where it has none; the classes' names.
+        (images,) class numbers, -1 for unlabelled images; and the class names.
 
     Raises:
-        DataError: a label is no class number.
+        DataError: a label is not a valid class number.
     """
     if not isinstance(labels, np.ndarray):
         names = {name for name in labels if name is not None}
@@ -67,21 +69,22 @@ def number_classes(
 
 
 def label_validation(store: Store, train_classes: Callable[[], tuple[str, ...]]) -> None:
-    """Label ImageNet's validation images by the list that its authors ship apart.
+    """Label ImageNet's validation images in place, from the devkit's or Kaggle's list.
+
+    The list is searched next to the images and in up to four parent folders.
 
     Args:
-        store: images without labels; those of other data sets stay as they are. The list lies
-            beside them, or in a folder above.
-        train_classes: returns the classes of the training images; may be empty.
+        store: unlabelled images; a store of another data set is left unchanged.
+        train_classes: returns the class names of the training images; may be empty.
 
     Raises:
-        NoLabelsError: there is no list.
-        DataError: the list cannot be read, or lacks an image.
+        NoLabelsError: no list was found.
+        DataError: the list cannot be read, or does not contain an image.
     """
     named = [_VALIDATION_NAME.search(store.name(i)) for i in range(len(store))]
     if not all(named):
         return
-    # on another machine, where each folder costs requests, the nearest
+    # of a remote path only the nearest, because each folder costs requests
     above = (
         store.root.resolve().parents[:4] if isinstance(store.root, Path) else [store.root.parent]
     )
@@ -96,7 +99,8 @@ def label_validation(store: Store, train_classes: Callable[[], tuple[str, ...]])
 def _known_labels(root: Place, above: Sequence[Place]) -> dict[int, str]:
     """Return the WordNet id of each validation image, by its number from 1 to 50,000.
 
-    The devkit or Kaggle's list lies beside the images, or in a folder above.
+    Raises:
+        NoLabelsError: ``root`` and the folders in ``above`` have no list.
     """
     for folder in (root, *above):
         for name, read in ((f"{_DEVKIT}.tar.gz", _from_devkit), (_KAGGLE_LIST, _from_kaggle)):
@@ -109,7 +113,7 @@ def _known_labels(root: Place, above: Sequence[Place]) -> dict[int, str]:
 
 
 def _from_devkit(path: Place) -> dict[int, str]:
-    """Combine the devkit's list of class numbers with its table of classes."""
+    """Return the WordNet ids from the devkit's class numbers and its table of classes."""
     from scipy.io import loadmat
 
     try:
@@ -128,7 +132,7 @@ def _from_devkit(path: Place) -> dict[int, str]:
 
 
 def _from_kaggle(path: Place) -> dict[int, str]:
-    """Read Kaggle's list: an image's name, a comma, its WordNet id and boxes."""
+    """Return the WordNet ids from Kaggle's list, with lines of image name, WordNet id and boxes."""
     with explained(DataError, f"cannot read the list of labels {path}"):
         lines = path.read_bytes().decode(errors="replace").splitlines()
     found = (re.match(r"ILSVRC2012_val_(\d{8}),(n\d{8})\b", line) for line in lines)

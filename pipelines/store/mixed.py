@@ -1,4 +1,4 @@
-"""Several data sets as one, one after the other."""
+"""Concatenation of several data sets into one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .probe import Bytes
 
 
 class MixedStore(Store):
-    """The images of several data sets: those of the first one come first.
+    """The images of several data sets, one after the other.
 
-    An image's name begins with the number of its data set, such as ``1/class/file.jpg``. Classes
-    of different data sets that have the same name are one class.
+    An image's name starts with the number of its data set, such as ``1/class/file.jpg``. Classes
+    with the same name in different data sets are one class.
 
     Args:
         stores: the data sets, two or more.
@@ -30,7 +30,7 @@ class MixedStore(Store):
         self._stores = stores
         self.kind = f"{len(stores)} data sets: {', '.join(str(store.root) for store in stores[1:])}"
         self.root = stores[0].root
-        # for messages: a .beton file has the default rules
+        # for messages; .beton files always have the default rules
         self.rules = next((s.rules for s in stores if s.rules != ImageRules()), ImageRules())
         self.files = [file for store in stores for file in store.files]
         lengths = [len(store) for store in stores]
@@ -44,7 +44,7 @@ class MixedStore(Store):
         return " and ".join(map(str, self._stores))
 
     def check(self) -> None:
-        """Raise if a mapped file lost bytes: each data set checks its own."""
+        """Raise if a mapped file's size has changed; see ``Store.check``."""
         for store in self._stores:
             store.check()
 
@@ -62,42 +62,42 @@ class MixedStore(Store):
         return [found[row] for row in range(len(indices))]
 
     def name(self, index: int) -> str:
-        """Return an image's name, after the number of its data set."""
+        """Return an image's name, prefixed with the number of its data set."""
         store, own = self._place(index)
         return f"{self.sets[index]}/{store.name(own)}"
 
     def where(self, index: int) -> str:
-        """Return where an image lies, for messages."""
+        """Return the location of an image, for messages."""
         store, own = self._place(index)
         return store.where(own)
 
     def raw_size(self, index: int) -> tuple[int, int] | None:
-        """Return (height, width) if the image is kept as pixels, else None."""
+        """Return (height, width) if the image is stored as raw pixels, else None."""
         store, own = self._place(index)
         return store.raw_size(own)
 
     def dimensions(self) -> NDArray[np.int64] | None:
-        """Return height and width of each decoded image: (images, 2); None if some are unknown."""
+        """Return the height and width of each decoded image: (images, 2), or None."""
         known = [own for store in self._stores if (own := store.dimensions()) is not None]
         return self._of_whole(known) if len(known) == len(self._stores) else None
 
     def rules_of(self, index: int) -> ImageRules:
-        """Return the rules of an image's data set."""
+        """Return the decoding rules of an image's data set."""
         store, own = self._place(index)
         return store.rules_of(own)
 
     def sizes(self) -> NDArray[np.int64]:
-        """Return the bytes of each image: (images,)."""
+        """Return the size of each image in bytes: (images,)."""
         return self._of_whole([store.sizes() for store in self._stores])
 
     def stamp(self) -> str:
-        """Return a text that changes when the files do."""
+        """Return the fingerprints of all data sets, one per line."""
         return "\n".join(store.stamp() for store in self._stores)
 
     def locate(
         self, indices: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-        """Return addresses and lengths of images in mapped files; None if ``read`` is needed."""
+        """Return the addresses and lengths of images in memory, or None; see ``Store.locate``."""
         addresses, lengths = np.empty((2, len(indices)), np.int64)
         for store, rows, own in self._parts(indices):
             found = store.locate(own)
@@ -107,12 +107,12 @@ class MixedStore(Store):
         return addresses, lengths
 
     def ahead(self, indices: Sequence[int]) -> None:
-        """Start to fetch images that will be read soon."""
+        """Start to prefetch images that will be read soon."""
         for store, _, own in self._parts(np.asarray(indices, np.int64)):
             store.ahead(own.tolist())
 
     def ways_out(self) -> str:
-        """Say what can be done about a bad image."""
+        """Return advice on how to continue despite a bad image, for messages."""
         return "repair the image, or train with another one in its place by --bad-images replace"
 
     def _blocks(self) -> NDArray[np.int64]:
@@ -123,18 +123,18 @@ class MixedStore(Store):
         return np.concatenate(columns)
 
     def _of_whole(self, columns: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-        """Return a column of the images, from those of the data sets."""
+        """Concatenate per-image columns of the data sets, and select this store's images."""
         return np.concatenate(columns)[self.in_whole(np.arange(len(self)))]
 
     def _place(self, index: int) -> tuple[Store, int]:
-        """Return the data set of an image, and its position there."""
+        """Return the data set of an image, and the image's position in it."""
         number = self.sets[index]
         return self._stores[number], self.position(index) - int(self._first[number])
 
     def _parts(
         self, indices: NDArray[np.int64]
     ) -> list[tuple[Store, NDArray[np.int64], NDArray[np.int64]]]:
-        """Return each data set that images are of, with their rows and their positions there."""
+        """Group images by data set: the data set, rows of ``indices`` and positions in it."""
         sets = self.sets[indices]
         within = self.in_whole(indices) - self._first[sets]
         return [
@@ -145,6 +145,6 @@ class MixedStore(Store):
 
 
 def _labels(store: Store, number: dict[str, int]) -> NDArray[np.int64]:
-    """Return the labels of a data set's images among all classes, -1 where they have none."""
+    """Return the labels of a data set's images in the numbering of the mixture's classes."""
     own = np.array([*(number[name] for name in store.classes), -1], np.int64)
     return own[np.where(store.labels < len(store.classes), store.labels, -1)]

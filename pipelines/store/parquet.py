@@ -1,12 +1,11 @@
-"""Images in parquet files, as ``datasets`` and the Hub have them: an image struct and a label.
+"""Images in parquet files, as written by Hugging Face ``datasets``: an image struct and a label.
 
-A conversion reads images in order by pyarrow, one row group after the other. Training reads them in
-random order, through an index of their offsets. ``datasets`` writes images uncompressed, one after
-the other. To build the index, pyarrow reads every image once, and its bytes are searched in the
-part of the file that holds its row group. So every offset in the index is one where the image's
-bytes were found.
+A conversion reads images in order with pyarrow, one row group at a time. Training reads them in
+random order, through an index of their offsets. ``datasets`` writes images uncompressed and
+contiguously. To build the index, pyarrow reads every image once, and its bytes are searched in the
+row group's part of the file. So the image's bytes were found at every offset in the index.
 
-The bytes of compressed images are not in the file: such files are converted first.
+Compressed files do not contain the images' bytes as such, so they have to be converted first.
 """
 
 from __future__ import annotations
@@ -37,22 +36,22 @@ from .table import TableStore
 
 PARQUET = ".parquet"
 _BATCH = 64
-"""Images are read so many at a time."""
+"""Number of images that pyarrow reads at a time."""
 
 
 class ParquetStore(TableStore):
     """Images of parquet files.
 
     Args:
-        root: folder that the files lie in, for messages.
+        root: the folder of the files, or the file, for messages.
         files: the parquet files.
         names: columns that the user named.
-        in_order: the images will be read in order, as a conversion does, each row group once. Else
-            the places of their bytes are looked up, or found and kept.
+        in_order: read images in order, as a conversion does, and each row group once. Otherwise
+            images are read at random, through an index that is loaded or built.
 
     Raises:
-        DataError: pyarrow is missing, a file cannot be read or has no image column or not the named
-            one, or images are compressed and not read in order.
+        DataError: pyarrow is missing; a file cannot be read or lacks the image column; or the
+            images are compressed or remote and ``in_order`` is False.
     """
 
     kind = "parquet files"
@@ -75,8 +74,8 @@ class ParquetStore(TableStore):
             for file, own in enumerate(self._metadata)
             for number in range(own.num_row_groups)
         ]
-        """File, and number in the file, of each row group."""
-        if in_order:  # of an image's size only its group's mean is known
+        """(file index, index in the file) of each row group."""
+        if in_order:  # sizes are the mean of the row group
             facts = [self._metadata[file].row_group(number) for file, number in self._row_groups]
             counts = [own.num_rows for own in facts]
             means = [own.total_byte_size // max(1, own.num_rows) for own in facts]
@@ -88,14 +87,14 @@ class ParquetStore(TableStore):
             self._set_places((), self.file, nowhere, np.repeat(means, counts))
         else:
             self._index()
-            self._metadata = [None] * len(files)  # megabytes, and only names are read from now on
+            self._metadata = [None] * len(files)  # free megabytes; only names are read from now on
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is copied: a copy begins its row group again."""
+        """Return the state without the row group iterator: a copy starts its row group again."""
         return self.__dict__ | {"_group": -1, "_images": None}
 
     def _read(self, index: int) -> Bytes:
-        """Return an image's bytes; in order, read on from the one before it in its row group."""
+        """Return an image's bytes; if ``in_order``, continue after the last one of its row group."""
         if self.groups is None:
             return super()._read(index)
         group, position = int(self.groups[index]), self.position(index)
@@ -110,7 +109,7 @@ class ParquetStore(TableStore):
         raise DataError(f"{self._paths[file]} is damaged in row group {number}: it ends early")
 
     def _index(self) -> None:
-        """Look up where the images lie."""
+        """Load or build the index, and set the byte range of each image."""
         here = [path for path in self._paths if isinstance(path, Path)]
         if len(here) < len(self._paths):
             raise self._unplaced("are on another machine")
@@ -123,7 +122,7 @@ class ParquetStore(TableStore):
         self._refuse_paths_alone()
 
     def _build(self, files: Sequence[Mapped], source: str) -> Index:
-        """Find the bytes of the images in the files."""
+        """Build the index: find the bytes of all images in the files."""
         rows = [np.zeros(0, ROW)]
         pool = ThreadPoolExecutor(cores())
         try:
@@ -151,18 +150,18 @@ class ParquetStore(TableStore):
     def _find_images(
         self, files: Sequence[Mapped], file: int, number: int
     ) -> NDArray[np.void] | None:
-        """Find the images of a row group in its mapped file; None if they are not there as such.
+        """Return the index rows of a row group's images; None if their bytes are not in the file.
 
-        They lie one after the other, except for several that are alike, of which one may be stored.
+        Images are stored one after the other, but identical images may be stored only once.
 
         Raises:
-            DataError: the file is damaged.
+            DataError: the file is corrupt.
         """
         path, name = self._paths[file], self._columns[file].bytes
         with reading(f"{path} is damaged"), _open_table(path, self._metadata[file]) as table:
             schema = table.metadata.schema
             names = [schema.column(i).path for i in range(len(schema))]
-            # pyarrow ends the process at damaged metadata of a column, unless it reads them first
+            # Reading raises on corrupt column metadata, where .column() would abort the process.
             next(table.iter_batches(1, [number], [name], use_threads=False), None)
             column = table.metadata.row_group(number).column(names.index(name))
             if column.path_in_schema != name:
@@ -181,10 +180,10 @@ class ParquetStore(TableStore):
         return np.array(rows, ROW)
 
     def _read_images(self, file: int, number: int) -> Iterator[bytes]:
-        """Read the images of a row group: their bytes, empty where a row has none.
+        """Yield the bytes of each image in a row group; empty if a row has no bytes.
 
         Raises:
-            DataError: the group is damaged.
+            DataError: the row group is corrupt.
         """
         from pyarrow import Table
 
@@ -205,12 +204,12 @@ class ParquetStore(TableStore):
 def open_parquet(
     root: Place, split: Split, names: ColumnNames = AUTOMATIC, *, in_order: bool = False
 ) -> Store:
-    """Open a split of the parquet files in a folder and below it, or a file.
+    """Open a split of a parquet file, or of the parquet files in a folder and its subfolders.
 
     Raises:
-        NoSplitError: there is no such split.
-        DataError: there are no parquet files, or they lie in several folders, or as
-            ``ParquetStore``.
+        NoSplitError: the split does not exist.
+        DataError: there are no parquet files, the split's files are in several folders, or
+            ``ParquetStore`` raises it.
     """
     if root.is_file():
         return ParquetStore(root, find_split(root, split), names, in_order=in_order)
@@ -236,14 +235,14 @@ def open_parquet(
 
 
 def _open_table(path: Place, metadata: Any = None) -> Any:
-    """Open a parquet file by pyarrow.
+    """Open a parquet file with pyarrow.
 
     Args:
         path: the file.
-        metadata: what an earlier call read at the file's end, if one did.
+        metadata: the file's metadata, if an earlier call has read it.
 
     Raises:
-        DataError: it is damaged.
+        DataError: the file is corrupt.
     """
     from pyarrow import parquet
 
@@ -252,5 +251,5 @@ def _open_table(path: Place, metadata: Any = None) -> Any:
             file = RemoteFile(path)
             reader = FileReader(file.read, 0, len(file))
             return parquet.ParquetFile(reader, metadata=metadata, pre_buffer=True)
-        # mapped: else pyarrow reads all images of a row group into memory
+        # without memory_map pyarrow reads all images of a row group into memory
         return parquet.ParquetFile(path, metadata=metadata, memory_map=True)

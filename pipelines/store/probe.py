@@ -1,7 +1,7 @@
-"""Headers of encoded images: their size, and what is unusual about them.
+"""Parsing of image headers: size, orientation and unusual features.
 
-JPEG headers are read here, in a few microseconds each; Pillow reads other formats. The markers are
-those of ITU-T T.81, annex B.
+JPEG headers are parsed here, in a few microseconds each; Pillow parses other formats. The JPEG
+markers are those of ITU-T T.81, annex B.
 """
 
 from __future__ import annotations
@@ -19,55 +19,53 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 from fastsiam.kernels.library import next_marker
 
 Bytes = bytes | memoryview
-"""An encoded image, or the pixels of a raw image.
-
-A memoryview looks into a mapped file."""
+"""An encoded image, or the pixels of a raw image; a memoryview if it is part of a mapped file."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
-"""Formats that Pillow may find in a file, whatever its name; readers of others start programs."""
+"""Formats that Pillow may detect, whatever a file's name. Some other readers run programs."""
 
-# Of large images and odd metadata, which are read or refused all the same.
+# Pillow warns about large images and odd metadata; fastsiam reads them or raises an error.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 _SOI, _EOI = b"\xff\xd8", b"\xff\xd9"
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _SOF = {0xC0: 0, 0xC1: 0, 0xC2: 1}
-"""Frame headers that every JPEG decoder reads (baseline, extended, progressive)."""
+"""Frame headers that every JPEG decoder supports; 1 if progressive, 0 if baseline or extended."""
 _OTHER_SOF = {0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}
 _SOS, _APP1, _APP14 = 0xDA, 0xE1, 0xEE
 _BETWEEN_SCANS = {_SOS, 0xC4, 0xDB, 0xDD}
-"""What may stand between the scans of a progressive image: their headers, and tables."""
+"""Markers that may appear between the scans of a progressive JPEG: scan headers and tables."""
 _ORIENTATION = 0x0112
 _NAMES_ORIENTATION = re.compile(rb"\x01\x12|\x12\x01")
 
 
 class Flags(enum.IntFlag):
-    """What is unusual about an encoded image: not every decoder takes all of these."""
+    """Unusual features of an encoded image; not every decoder supports them."""
 
     PROGRESSIVE = 1
-    """A progressive JPEG: decoded by software where the hardware takes baseline only."""
+    """A progressive JPEG: decoded in software if the hardware supports only baseline."""
     GRAY = 2
     """One channel."""
     CMYK = 4
-    """Four channels of ink."""
+    """Four channels, CMYK or YCCK."""
     NOT_JPEG = 8
-    """Another format, whatever the file's name says."""
+    """Another format than JPEG, whatever the file's name."""
     ROTATED = 16
-    """EXIF asks viewers to turn it; ``--exif apply`` does."""
+    """Has an EXIF orientation other than 1; ``--exif apply`` makes the image upright."""
     UNUSUAL = 64
-    """A JPEG that not every decoder reads: coded as RGB, arithmetic, lossless, 12 bits."""
+    """A JPEG that not every decoder supports, such as RGB, arithmetic, lossless or 12-bit."""
     BAD = 128
-    """Its header cannot be read."""
+    """The header cannot be parsed."""
     TRANSPARENT = 512
-    """Some of its pixels may be transparent."""
+    """Some pixels may be transparent."""
     DEEP = 1024
-    """More than 8 bits in a channel, or floats: reduced to 8 bits."""
+    """More than 8 bits per channel, or floats; decoding reduces them to 8 bits."""
 
 
 _PROGRESSIVE, _GRAY, _CMYK = int(Flags.PROGRESSIVE), int(Flags.GRAY), int(Flags.CMYK)
 _ROTATED, _UNUSUAL = int(Flags.ROTATED), int(Flags.UNUSUAL)
-# Plain numbers: operations on members of an enum take longer than all the rest of a header.
+# Plain integers: operations on enum members take longer than the rest of parsing a header.
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +74,25 @@ class Probe:
 
     height: int
     width: int
-    """As stored: before the EXIF orientation is applied."""
+    """Size as stored, before the EXIF orientation is applied."""
     flags: int
-    """Sum of the ``Flags`` that hold."""
+    """Sum of ``Flags``."""
     scan: int = 0
-    """JPEG: where the first scan begins."""
+    """JPEG: offset of the first scan's data."""
     rotation: tuple[tuple[int, int], ...] = ()
-    """JPEG: where each EXIF segment begins and ends, if one of them asks to turn it."""
+    """JPEG: start and end offset of each EXIF segment if ``ROTATED`` is set, else empty."""
     orientation: int = 0
-    """EXIF orientation, 1 to 8; 0 where the file names none.
+    """EXIF orientation, 1 to 8; 0 if the file has none.
 
-    Of PNG and WebP the EXIF data count that come before the pixels. Pillow itself turns TIFFs."""
+    In PNG and WebP, only EXIF data before the pixels count. It is 0 for TIFFs, which Pillow makes
+    upright itself."""
 
 
 def probe(data: Bytes) -> Probe:
-    """Read an image's header.
+    """Parse an image's header.
 
     Raises:
-        ValueError: it is not an image; says why.
+        ValueError: the data are not an image; the message is the reason.
     """
     if data[:2] == _SOI:
         return _jpeg(data)
@@ -101,7 +100,7 @@ def probe(data: Bytes) -> Probe:
     flags = int(Flags.NOT_JPEG)
     if has_alpha(image):
         flags |= int(Flags.TRANSPARENT)
-    if is_deep(image) or ";16" in str(image.tile[:1]):  # as Pillow names 16-bit colours
+    if is_deep(image) or ";16" in str(image.tile[:1]):  # raw mode of 16-bit colours
         flags |= int(Flags.DEEP)
     orientation = _orientation(image.info.get("exif", b"")) if image.format != "TIFF" else 0
     if orientation not in (0, 1):
@@ -110,16 +109,16 @@ def probe(data: Bytes) -> Probe:
 
 
 def opened_by_pillow(data: Bytes) -> ImageFile.ImageFile:
-    """Let Pillow read an image's header; its pixels are decoded when they are asked for.
+    """Open an image with Pillow, which parses the header and decodes the pixels lazily.
 
     Raises:
-        ValueError: it is not an image of a format that is read; says why.
+        ValueError: the data are not an image of a supported format; the message is the reason.
     """
     try:
         return Image.open(io.BytesIO(data), formats=FORMATS)
     except MemoryError:
         raise
-    except Exception as error:  # Pillow's parsers raise whatever a broken file makes them
+    except Exception as error:  # Pillow can raise any exception on a corrupt file
         unknown = isinstance(error, UnidentifiedImageError)
         if not len(data):
             reason = "it is empty"
@@ -131,34 +130,35 @@ def opened_by_pillow(data: Bytes) -> ImageFile.ImageFile:
 
 
 def first_line(error: Exception) -> str:
-    """Return the reason that an error of Pillow gives, without addresses of objects."""
+    """Return the reason in a Pillow error's first line, without object addresses."""
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return reason.split(":")[0].split("<_io")[0].strip()
 
 
 def has_alpha(image: Image.Image) -> bool:
-    """Tell whether some pixels of an image may be transparent."""
+    """Return whether some pixels of an image may be transparent."""
     return image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info
 
 
 def is_deep(image: Image.Image) -> bool:
-    """Tell whether an image is gray of more than 8 bits, or of floats."""
+    """Return whether an image is gray with more than 8 bits or with floats."""
     return image.mode.startswith("I") or image.mode == "F"
 
 
 def ends(data: Bytes, scan: int) -> bool:
-    """Tell whether a JPEG has its end marker after the beginning of its first scan."""
+    """Return whether a JPEG has an end marker after ``scan``, the start of its first scan."""
     return data[-2:] == _EOI or bytes(data).rfind(_EOI, scan) >= 0
 
 
 def is_all_code(data: Bytes, head: Probe) -> bool:
-    """Tell whether a JPEG has nothing but code from its first scan to its end marker.
+    """Return whether a JPEG has only entropy-coded data from its first scan to its end marker.
 
-    Where it is cut off, or contains something else, PIL can refuse what another
-    decoder makes up, or does not look at because it lies beside a crop.
+    A progressive JPEG may also have scan headers and tables. If a JPEG is truncated or contains
+    anything else, PIL can raise an error where another decoder fills in pixels, or skips the bad
+    part because it is outside the crop.
 
     Args:
-        data: the whole image.
+        data: the complete image.
         head: its header.
     """
     place = head.scan
@@ -172,7 +172,7 @@ def is_all_code(data: Bytes, head: Probe) -> bool:
 
 
 def _jpeg(data: Bytes) -> Probe:
-    """Walk from marker to marker up to the first scan."""
+    """Parse a JPEG header: follow the markers up to the first scan."""
     flags, size, adobe, orientation = 0, (0, 0), -1, 0
     exif: list[tuple[int, int]] = []
     place, end = 2, len(data)
@@ -221,12 +221,12 @@ def _jpeg(data: Bytes) -> Probe:
 
 
 def _orientation(segment: Bytes) -> int:
-    """Return the orientation that an EXIF segment names, 0 if none."""
+    """Return the orientation in an EXIF segment, 0 if it has none."""
     if not _NAMES_ORIENTATION.search(segment):
         return 0
     try:
         exif = Image.Exif()
         exif.load(bytes(segment))
         return int(exif.get(_ORIENTATION, 0))
-    except Exception:  # damaged EXIF says nothing, and harms nothing
+    except Exception:  # ignore corrupt EXIF data
         return 0

@@ -1,4 +1,4 @@
-"""Recognises the format of the data at a path, and opens it."""
+"""Detection of the data format at a path."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ def open_store(
     """Open a split of the data at ``root``.
 
     Args:
-        root: a .beton, .tar or .parquet file, CIFAR's archive, a list of image files (.csv), or a
-            folder, here or (except for CIFAR's archive, lists and loose files) on another machine.
-            In a folder are looked for, in this order: ``<split>.beton`` or its parts; a folder
-            named after the split; tars; CIFAR's archive; parquet files; a data set that
-            ``save_to_disk`` wrote, or images, which are training images.
-        split: "train" or "val" (for which "test" stands too).
-        sources: open what .beton files were made of, if it lies beside them, in place of the
-            files, for a conversion: it reads images in order, and each once.
-        columns: those of parquet, Arrow or a list that hold images and labels, where the user
-            named them.
+        root: a .beton, .tar or .parquet file, a CIFAR archive, a list of image files (.csv), or a
+            folder. A folder is searched, in this order, for ``<split>.beton`` or its parts; a
+            folder named after the split; tars; a CIFAR archive; parquet files; a data set written
+            by ``save_to_disk`` or image files, which are training images. A URL may point to
+            .beton files, tars or, for a conversion, parquet files.
+        split: "train" or "val"; files and folders named "test" are also "val".
+        sources: for a conversion: prefer the source images to .beton files in the same folder, and
+            open them for reading each image once and in order.
+        columns: names of the image and label columns of parquet, Arrow or a list, if the user
+            passed any.
 
     Raises:
-        DataError: there is no such data or no such split, or it cannot be read; or columns are
-            named, and it is no table.
+        DataError: the data or the split do not exist or cannot be read, or columns are named and
+            the data have no columns.
     """
     with explained(DataError, f"cannot open the data at {root}"):
         root = opened(root)
@@ -82,7 +82,7 @@ def open_store(
 
 
 def _check_columns(store: Store, columns: ColumnNames) -> None:
-    """Raise a ``DataError`` if columns are named of data that have none."""
+    """Raise a ``DataError`` if the user named columns, but the data have no columns."""
     if any(columns) and not isinstance(store, TableStore | ListedStore):
         named = [f"--{what}-column" for what, name in columns._asdict().items() if name]
         raise DataError(
@@ -94,12 +94,12 @@ def _check_columns(store: Store, columns: ColumnNames) -> None:
 def _train_classes(root: Place, columns: ColumnNames) -> tuple[str, ...]:
     try:
         return open_store(root, "train", columns=columns).classes
-    except DataError:  # the validation images alone
+    except DataError:  # there are only validation images
         return ()
 
 
 def beton_files(folder: Place, split: Split) -> Sequence[Place]:
-    """Return the file of a split, or all of its parts; empty without them.
+    """Return the .beton file of a split, or all of its parts; empty if there are none.
 
     Raises:
         DataError: parts are missing, or the folder cannot be listed.
@@ -152,7 +152,7 @@ def _open_file(path: Place, split: Split, columns: ColumnNames, in_order: bool) 
 def _open_beton(*files: Place) -> BetonStore:
     store = BetonStore(*files)
     if not len(store):
-        raise DataError(f"{store.root} holds no images")  # as a part may, but not all of them
+        raise DataError(f"{store.root} holds no images")  # a single part may be empty
     return store
 
 
@@ -179,7 +179,7 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
             )
     val = [folders[name].name for name in SPLIT_NAMES["val"] if name in folders]
     for name in SPLIT_NAMES[split]:
-        if name in folders and (val or name != "training"):  # alone it may be a class
+        if name in folders and (val or name != "training"):  # "training" alone may be a class
             if not val:
                 _warn_of_others(root, folders[name], folders.values())
             return _open_images(folders[name], split, columns, in_order)
@@ -205,7 +205,7 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
 
 
 def _folders(root: Place) -> list[Place]:
-    """Return the visible folders in a folder, sorted. The system is not asked about each file."""
+    """Return the visible folders in a folder, sorted, without a stat call per file."""
     entries: Iterable[Place]
     if isinstance(root, Path):
         with contextlib.closing(os.scandir(root)) as found:
@@ -216,7 +216,7 @@ def _folders(root: Place) -> list[Place]:
 
 
 def _warn_of_others(root: Place, train: Place, folders: Iterable[Place]) -> None:
-    """Warn if folders beside train/ hold images: they may be classes, and train/ one of them."""
+    """Warn if folders next to train/ contain images: all of them may be classes."""
     others = [folder for folder in folders if isinstance(folder, Path) and folder != train]
     if left_out := [other.name for other in others if _has_image(other)]:
         warn_once(
@@ -233,7 +233,7 @@ def _has_image(folder: Path) -> bool:
 
 
 def _open_images(folder: Place, split: Split, columns: ColumnNames, in_order: bool) -> Store:
-    """Open the images of one split: all that a folder holds, in whatever form."""
+    """Open a folder's tars, saved data set, parquet files or image files as one split."""
     with _unless_images(folder):
         if tars := list_visible(folder, ".tar"):
             return ArchiveStore(tars)
@@ -246,10 +246,12 @@ def _open_images(folder: Place, split: Split, columns: ColumnNames, in_order: bo
 
 @contextlib.contextmanager
 def _unless_images(folder: Place) -> Iterator[None]:
-    """Warn of tars or tables without images, instead of an error, if image files are beside them.
+    """Suppress a ``NoImagesError`` in the block, with a warning, if the folder has image files.
+
+    The caller then reads the image files instead of the tars or tables without images.
 
     Raises:
-        NoImagesError: as the block, if there are no image files in the folder or below it.
+        NoImagesError: raised by the block, and there are no image files in the folder or below it.
     """
     try:
         yield
@@ -264,7 +266,7 @@ def _unless_images(folder: Place) -> Iterator[None]:
 
 
 def _has_parquet(folder: Place) -> bool:
-    """Tell whether a folder has parquet files and no images; one is not listed beyond an image."""
+    """Return whether a folder has parquet files and no image files; stop at the first image."""
     found = False
     with explained(DataError, f"cannot list {folder}"):
         entries = os.scandir(folder) if isinstance(folder, Path) else folder.iterdir()

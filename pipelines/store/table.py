@@ -1,8 +1,8 @@
-"""Data sets of Hugging Face's ``datasets``: the base of tables, and ``save_to_disk``'s folders.
+"""Tables of images: the base class, and data sets saved by Hugging Face's ``save_to_disk``.
 
-Such a folder holds Arrow's streaming format: batches of a thousand rows, which hold the bytes of
-images unchanged. The files are mapped, and pyarrow tells once where each image begins. After that
-only the mapping is needed, in loader processes too.
+``save_to_disk`` writes Arrow's streaming format: batches of a thousand rows, which contain the
+images' bytes unchanged. The files are memory-mapped, and pyarrow finds the offset of each image
+once. After that only the mapping is needed, also in loader processes.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from .probe import Bytes
 
 
 class TableStore(PlacedStore):
-    """Images that are rows of tables in files, in the files' order.
+    """Base class of stores whose images are the rows of tables, one table per file.
 
     Args:
         root: folder or file, for messages.
-        paths: of the files.
-        schemas: of each, as Arrow has it.
-        rows: how many each has.
+        paths: the files, in order.
+        schemas: Arrow schema of each file.
+        rows: number of rows of each file.
         names: columns that the user named.
 
     Raises:
-        DataError: there are no rows, no column or several can hold images, a named column is not
-            there, or the labels are no classes.
+        DataError: there are no rows, the image column is missing or ambiguous, a named column does
+            not exist, or the labels are not valid classes.
     """
 
     repair = "take the row away"
@@ -64,7 +64,7 @@ class TableStore(PlacedStore):
         ]
         files = list(zip(paths, self._columns, strict=True))
         self._named = next((own.named for own in self._columns if own.named), "")
-        """The image column, if it would not have been found."""
+        """The image column, if the user named one that would not have been detected; else ""."""
         self._first_rows = np.cumsum([0, *rows])
         self.file = np.repeat(np.arange(len(paths)), rows)
         images = len(self.file)
@@ -90,16 +90,16 @@ class TableStore(PlacedStore):
 
     @abstractmethod
     def _read_leaf(self, file: int, leaf: str) -> Any:
-        """Read a column of a file, or a part of one such as ``image.path``, as Arrow has it."""
+        """Return a column of a file, or a field such as ``image.path``, as an Arrow array."""
 
     def name(self, index: int) -> str:
-        """Return the path that the row names, else its number; the class before it."""
+        """Return the row's path or ``row N``, prefixed with the class name if it has one."""
         position, label = self.position(index), int(self.labels[index])
         own = self._named_paths[position] or f"row {position}"
         return f"{self.classes[label]}/{own}" if label >= 0 else own
 
     def where(self, index: int) -> str:
-        """Return file, row and name of an image, for messages."""
+        """Return an image's row, file and name, for messages."""
         number = int(self.file[index])
         row = self.position(index) - int(self._first_rows[number])
         return f"row {row} of {self._paths[number]} ({self.name(index)})"
@@ -108,7 +108,7 @@ class TableStore(PlacedStore):
         return blocks(self.file, np.arange(len(self)))
 
     def stamp(self) -> str:
-        """Return a text that changes with the files' names, sizes and times, and the column."""
+        """Return a fingerprint of the files' names, sizes and times, and of the image column."""
         named = [columns.named for columns in self._columns if columns.named]
         return hashlib.sha256(json.dumps([*file_facts(self._paths), *named]).encode()).hexdigest()
 
@@ -116,7 +116,7 @@ class TableStore(PlacedStore):
         """Return an image's bytes.
 
         Raises:
-            ImageError: the row has none.
+            ImageError: the row has no bytes.
         """
         if len(data := self._read(index)):
             return data
@@ -130,7 +130,7 @@ class TableStore(PlacedStore):
 
     @cached_property
     def _named_paths(self) -> list[str | None]:
-        """The path that each row names, if any: (images,)."""
+        """The path in each row, or None: (images,)."""
         paths: list[str | None] = []
         rows = np.diff(self._first_rows).tolist()
         for file, (columns, count) in enumerate(zip(self._columns, rows, strict=True)):
@@ -141,7 +141,7 @@ class TableStore(PlacedStore):
         return paths
 
     def _refuse_paths_alone(self) -> None:
-        """Raise a ``DataError`` if no row has bytes, and some have paths of files."""
+        """Raise a ``DataError`` if the rows have only paths of image files, not their bytes."""
         if not self.size.any() and (path := next(filter(None, self._named_paths), None)):
             raise DataError(
                 f"{self.root} holds paths of images (such as {path}), not their bytes: point "
@@ -154,15 +154,14 @@ _STATE = "state.json"
 
 
 class ArrowStore(TableStore):
-    """Images of a folder that ``datasets``' ``Dataset.save_to_disk`` wrote.
+    """Images of a folder written by ``Dataset.save_to_disk`` of Hugging Face ``datasets``.
 
     Args:
         root: the folder.
         names: columns that the user named.
 
     Raises:
-        DataError: pyarrow is missing, a file cannot be read or is damaged, no column, or more
-            than one, holds images, or a named column is not there.
+        DataError: pyarrow is missing, a file cannot be read or is corrupt, or as ``TableStore``.
     """
 
     kind = "datasets' Arrow files, in place"
@@ -185,40 +184,40 @@ class ArrowStore(TableStore):
 
 
 def is_saved_dataset(folder: Path) -> bool:
-    """Tell whether ``Dataset.save_to_disk`` wrote a folder."""
+    """Return whether a folder was written by ``Dataset.save_to_disk``."""
     return (folder / _STATE).is_file() and (folder / "dataset_info.json").is_file()
 
 
 def _data_files(root: Path) -> list[Path]:
-    """Return the folder's Arrow files in the order of their rows."""
+    """Return the Arrow files of a saved data set, in the order of its rows."""
     with reading(f"{root / _STATE} cannot be read", "; save the data set again, with save_to_disk"):
         state = parsed_json((root / _STATE).read_text())
         return [root / str(file["filename"]) for file in state["_data_files"]]
 
 
 def _read(file: Mapped) -> Any:
-    """Return an Arrow file's table, which looks into the mapping."""
+    """Return an Arrow file's table, whose buffers are views into the mapping."""
     import pyarrow
 
     with reading(f"{file.path} is no whole Arrow stream", "; save the data set again"):
         stream = pyarrow.ipc.open_stream(pyarrow.BufferReader(pyarrow.py_buffer(file.view)))
         table = stream.read_all()
-        table.validate(full=True)  # pyarrow itself trusts what a file says of offsets
+        table.validate(full=True)  # by default pyarrow trusts the offsets in a file
         return table
 
 
 def _places(file: Mapped, columns: Columns, table: Any) -> NDArray[np.int64]:
-    """Return where the images of a table begin in the file, and their sizes: (2, images)."""
+    """Return the offsets of a table's images in the file, and their sizes: (2, images)."""
     chunks = table.flatten().column(columns.bytes).chunks
     return np.hstack([np.zeros((2, 0), np.int64), *(_places_of(file, data) for data in chunks)])
 
 
 def _places_of(file: Mapped, data: Any) -> NDArray[np.int64]:
-    """Return where the values of an Arrow array of bytes begin in the file, and their sizes."""
+    """Return the offsets of a binary Arrow array's values in the file, and their sizes."""
     _, offsets, content = data.buffers()
     if not len(data) or content is None or not content.size:
         return np.zeros((2, len(data)), np.int64)
-    end = data.offset + len(data) + 1  # the buffer may be longer, by any number of bytes
+    end = data.offset + len(data) + 1  # the buffer may have padding
     wide = str(data.type).startswith("large")
     edges = np.frombuffer(offsets, np.int64 if wide else np.int32, end)[data.offset :]
     edges = edges.astype(np.int64)
