@@ -54,17 +54,12 @@ _HEADERS, _STRETCH = 2**15, 2**25
 class ArchiveStore(PlacedStore):
     """Images of one or more tar files, read in place.
 
-    An image's label is the first of these that exists, else -1:
-
-    1. the content of the WebDataset file ``key.cls``;
-    2. the inner tar's name, in a tar of tars;
-    3. the folder within the tar, below the parents that all images share;
-    4. the tar's own name, if it is a WordNet id.
+    If any image has a WebDataset sibling ``key.cls``, these files contain the labels. Otherwise an
+    image's class is the name of its inner tar in a tar of tars, the name of its tar if that is a
+    WordNet id, or else its top folder in the tar, below the parents that all images share. Images
+    without a class have the label -1.
 
     Images are sorted by class and name, like those of a folder.
-
-    Args:
-        paths: the tar files.
 
     Raises:
         DataError: a tar cannot be read, is corrupt or compressed, contains several splits, or there

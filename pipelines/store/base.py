@@ -79,7 +79,7 @@ class Store(ABC):
     positions: NDArray[np.int64] | None = None
     """(images,) position of each image in the full data set; None if this store is not a subset."""
     files: Sequence[File] = ()
-    """Files that images are read from by byte range: memory-mapped, or in object storage."""
+    """Files that images are read from by byte range: memory-mapped, or remote."""
     rules: ImageRules = ImageRules()
     """How EXIF orientation and transparency are handled when images are decoded."""
     _whole: Store | None = None
@@ -158,10 +158,7 @@ class Store(ABC):
         """Return a fingerprint of the files: their names, sizes and modification times."""
 
     def blocks(self) -> NDArray[np.int64]:
-        """Return the block number of each image: (images,), ascending in storage order.
-
-        A block contains neighbouring images; see the function ``blocks``.
-        """
+        """Return the number of each image's block of neighbours: (images,); see ``blocks``."""
         if self._whole is not None:
             return self._whole.blocks()[self.positions]
         return self._blocks()
@@ -188,8 +185,8 @@ class Store(ABC):
 
         Returns:
             (N,) addresses and (N,) lengths in bytes, valid while the store exists; None if ``read``
-            has to fetch or unpack images. Call ``check`` after using them: it raises if a mapped
-            file was truncated.
+            has to fetch or unpack images. Call ``check`` after reading from these addresses: it
+            raises if a mapped file was truncated meanwhile.
         """
         return None
 
@@ -223,8 +220,7 @@ class Store(ABC):
         """Decode an image to RGB by the store's rules.
 
         Raises:
-            DataError: the file is missing, truncated, too large or not an image; the message names
-                the file.
+            DataError: the file is missing, truncated, too large or not an image; it is named.
         """
         with span("read"):
             data = self.read(index)
@@ -279,7 +275,7 @@ class PlacedStore(Store):
         """Set the byte range of each image.
 
         Args:
-            files: memory-mapped files, or files in object storage.
+            files: memory-mapped or remote files.
             file: (images,) index of each image's file in ``files``.
             start: (images,) offset of each image in its file, in bytes.
             size: (images,) size of each image in bytes.

@@ -76,8 +76,8 @@ class BetonStore(PlacedStore):
         paths: the file, or all of its parts in one folder.
 
     Raises:
-        DataError: a file cannot be read, is corrupt or has no image field; or the parts come from
-            different conversions or have different classes.
+        DataError: a file cannot be read, is corrupt or has no image field; or the parts were
+            converted from different images or with different options.
     """
 
     kind = "converted file"

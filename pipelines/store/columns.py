@@ -106,9 +106,7 @@ def columns_of(path: object, schema: Any, names: ColumnNames = AUTOMATIC) -> Col
 
 
 def read_labels(parts: Sequence[Any], source: object) -> NDArray[np.int64] | list[str | None]:
-    """Concatenate label columns: an array of class numbers, or a list of class names.
-
-    Missing labels become -1 or None.
+    """Concatenate label columns: class numbers (-1 if missing), or class names (None if missing).
 
     Args:
         parts: Arrow columns, one per file.

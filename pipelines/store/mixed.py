@@ -18,9 +18,6 @@ class MixedStore(Store):
 
     An image's name starts with the number of its data set, such as ``1/class/file.jpg``. Classes
     with the same name in different data sets are one class.
-
-    Args:
-        stores: the data sets, two or more.
     """
 
     columns: ClassVar[tuple[str, ...]] = (*Store.columns, "sets")

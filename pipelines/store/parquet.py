@@ -94,7 +94,7 @@ class ParquetStore(TableStore):
         return self.__dict__ | {"_group": -1, "_images": None}
 
     def _read(self, index: int) -> Bytes:
-        """Return an image's bytes; if ``in_order``, continue after the last one of its row group."""
+        """Return an image's bytes; if ``in_order``, read on from the last one in its row group."""
         if self.groups is None:
             return super()._read(index)
         group, position = int(self.groups[index]), self.position(index)

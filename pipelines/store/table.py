@@ -156,10 +156,6 @@ _STATE = "state.json"
 class ArrowStore(TableStore):
     """Images of a folder written by ``Dataset.save_to_disk`` of Hugging Face ``datasets``.
 
-    Args:
-        root: the folder.
-        names: columns that the user named.
-
     Raises:
         DataError: pyarrow is missing, a file cannot be read or is corrupt, or as ``TableStore``.
     """
