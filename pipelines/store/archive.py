@@ -181,8 +181,7 @@ def _parts(number: int, file: File, read: Callable[[int, int], Bytes]) -> list[_
     """Return the tars within a tar, or the tar itself if it is not a tar of tars."""
     if bytes(file.read(0, 2)) == b"\x1f\x8b":  # gzip
         raise DataError(
-            f"{file.path} is compressed, and so cannot be read in place: "
-            "gunzip it and name the .tar"
+            f"{file.path} is compressed, so it cannot be read in place: gunzip it and pass the .tar"
         )
     inner = []
     for name, start, size in _members(read, 0, len(file), file.path):
@@ -250,7 +249,7 @@ def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source:
     tops = {parts[shared] for parts in paths if len(parts) > shared + 1}
     if "train" in tops and len(tops) > 1:
         raise DataError(
-            f"{source} holds folders train/ and others: unpack it, or make a tar of each split, "
+            f"{source} holds folders train/ and others: unpack it, or create one tar per split, "
             "train.tar and val.tar"
         )
     labels = parse_labels(texts)  # ImageNet's WebDataset shards contain numbers
@@ -308,10 +307,10 @@ def _members(
                     option = "--dereference" if member.issym() else "--hard-dereference"
                     reason = f"is a link to {member.linkname}; create the tar with tar {option}"
                 elif member.sparse is not None:
-                    reason = "is stored sparsely; create the tar without --sparse"
+                    reason = "is stored as a sparse file; create the tar without --sparse"
                 elif member.size > _LARGEST_IMAGE:
                     reason = (
-                        f"has {member.size:,} bytes, and an image at most {_LARGEST_IMAGE:,}; "
+                        f"has {member.size:,} bytes, but the limit is {_LARGEST_IMAGE:,}; "
                         "create the tar without it"
                     )
                 if reason and (is_image or member.sparse is not None):
@@ -324,15 +323,15 @@ def _members(
             place = start + tar.offset
             rest = bytes(read_little(place, end))
             if len(rest) < _BLOCK or any(rest[:_BLOCK]):
-                raise tarfile.ReadError(f"damaged or cut after {place:,} bytes")
+                raise tarfile.ReadError(f"damaged or truncated after {place:,} bytes")
             if _MAGIC in rest:
                 raise DataError(
-                    f"{path} has another tar after its end, at {place:,} bytes, as cat leaves it: "
-                    "keep the tars apart in a folder, or join them with tar --concatenate"
+                    f"{path} has another tar after its end, at byte {place:,}, as joined by cat: "
+                    "keep the tars as files in a folder, or join them with tar --concatenate"
                 )
     except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(
-            f"{path} is no whole tar file ({error}); fetch it again, or check it with tar -tf"
+            f"{path} is not a complete tar file ({error}); fetch it again, or check it with tar -tf"
         ) from error
 
 

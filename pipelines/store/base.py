@@ -291,7 +291,9 @@ class PlacedStore(Store):
         if outside.any():
             index = int(np.argmax(outside))
             path = files[int(file[index])].path
-            raise DataError(f"{path} is damaged: image {index} lies outside of it; {self.remedy}")
+            raise DataError(
+                f"{path} is damaged: image {index} lies outside the file; {self.remedy}"
+            )
 
     def read(self, index: int) -> Bytes:
         """Return an image's bytes: a view into a mapped file, or bytes fetched from a server."""

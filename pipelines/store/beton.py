@@ -96,11 +96,11 @@ class BetonStore(PlacedStore):
         for part in parts:
             if part.about.get("set") != first.about.get("set"):
                 raise DataError(
-                    f"{part.path} and {first.path} were made of different images or with "
+                    f"{part.path} and {first.path} were converted from different images or with "
                     "different options: convert one of them again"
                 )
             if part.classes != first.classes:
-                raise DataError(f"{part.path} has other classes than {first.path}")
+                raise DataError(f"{part.path} and {first.path} have different classes")
         self._parts = parts
         self.classes, self.about = first.classes, first.about
         """``about`` is the file's entry in the manifest; empty if FFCV wrote the file."""
@@ -144,7 +144,7 @@ class BetonStore(PlacedStore):
         """
         image = super().decode(index)
         if image.size != (self.width[index], self.height[index]):
-            raise self.cannot_decode(index, "it is not as large as the file says")
+            raise self.cannot_decode(index, "its size differs from the size in the file's metadata")
         return image
 
     def name(self, index: int) -> str:
@@ -187,19 +187,19 @@ class _Part:
         head = self.file.read(0, HEADER.itemsize + _MOST_FIELDS * FIELD.itemsize)
         self._header = np.frombuffer(head, HEADER, 1)[0]
         if self._header["version"] != VERSION:
-            raise self._damaged(f"it says format {self._header['version']}, not {VERSION}")
+            raise self._damaged(f"its format is {self._header['version']}, not {VERSION}")
         count = int(self._header["num_fields"])
         self._tables = HEADER.itemsize + count * FIELD.itemsize
         """Offset of the metadata."""
         if not 0 < count <= _MOST_FIELDS or self._tables > len(head):
-            raise self._damaged(f"it says that it has {count} fields")
+            raise self._damaged(f"its header claims {count} fields")
         self._fields = np.frombuffer(head, FIELD, count, HEADER.itemsize)
         self.page_size = int(self._header["page_size"])
         self.fields = tuple(field["name"].decode("ascii", "replace") for field in self._fields)
         kinds = zip(self.fields, self._fields["type_id"].tolist(), strict=True)
         if unknown := [name for name, kind in kinds if kind >= len(_FORMATS)]:
             raise DataError(
-                f"{path} has a field of a type of its own, which cannot be read: {unknown}; "
+                f"{path} has fields of custom types, which cannot be read: {unknown}; "
                 "convert the original images"
             )
         image = self._number_of(IMAGE_FIELD, b"image")
@@ -231,7 +231,7 @@ class _Part:
         raw = modes == RAW
         pixels = 3 * width[raw].astype(np.int64) * height[raw]
         if (pixels != size[raw]).any() or (modes > RAW).any():
-            raise self._damaged("sizes and lengths of its images do not agree")
+            raise self._damaged("sizes and lengths of its images do not match")
         return {
             "labels": labels,
             "modes": modes,
@@ -260,7 +260,7 @@ class _Part:
         if not any(arguments):  # as FFCV's own image field leaves them
             return None
         if not arguments.startswith(MAGIC):
-            raise self._damaged("the arguments of its image field are not ours")
+            raise self._damaged("the arguments of its image field are not fastsiam's")
         _, version, start, size, crc, check = MARK.unpack_from(arguments)
         if version != ANNEX_FORMAT:
             raise DataError(
@@ -270,10 +270,10 @@ class _Part:
         place = HEADER.itemsize + self._image * FIELD.itemsize + 17 + MARK.size - 4
         own[place : place + 4] = bytes(4)
         if zlib.crc32(own) != check:
-            raise self._damaged("its header does not have the checksum that was noted")
+            raise self._damaged("its header does not match its checksum")
         annex = start, start + size
         if annex[1] > len(self.file) or zlib.crc32(self.file.read(*annex)) != crc:
-            raise self._damaged("its annex is not where it should be")
+            raise self._damaged("its annex is missing or does not match its checksum")
         return annex
 
     def _number_of(self, kind: int, name: bytes) -> int | None:
@@ -295,9 +295,9 @@ class _Part:
         size = len(self.file) - at
         most = RECORD.itemsize * int(self._header["num_samples"]) * len(self.fields)
         if size > most:  # would be downloaded if the file is remote
-            raise self._damaged("its allocation table is not where it should be")
+            raise self._damaged("its allocation table is not at the end of the file")
         if at < HEADER.itemsize or size < RECORD.itemsize or size % RECORD.itemsize:
-            raise self._damaged("its allocation table is not whole")
+            raise self._damaged("its allocation table is incomplete")
         table = np.frombuffer(self.file.read(at, at + size), RECORD)
         order = np.argsort(table["ptr"], kind="stable")
         place = np.searchsorted(table["ptr"], start, sorter=order)
@@ -305,11 +305,11 @@ class _Part:
         if (found["ptr"] != start).any():
             raise self._damaged("its allocation table lacks images")
         if self.annex and zlib.crc32(table.data, metadata_crc32) != self.about.get("tables_crc32"):
-            raise self._damaged("its metadata do not have the checksum that was noted")
+            raise self._damaged("its metadata do not match their checksum")
         return found["size"].astype(np.int64)
 
     def _damaged(self, why: str) -> DataError:
-        return DataError(f"{self.path} is damaged or no .beton file: {why}; convert it again")
+        return DataError(f"{self.path} is damaged or not a .beton file: {why}; convert it again")
 
 
 def page_size(length: int) -> int:

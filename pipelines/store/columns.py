@@ -44,7 +44,7 @@ def require_pyarrow(path: object) -> None:
     try:
         import pyarrow  # noqa: F401
     except ModuleNotFoundError as error:
-        raise DataError(f"reading {path} takes pyarrow: pip install 'fastsiam[convert]'") from error
+        raise DataError(f"reading {path} needs pyarrow: pip install 'fastsiam[convert]'") from error
 
 
 def columns_of(path: object, schema: Any, names: ColumnNames = AUTOMATIC) -> Columns:
@@ -72,7 +72,7 @@ def columns_of(path: object, schema: Any, names: ColumnNames = AUTOMATIC) -> Col
     for what, name in names._asdict().items():
         if name and name not in able[what]:
             there = name in schema.names
-            problem = f"holds {schema.field(name).type}, not {what}s" if there else "is not there"
+            problem = f"holds {schema.field(name).type}, not {what}s" if there else "does not exist"
             raise DataError(
                 f"{path}: --{what}-column {name} {problem}; the columns are "
                 f"{in_a_line(', '.join(schema.names))}"
@@ -89,7 +89,7 @@ def columns_of(path: object, schema: Any, names: ColumnNames = AUTOMATIC) -> Col
     if not images:
         raise NoImagesError(
             f"{path} has no column that can hold images (a struct of bytes and path, or bytes), "
-            f"only {in_a_line(', '.join(schema.names))}; a list of image files is a .csv"
+            f"only {in_a_line(', '.join(schema.names))}; a list of image files has to be a .csv"
         )
     image = names.image or found[0]
     declared = [name for name in able["label"] if isinstance(features.get(name), list)]
@@ -118,12 +118,12 @@ def read_labels(parts: Sequence[Any], source: object) -> NDArray[np.int64] | lis
     texts = [_is_text(part.type) for part in parts]
     if len(set(texts)) > 1:
         raise DataError(
-            f"{source}: the labels are numbers in some files and names in others; rewrite them, "
-            "alike"
+            f"{source}: the labels are numbers in some files and names in others; rewrite "
+            "the files with one type"
         )
     if texts[0]:
         return [name for part in parts for name in part.to_pylist()]
-    with reading(f"{source} has labels that number no class"):
+    with reading(f"{source} has labels that are not class numbers"):
         return np.concatenate([part.cast("int64").fill_null(-1).to_numpy() for part in parts])
 
 

@@ -117,7 +117,7 @@ def _check_tiff(image: TiffImagePlugin.TiffImageFile) -> None:
     ):
         raise _RefusedError(
             "it is a TIFF that Pillow misreads (uncompressed 16-bit planes, or compressed "
-            "big-endian floats); save it as gray or RGB of 8 bits"
+            "big-endian floats); save it as 8-bit gray or RGB"
         )
 
 
@@ -136,8 +136,8 @@ def _as_eight_bits(image: Image.Image) -> NDArray[np.uint8]:
         exact = np.asarray(image).astype(np.float64)
         if not 0 <= exact.min() <= exact.max() <= 1:  # False also for NaN
             raise _RefusedError(
-                f"its pixels are floats from {exact.min():g} to {exact.max():g}, and only 0 to 1 "
-                "has a meaning; scale them, or save the image with 8 or 16 bits"
+                f"its pixels are floats from {exact.min():g} to {exact.max():g}, but only 0 to 1 "
+                "is supported; scale them, or save the image with 8 or 16 bits"
             )
         return np.floor((1 - exact if inverted else exact) * 255 + 0.5).astype(np.uint8)
     most = 2 ** (16 if tags is None else tags[_BITS_PER_SAMPLE][0]) - 1

@@ -113,8 +113,8 @@ def on_disk(path: Place) -> Path:
     if isinstance(path, Path):
         return path
     raise NoImagesError(
-        f"{path} holds neither tars nor .beton, which alone are read in place on another machine: "
-        "copy it to a disk and name that, or upload what fastsiam convert makes of it"
+        f"{path} holds neither tars nor .beton files, the only remote data that are read in place: "
+        "copy it to a local disk and pass that, or upload the output of fastsiam convert"
     )
 
 

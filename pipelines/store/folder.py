@@ -138,7 +138,7 @@ class FileStore(Store):
         if self._stats is None:
             stats = np.zeros((files, 2), np.int64)
             with (
-                tally(f"looking at files of {self.root}", files) as done,
+                tally(f"checking files of {self.root}", files) as done,
                 ThreadPoolExecutor(_STAT_THREADS) as pool,
             ):
                 for _ in pool.map(stat, range(0, files, _STAT_CHUNK)):
@@ -161,7 +161,7 @@ class FolderStore(FileStore):
             and outside class folders.
     """
 
-    kind = "files of a folder"
+    kind = "folder of image files"
     repair = "repair or remove the file"
 
     def __init__(self, root: Path) -> None:
@@ -170,12 +170,12 @@ class FolderStore(FileStore):
             names = [*_walk(root, listed, broken)]
         if broken:
             warn_once(
-                f"{root} has links to images that are not there, which are left out: "
+                f"{root} has broken links to images, which are skipped: "
                 f"{len(broken):,}, such as {broken[0]}"
             )
         if not names:
             raise NoImagesError(
-                f"{root} holds no images (looked for {', '.join(IMAGE_ENDINGS)}, in it and below)"
+                f"{root} holds no images ({', '.join(IMAGE_ENDINGS)}), nor do its subfolders"
             )
         counts = {
             os.fsdecode(folder): sum(1 for _ in own)
@@ -185,8 +185,8 @@ class FolderStore(FileStore):
         if counts.pop("", 0):
             if counts:
                 raise DataError(
-                    f"{root} holds images both by themselves ({os.fsdecode(names[0])}) and in "
-                    f"folders ({next(iter(counts))}/); move the first into class folders, "
+                    f"{root} holds images both outside folders ({os.fsdecode(names[0])}) and in "
+                    f"folders ({next(iter(counts))}/); move the former into class folders, "
                     "or point --data at a folder that has only one kind"
                 )
             labels -= 1  # from 0 to -1: unlabelled
@@ -246,14 +246,14 @@ class ListedStore(FileStore):
             If it has more than 1,000 rows, a sample of the files is checked.
     """
 
-    kind = "files of a list"
+    kind = "list of image files"
     repair = "repair the file or remove its row"
 
     def __init__(self, path: Path, split: Split, names: ColumnNames = AUTOMATIC) -> None:
         columns = _read_csv(path, names)
         paths = columns[names.image or _PATH]
         if not paths:
-            raise DataError(f"{path} names no images: it has no rows")
+            raise DataError(f"{path} lists no images: it has no rows")
         taken = _of_split(path, len(paths), columns.get(_SPLIT), split)
         files = [os.fsencode(paths[row]) for row in taken.tolist()]
         for row, file in zip(taken.tolist(), files, strict=True):
@@ -272,9 +272,9 @@ class ListedStore(FileStore):
         if all(there):
             return
         raise DataError(
-            f"{self.root} names files that are not there: {there.count(False):,} of {len(some):,} "
-            f"that were looked for, the first {self.path(int(some[there.index(False)]))}; relative "
-            "paths begin at the list's folder"
+            f"{self.root} lists files that do not exist: {there.count(False):,} of {len(some):,} "
+            f"that were checked, the first {self.path(int(some[there.index(False)]))}; paths may "
+            "be relative to the list's folder"
         )
 
 
@@ -314,11 +314,11 @@ def _read_csv(path: Path, names: ColumnNames) -> dict[str, list[str]]:
                     rows.append(line)
                 elif line:
                     raise DataError(
-                        f"{path} has {len(line)} fields in line {lines.line_num:,} and "
-                        f"{len(header)} in its first: put quotes around a field with commas"
+                        f"{path} has {len(line)} fields in line {lines.line_num:,} but "
+                        f"{len(header)} in its first line: quote fields that contain commas"
                     )
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not in UTF-8: save it in UTF-8") from error
+        raise DataError(f"{path} is not UTF-8: save it as UTF-8") from error
     except csv.Error as error:
         raise DataError(f"{path} is damaged in line {lines.line_num:,}: {error}") from error
     except OSError as error:

@@ -104,7 +104,7 @@ def _locked(homes: Sequence[Path], source: str) -> Iterator[None]:
                 try:
                     lock.acquire(timeout=0)
                 except Timeout:
-                    log.info(f"waiting for another process, which indexes {source}")
+                    log.info(f"waiting for another process to index {source}")
                     lock.acquire()
                 stack.callback(_release, lock)
                 break

@@ -61,7 +61,7 @@ def number_classes(
     numbers = np.maximum(labels, -1)
     most = int(numbers.max(initial=-1))
     if most >= _MOST_CLASSES:
-        raise DataError(f"{source} has the label {most}, which is no number of a class")
+        raise DataError(f"{source} has the label {most}, which is not a class number")
     classes = classes or tuple(str(i) for i in range(most + 1))
     if most >= len(classes):
         raise DataError(f"{source} has labels without a class name")

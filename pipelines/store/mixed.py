@@ -110,7 +110,7 @@ class MixedStore(Store):
 
     def ways_out(self) -> str:
         """Return advice on how to continue despite a bad image, for messages."""
-        return "repair the image, or train with another one in its place by --bad-images replace"
+        return "repair the image, or train on another one in its place with --bad-images replace"
 
     def _blocks(self) -> NDArray[np.int64]:
         columns, first = [], 0

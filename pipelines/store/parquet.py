@@ -117,7 +117,7 @@ class ParquetStore(TableStore):
         index = open_index(files, partial(self._build, files), column=self._named)
         rows = index["rows"]
         if len(rows) != len(self):
-            raise DataError(f"{self.root} is damaged: its columns are of several lengths")
+            raise DataError(f"{self.root} is damaged: its columns differ in length")
         self._set_places(files, rows["file"], rows["offset"], rows["size"])
         self._refuse_paths_alone()
 
@@ -142,7 +142,7 @@ class ParquetStore(TableStore):
         """Return the error for images that cannot be read in random order."""
         option = f" --image-column {quoted(self._named)}" if self._named else ""
         return DataError(
-            f"the images in {self.root} {why}, and can only be read in order; convert them: "
+            f"the images in {self.root} {why}, so they can only be read in order; convert them: "
             f"fastsiam convert parquet --source {quoted(self.root)}{option} --out DIR, and pass "
             "--data DIR"
         )
@@ -228,7 +228,7 @@ def open_parquet(
     if len(homes := sorted({path.parent for path in files})) > 1:
         some = ", ".join(map(below, homes[:3]))
         raise DataError(
-            f"{root} has {split} images in several folders of parquet files ({some}): name one "
+            f"{root} has {split} images in several folders of parquet files ({some}): pass one "
             f"of them, such as {homes[0]}"
         )
     return ParquetStore(root, files, names, in_order=in_order)
@@ -246,7 +246,7 @@ def _open_table(path: Place, metadata: Any = None) -> Any:
     """
     from pyarrow import parquet
 
-    with reading(f"{path} is no whole parquet file"):
+    with reading(f"{path} is not a complete parquet file"):
         if isinstance(path, RemotePath):
             file = RemoteFile(path)
             reader = FileReader(file.read, 0, len(file))

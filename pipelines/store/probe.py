@@ -123,7 +123,7 @@ def opened_by_pillow(data: Bytes) -> ImageFile.ImageFile:
         if not len(data):
             reason = "it is empty"
         elif data[:4] in _TIFF and (unknown or isinstance(error, KeyError)):
-            reason = "it is a TIFF that Pillow does not read; save it as gray or RGB of 8 bits"
+            reason = "it is a TIFF that Pillow does not read; save it as 8-bit gray or RGB"
         else:
             reason = "it is not an image" if unknown else first_line(error)
         raise ValueError(reason) from error
@@ -211,7 +211,7 @@ def _jpeg(data: Bytes) -> Probe:
             adobe = data[body + 11]
         elif marker == _SOS:
             if 0 in size:
-                raise ValueError("its JPEG header names no size")
+                raise ValueError("its JPEG header has no image size")
             if adobe == 0 and not flags & (_GRAY | _CMYK):
                 flags |= _UNUSUAL
             rotation = tuple(exif) if flags & _ROTATED else ()

@@ -87,7 +87,7 @@ def _check_columns(store: Store, columns: ColumnNames) -> None:
         named = [f"--{what}-column" for what, name in columns._asdict().items() if name]
         raise DataError(
             f"{store} has no columns: leave out {' and '.join(named)}, or pass "
-            f"{' '.join(f'{option}=' for option in named)} where a run's settings name them"
+            f"{' '.join(f'{option}=' for option in named)} if a run's settings name them"
         )
 
 
@@ -117,7 +117,7 @@ def beton_files(folder: Place, split: Split) -> Sequence[Place]:
         return []
     count, _ = max(parts)
     if any(own != count for own, _ in parts):
-        raise DataError(f"{folder} holds parts of several conversions, of {split} images")
+        raise DataError(f"{folder} holds parts of several conversions of {split} images")
     if missing := [str(n) for n in range(1, count + 1) if (count, n) not in parts]:
         raise DataError(
             f"{folder} has {len(parts)} of {count} parts of its {split} images; missing: "
@@ -143,7 +143,7 @@ def _open_file(path: Place, split: Split, columns: ColumnNames, in_order: bool) 
     if path.suffix.lower() == CSV:
         return ListedStore(on_disk(path), split, columns)
     if path.name.endswith(_COMPRESSED):
-        raise DataError(f"{path} is compressed as a whole: unpack it, or gunzip it to a plain .tar")
+        raise DataError(f"{path} is compressed: unpack it, or gunzip it to a plain .tar")
     raise DataError(
         f"{path} is neither a folder of images nor a .beton, .tar, .parquet or .csv file"
     )
@@ -175,7 +175,7 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
         if other != path and path.name.lower() in chain(*SPLIT_NAMES.values()):
             raise DataError(
                 f"{root} has folders {path.name}/ and {other.name}/ for one split: move the images "
-                "of one into the other"
+                "from one to the other"
             )
     val = [folders[name].name for name in SPLIT_NAMES["val"] if name in folders]
     for name in SPLIT_NAMES[split]:
@@ -195,11 +195,11 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
         raise NoSplitError(f"{root} has no val/ or test/ folder and no val.beton")
     for folder in folders.values():
         if (folder / "train").is_dir():
-            raise DataError(f"{root} holds data sets of their own: name one, such as {folder}")
+            raise DataError(f"{root} holds separate data sets: pass one of them, such as {folder}")
     if val:
         warn_once(
-            f"{root} has a folder {val[0]}/ and no train/, so its images are training images too; "
-            "move the others into a folder train/"
+            f"{root} has a folder {val[0]}/ but no train/, so the images in {val[0]}/ are also "
+            "training images; move the others into a folder train/"
         )
     return _open_images(root, split, columns, in_order)
 
@@ -220,8 +220,8 @@ def _warn_of_others(root: Place, train: Place, folders: Iterable[Place]) -> None
     others = [folder for folder in folders if isinstance(folder, Path) and folder != train]
     if left_out := [other.name for other in others if _has_image(other)]:
         warn_once(
-            f"{root} has a folder {train.name}/, whose images are the training images; those of "
-            f"{len(left_out):,} other folders, such as {left_out[0]}/, are left out: if "
+            f"{root} has a folder {train.name}/ with the training images, so the images in "
+            f"{len(left_out):,} other folders, such as {left_out[0]}/, are not used; if "
             f"{train.name}/ is a class, move all class folders into a folder train/"
         )
 

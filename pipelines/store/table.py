@@ -47,7 +47,7 @@ class TableStore(PlacedStore):
             not exist, or the labels are not valid classes.
     """
 
-    repair = "take the row away"
+    repair = "remove the row"
     remedy = "write it again"
 
     def __init__(
@@ -69,11 +69,11 @@ class TableStore(PlacedStore):
         self.file = np.repeat(np.arange(len(paths)), rows)
         images = len(self.file)
         if not images:
-            raise DataError(f"{root} holds tables without rows")
+            raise DataError(f"the tables in {root} have no rows")
         self.labels, self.classes = np.full(images, -1), ()
         unlabelled = [path for path, own in files if own.label is None]
         if unlabelled and len(unlabelled) < len(paths):
-            warn_once(f"no image of {root} has a label: {unlabelled[0]} has no column of labels")
+            warn_once(f"the images in {root} are unlabelled: {unlabelled[0]} has no label column")
         if not unlabelled:
             labels = []
             for file, (path, own) in enumerate(files):
@@ -83,8 +83,8 @@ class TableStore(PlacedStore):
             for path, own in files:
                 if own.classes and known and own.classes != known:
                     raise DataError(
-                        f"{path} has other classes than {paths[0]}: pass them as data sets of "
-                        "their own, each with --data"
+                        f"{path} and {paths[0]} have different classes: pass them as separate data "
+                        "sets, each with --data"
                     )
             self.labels, self.classes = number_classes(read_labels(labels, root), root, known)
 
@@ -122,7 +122,7 @@ class TableStore(PlacedStore):
             return data
         named = self._named_paths[self.position(index)]
         raise self.cannot_decode(
-            index, "the row has no bytes" + (f", but the path {named} alone" if named else "")
+            index, "the row has no bytes" + (f", only the path {named}" if named else "")
         )
 
     def _read(self, index: int) -> Bytes:
@@ -146,7 +146,7 @@ class TableStore(PlacedStore):
             raise DataError(
                 f"{self.root} holds paths of images (such as {path}), not their bytes: point "
                 "--data at the folder of those files, or write the data set with save_to_disk of "
-                "datasets, which takes the bytes in"
+                "datasets, which includes the bytes"
             )
 
 
@@ -195,7 +195,7 @@ def _read(file: Mapped) -> Any:
     """Return an Arrow file's table, whose buffers are views into the mapping."""
     import pyarrow
 
-    with reading(f"{file.path} is no whole Arrow stream", "; save the data set again"):
+    with reading(f"{file.path} is not a complete Arrow stream", "; save the data set again"):
         stream = pyarrow.ipc.open_stream(pyarrow.BufferReader(pyarrow.py_buffer(file.view)))
         table = stream.read_all()
         table.validate(full=True)  # by default pyarrow trusts the offsets in a file

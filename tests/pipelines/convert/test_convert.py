@@ -105,7 +105,7 @@ def test_parts_are_one_data_set(images: Path, tmp_path: Path) -> None:
         open_store(out, "train")
     run("folder", source, out, part="3/3", max_side=10)
     odd, first = (out / f"train-0000{number}-of-00003.beton" for number in (3, 1))
-    message = f"{odd} and {first} were made of different images or with different options"
+    message = f"{odd} and {first} were converted from different images or with different options"
     with pytest.raises(DataError, match=message):
         open_store(out, "train")
     assert checked(out)[0] == f"{message}: convert one of them again"

@@ -63,9 +63,9 @@ def test_one_of_several_columns_has_to_be_named(tmp_path: Path) -> None:
     there = "the columns are photo, mask, species, genus, place, weight"
     for names, said in (
         (ColumnNames(), r"2 columns .* \(photo, mask\): .* such as --image-column photo"),
-        (ColumnNames("photos"), f"--image-column photos is not there; {there}"),
+        (ColumnNames("photos"), f"--image-column photos does not exist; {there}"),
         (ColumnNames("weight"), f"--image-column weight holds float, not images; {there}"),
-        (ColumnNames("photo", "kind"), f"--label-column kind is not there; {there}"),
+        (ColumnNames("photo", "kind"), f"--label-column kind does not exist; {there}"),
         (ColumnNames("photo", "weight"), f"--label-column weight holds float, not labels; {there}"),
     ):
         with pytest.raises(DataError, match=said) as caught:

@@ -57,7 +57,7 @@ def test_links_that_lead_back_and_pipes_are_left_out(
     store = FolderStore(tmp_path)
     assert names_of(store) == ["a/0.jpg", "c/1.jpg", "d/e/to c/1.jpg"]
     (said,) = caplog.messages
-    assert "links to images that are not there, which are left out: 2, such as" in said
+    assert "broken links to images, which are skipped: 2, such as" in said
 
 
 # Lists of files in CSV.

@@ -53,7 +53,7 @@ def test_a_thumbnail_does_not_end_an_image() -> None:
         (b"\xff\xd8\xff\xc0\x00\x02", "header is damaged"),  # ends where the channels would be
         (
             jpeg(0).replace(b"\xff\xc0\x00\x11\x08\x00\x1e", b"\xff\xc0\x00\x11\x08\x00\x00"),
-            "no size",
+            "has no image size",
         ),
     ],
 )

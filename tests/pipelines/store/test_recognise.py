@@ -104,13 +104,13 @@ def test_sources_are_what_was_converted_or_their_error(images: Path, tmp_path: P
     [
         (
             ["cat/0.jpg", "dog/0.jpg", "val/0.jpg"],
-            "has a folder val/ and no train/, so its images are training images too; move the "
-            "others into a folder train/",
+            "has a folder val/ but no train/, so the images in val/ are also training images; "
+            "move the others into a folder train/",
         ),
         (
             ["cat/0.jpg", "dog/0.jpg", ".hidden/0.jpg", "texts/0.txt", "train/0.jpg"],
-            "has a folder train/, whose images are the training images; those of 2 other folders, "
-            "such as cat/, are left out: if train/ is a class, move all class folders into a "
+            "has a folder train/ with the training images, so the images in 2 other folders, "
+            "such as cat/, are not used; if train/ is a class, move all class folders into a "
             "folder train/",
         ),
         (["cat/0.jpg", "train/0.jpg", "val/0.jpg"], ""),

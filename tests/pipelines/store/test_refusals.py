@@ -161,36 +161,36 @@ def listing(header: str, rows: list[list[object]]) -> Build:
     return lambda root: write_list(images(root).parent / "list.csv", header, rows)
 
 
-WHOLE_TAR = r"is no whole tar file"
+WHOLE_TAR = r"is not a complete tar file"
 CASES: dict[str, tuple[Build, str]] = {
     # folders
     "nowhere": (lambda root: root / "nowhere", "no data at"),
     "an empty folder": (lambda root: root, "holds no images"),
     "two folders of one split": (
         lambda root: put(put(root / "train" / "0.jpg").parents[1] / "Train" / "1.jpg").parents[1],
-        "has folders Train/ and train/ for one split: move the images of one into the other",
+        "has folders Train/ and train/ for one split: move the images from one to the other",
     ),
     "one image": (lambda root: put(root / "a.jpg", jpeg(0)), "is neither a folder of images nor a"),
     "images beside folders": (
         lambda root: put(put(root / "c" / "two.jpg").parents[1] / "one.jpg").parent,
-        r"both by themselves \(one.jpg\) and in folders \(c/\)",
+        r"both outside folders \(one.jpg\) and in folders \(c/\)",
     ),
     "data sets beside each other": (
         lambda root: write_images(write_images(root / "b/train").parents[1] / "a/train").parents[1],
-        r"data sets of their own: name one, such as .*a$",
+        r"separate data sets: pass one of them, such as .*a$",
     ),
-    "compressed as a whole": (lambda root: put(root / "t.tar.gz"), "compressed as a whole"),
+    "compressed as a whole": (lambda root: put(root / "t.tar.gz"), "is compressed: unpack it"),
     # tars
-    "a sparse image": (sparse_tar("a.jpg"), "stored sparsely; create the tar without --sparse"),
-    "another sparse file": (sparse_tar("a.bin"), "stored sparsely; create the tar without"),
+    "a sparse image": (sparse_tar("a.jpg"), "a sparse file; create the tar without --sparse"),
+    "another sparse file": (sparse_tar("a.bin"), "a sparse file; create the tar without"),
     "an empty tar": (lambda root: put(root / "t.tar"), "is empty"),
     "gzip for a tar": (lambda root: put(root / "t.tar", gzip.compress(b"x")), "is compressed"),
     "two splits in a tar": (
         tar_of("data/train/a/0.jpg", "data/train/b/1.jpg", "data/val/a/2.jpg"),
-        "train/ and others: unpack it, or make a tar of each",
+        "train/ and others: unpack it, or create one tar per",
     ),
     "a damaged header": (
-        tar_damaged(lambda d: d.replace(b"1/5.jpg", b"1/5?jpg")), f"{WHOLE_TAR}.*damaged or cut"
+        tar_damaged(lambda d: d.replace(b"1/5.jpg", b"1/5?jpg")), f"{WHOLE_TAR}.*or truncated"
     ),
     "cut in a later image": (tar_damaged(lambda d: d[: d.index(b"1/5.jpg") + 900]), WHOLE_TAR),
     "another tar behind it": (
@@ -198,35 +198,35 @@ CASES: dict[str, tuple[Build, str]] = {
     ),
     "a huge image": (
         lambda root: huge_tar(root / "t.tar", "a/1.jpg"),
-        r"a/1.jpg has 4,294,967,296 bytes, and an image at most 4,294,967,295; create",
+        r"a/1.jpg has 4,294,967,296 bytes, but the limit is 4,294,967,295; create",
     ),
     "a huge long name": (tar_with_a_huge_header(tarfile.GNUTYPE_LONGNAME), WHOLE_TAR),
     "a huge POSIX header": (tar_with_a_huge_header(tarfile.XHDTYPE), WHOLE_TAR),
     "a link to an image": (link_in_tar(tarfile.SYMTYPE), "a link to 0.jpg; .* tar --dereference$"),
     "an image's second name": (link_in_tar(tarfile.LNKTYPE), "0.jpg; .* tar --hard-dereference$"),
     "a number that is no class": (
-        tar_of("0.jpg", more=[("0.cls", b"99999999999")]), "which is no number of a class"
+        tar_of("0.jpg", more=[("0.cls", b"99999999999")]), "which is not a class number"
     ),
-    "an index that leads outside": (index_outside, r"t\.tar is damaged: image 1 lies outside of"),
+    "an index that leads outside": (index_outside, r"t\.tar is damaged: image 1 lies outside the"),
     # lists of files
     "CSV without a line": (
         lambda root: put(root / "a.csv"), "has no column 'path', only none: name"
     ),
     "Latin letters": (
         lambda root: put(root / "a.csv", b"path,label\na.jpg,caf\xe9\n"),
-        "is not in UTF-8: save it in UTF-8",
+        "is not UTF-8: save it as UTF-8",
     ),
     "files of a list that are gone": (
         listing("path,label", [[THERE, "a"], ["x.jpg", "b"], ["y.jpg", "b"]]),
-        "2 of 3 that were looked for, the first .*x.jpg; relative",
+        "2 of 3 that were checked, the first .*x.jpg; paths",
     ),
     "a list without paths": (
         listing('na\nme,label', [[THERE, "a"]]), r"no column 'path', only 'na\\nme, label'"
     ),
     "a row without a path": (listing("path,label", [[THERE, "a"], ["", "b"]]), "no path in row 2"),
-    "a list without rows": (listing("path,label", []), "names no images: it has no rows"),
+    "a list without rows": (listing("path,label", []), "lists no images: it has no rows"),
     "a row of another length": (
-        listing("path,label", [[THERE, "a", "b"]]), "has 3 fields in line 2 and 2 in its"
+        listing("path,label", [[THERE, "a", "b"]]), "has 3 fields in line 2 but 2 in its"
     ),
     "an open quote": (lambda root: put(root / "a.csv", b'path\n"a.jpg\n'), "is damaged in line 2"),
     # tables
@@ -243,28 +243,28 @@ CASES: dict[str, tuple[Build, str]] = {
         r"\.parquet is damaged: row group 0 has no column 'image.b",
     ),
     "no parquet": (
-        lambda root: put(root / "a.parquet", b"PAR1 and no more"), "is no whole parquet file"
+        lambda root: put(root / "a.parquet", b"PAR1 and no more"), "is not a complete parquet file"
     ),
     "no column of images": (no_image_column, r"no column that can hold images .*, only 'la\\nbel'"),
     "other classes in a second file": (
-        classes("ab", "bc"), r"train-1.* has other classes than .*train-0.*, each with --data"
+        classes("ab", "bc"), r"train-1.* and .*train-0.* have different classes: .* each"
     ),
     "numbers and names": (labels([0, 1], "ab"), "numbers in some files and names in others"),
     # .beton files
-    "a zip for a beton": (beton(lambda d: b"PK\x03\x04" + d[4:]), "it says format"),
-    "half a beton": (beton(lambda d: d[:3000]), "not where it should be|not whole"),
+    "a zip for a beton": (beton(lambda d: b"PK\x03\x04" + d[4:]), "its format is"),
+    "half a beton": (beton(lambda d: d[:3000]), "annex is missing|incomplete"),
     "a row less": (beton(lambda d: d[:-24]), "lacks images"),
     "a damaged mark": (
         beton(lambda d: d.replace(b"fastsiam", b"fastsial", 1)),
-        "the arguments of its image field are not ours",
+        "the arguments of its image field are not fastsiam's",
     ),
     "no images in a beton": (foreign(lambda d: with_images(d, 0)), "holds no images"),
     "more images than there is room for": (
         foreign(lambda d: with_images(d, 10**6)), "it ends before its metadata of 1,000,000 images"
     ),
-    "a table that is cut off": (foreign(lambda d: d[:-5]), "its allocation table is not whole"),
+    "a table that is cut off": (foreign(lambda d: d[:-5]), "its allocation table is incomplete"),
     "a table that is too long": (
-        foreign(lambda d: d + bytes(1200)), "its allocation table is not where it should be"
+        foreign(lambda d: d + bytes(1200)), "its allocation table is not at the end of the file"
     ),
     # archives of others
     "half of CIFAR": (
@@ -317,7 +317,7 @@ def test_paths_alone_are_refused(tmp_path: Path) -> None:
     refused(one, r"paths of images \(such as 0\.jpg\), .* save_to_disk")
     store = open_store(two, "train")
     assert bytes(store.read(0)) == jpeg(0)
-    words = r"row 1 of .*: the row has no bytes, but the path 1\.jpg.*--skip"
+    words = r"row 1 of .*: the row has no bytes, only the path 1\.jpg.*--skip"
     with pytest.raises(DataError, match=words):
         store.read(1)
 
@@ -326,7 +326,7 @@ def test_compressed_parquet_is_converted(tmp_path: Path) -> None:
     """Read in order, it needs no places; an image that is not stored as it is has none either."""
     root = as_compressed(images(tmp_path), tmp_path / "old ones")
     command = "fastsiam convert parquet --source '.*old ones' --out DIR, and pass --data DIR"
-    refused(root, f"the images in .* are compressed, and can only be read in order; .*: {command}")
+    refused(root, f"the images in .* are compressed, so they can only be .*: {command}")
     same_images(open_store(root, "train", sources=True), FolderStore(tmp_path / "images"))
 
 
@@ -341,7 +341,7 @@ def test_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(builtins, "__import__", without)
     for root in roots:
-        refused(root, r"takes pyarrow: pip install 'fastsiam\[convert\]'$")
+        refused(root, r"needs pyarrow: pip install 'fastsiam\[convert\]'$")
 
 
 # What the operating system refuses.

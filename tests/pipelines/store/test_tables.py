@@ -21,9 +21,9 @@ def test_a_file_without_labels_is_named(tmp_path: Path, caplog: pytest.LogCaptur
     rows.to_parquet(tmp_path / "train-0.parquet")
     rows.remove_columns("label").to_parquet(tmp_path / "train-1.parquet")
     assert open_store(tmp_path, "train").labels.tolist() == [-1] * 4
-    without = f"{tmp_path / 'train-1.parquet'} has no column of labels"
+    without = f"{tmp_path / 'train-1.parquet'} has no label column"
     warnings = [one.message for one in caplog.records if one.levelname == "WARNING"]
-    assert warnings == [f"no image of {tmp_path} has a label: {without}"]
+    assert warnings == [f"the images in {tmp_path} are unlabelled: {without}"]
 
 
 def test_one_parquet_file(images: Path, tmp_path: Path) -> None:
