@@ -199,7 +199,7 @@ def test_an_object_that_changes_while_it_is_read(cloud: str, web: Path) -> None:
 
 
 def test_what_is_read_from_disks_alone(cloud: str, images: Path, tmp_path: Path) -> None:
-    said = "alone are read in place on another machine: copy it to a disk"
+    said = "the only remote data that are read in place: copy it to a local disk"
     pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'fastsiam[convert]'")
     assert said in refusal(upload(cloud, images, "loose"))
     rows = [(data, name, 0) for name, data in folder_members(images / "train")]
