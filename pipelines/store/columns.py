@@ -169,7 +169,7 @@ def _plain(kind: Any) -> str:
 
 
 def _features(schema: Any) -> dict[str, Any]:
-    """Return the features that ``datasets`` stores in a schema's metadata; empty if there are none.
+    """Return the features that ``datasets`` stores in a schema's metadata, or an empty dict.
 
     The value is the list of class names for a ClassLabel, else the name of the column's type.
     """

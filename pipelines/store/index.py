@@ -94,7 +94,7 @@ def open_index(files: Sequence[File], build: Callable[[str], Index], *, column: 
 def _locked(homes: Sequence[Path], source: str) -> Iterator[None]:
     """Lock an index inside a ``with`` block, so that one process builds it and the others wait.
 
-    The lock is a file next to the first writable home. If there is none, nothing is locked.
+    The lock is a file next to the first writable home. Without a writable home, nothing is locked.
     """
     with contextlib.ExitStack() as stack:
         for home in homes:
@@ -149,7 +149,7 @@ def homes(paths: Sequence[Place]) -> list[Path]:
 
 
 def load(homes: Sequence[Path], facts: Facts) -> Index | None:
-    """Load the first readable index at these paths with the given facts; None if there is none."""
+    """Load the first readable index at these paths with the given facts, or return None."""
     for home in homes:
         with contextlib.suppress(Exception):  # numpy can raise any exception on a corrupt file
             with np.load(home) as file:

@@ -99,7 +99,7 @@ def _train_classes(root: Place, columns: ColumnNames) -> tuple[str, ...]:
 
 
 def beton_files(folder: Place, split: Split) -> Sequence[Place]:
-    """Return the .beton file of a split, or all of its parts; empty if there are none.
+    """Return the .beton file of a split, or all of its parts; may be empty.
 
     Raises:
         DataError: parts are missing, or the folder cannot be listed.
