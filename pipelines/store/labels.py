@@ -97,11 +97,7 @@ def label_validation(store: Store, train_classes: Callable[[], tuple[str, ...]])
 
 
 def _known_labels(root: Place, above: Sequence[Place]) -> dict[int, str]:
-    """Return the WordNet id of each validation image, by its number from 1 to 50,000.
-
-    Raises:
-        NoLabelsError: ``root`` and the folders in ``above`` have no list.
-    """
+    """Return the WordNet id of each validation image, by its number from 1 to 50,000."""
     for folder in (root, *above):
         for name, read in ((f"{_DEVKIT}.tar.gz", _from_devkit), (_KAGGLE_LIST, _from_kaggle)):
             if (folder / name).is_file():

@@ -235,11 +235,7 @@ def open_parquet(
 
 
 def _open_table(path: Place, metadata: Any = None) -> Any:
-    """Open a parquet file with pyarrow.
-
-    Args:
-        path: the file.
-        metadata: the file's metadata, if an earlier call has read it.
+    """Open a parquet file with pyarrow, reusing ``metadata`` from an earlier call if given.
 
     Raises:
         DataError: the file is corrupt.
