@@ -1,3 +1,6 @@
-"""SimSiam pre-training at the speed of the hardware. Importing this package imports no torch."""
+"""Self-supervised pre-training with SimSiam and related methods.
+
+Importing this package does not import torch.
+"""
 
 __version__ = "0.3.0"

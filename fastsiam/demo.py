@@ -1,10 +1,10 @@
-"""A demo of the whole workflow in minutes: generate images, train, evaluate, write a report.
+"""Demo of the complete workflow in minutes: generate images, train, evaluate, write a report.
 
-``make demo`` and ``fastsiam demo`` run it.
+Run it with ``make demo`` or ``fastsiam demo``.
 
-Raw pixels and average colours say little about the class of an image: the ten classes are textures
-that differ only in shape, and each image has random colours, position, scale, rotation, lighting
-and noise. The network can only tell classes apart by features that survive crops and colour jitter.
+The ten classes are textures that differ only in shape. Each image has random colours, position,
+scale, rotation, lighting and noise, so raw pixels and average colours say little about its class.
+The network can only tell classes apart by features that survive crops and colour jitter.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Plane = NDArray[np.float64]
 
 SIDE = 40
 TRAIN, VAL = 400, 100
-"""Number of images of each class."""
+"""Number of images per class."""
 _SEEN = "63 to 80%"
 """Range of this demo's final kNN accuracy on different machines."""
 
@@ -76,14 +76,14 @@ CLASSES: dict[str, Callable[[Plane, Plane], Plane]] = {
     "crosses": _crosses,
     "zigzags": lambda x, y: np.sin(x + np.abs(_wrap(y, 2 * np.pi)) * 1.6),
 }
-"""Texture of each class: positive where the front colour is."""
+"""Texture of each class, as a function of the position: positive in the foreground."""
 
 
 def pattern(kind: str, generator: np.random.Generator, height: int, width: int) -> Plane:
     """Draw one of ``CLASSES`` with random rotation, scale and position.
 
     Returns:
-        (height, width) share of the front colour, 0 to 1.
+        (height, width) share of the foreground colour, 0 to 1.
     """
     turn, period = generator.uniform(-0.25, 0.25), generator.uniform(7, 11)
     row, column = np.mgrid[0:height, 0:width] * (2 * np.pi / period)
@@ -114,7 +114,7 @@ def with_lighting(picture: NDArray[np.float64], generator: np.random.Generator) 
 
 
 def make_images(folder: Path, *, seed: int = 0) -> None:
-    """Write the demo's data set as JPEGs: folder/train|val/<class>/<number>.jpg."""
+    """Generate the demo's data set as JPEGs: folder/train|val/<class>/<number>.jpg."""
     generator = np.random.default_rng(seed)
     with tally("making images", len(CLASSES) * (TRAIN + VAL)) as made:
         for split, count in (("train", TRAIN), ("val", VAL)):
@@ -129,7 +129,7 @@ def make_images(folder: Path, *, seed: int = 0) -> None:
 
 
 def make_images_once(folder: Path) -> None:
-    """Write the demo's images unless they exist.
+    """Generate the demo's images unless they exist.
 
     Raises:
         FastSiamError: the folder cannot be written.
@@ -144,7 +144,7 @@ def make_images_once(folder: Path) -> None:
 
 
 def convert_demo(config: ConvertConfig) -> None:
-    """Write the demo's images and convert them.
+    """Generate the demo's images and convert them.
 
     Raises:
         DataError: --source or --parts is given, or the images or files cannot be written.
@@ -182,7 +182,7 @@ def run_demo(out: Path) -> None:
 
 
 def _summary(knn: Record, curve: list[dict[str, Any]], linear: Record) -> str:
-    """Return the demo's results: kNN accuracy of pixels and of the network during training."""
+    """Format the results: kNN accuracy of raw pixels and during training, linear accuracy."""
     rates = ", ".join(f"{line['lr']:g}" for line in linear.results)
     protocol = knn.first_with("trained")
     rows = [
