@@ -1,4 +1,4 @@
-"""The evaluations: a network, its images, a measure, and the record that is kept.
+"""kNN, linear evaluation and fine-tuning of a network, from its file to the record of results.
 
 Every rank calls these functions, and each gets the same record (see ``fastsiam.run.records``).
 """
@@ -42,15 +42,16 @@ from fastsiam.model.numerics import autocast_type
 from fastsiam.run.records import Record
 
 _FEW_PERCENT = 2
-"""A list of up to so many images is one of about 1%, which is fine-tuned for longer."""
+"""Largest share of the images, in percent, at which a --subset list counts as a 1% subset, which is
+fine-tuned for longer."""
 _NAMES = {"pixels": "raw pixels", "untrained": "untrained network", "trained": "trained"}
 
 
 def preflight(path: Path, config: EvalConfig) -> None:
-    """Refuse what cannot work before ranks are started: a file, data, a batch.
+    """Check the network's file, the data and the batch size, before ranks are started.
 
     Raises:
-        FastSiamError: says what is wrong.
+        FastSiamError: one of them cannot be used.
     """
     place = Place(0, config.gpus * config.max_nodes, torch.device("cpu"))
     subject = open_subject(path, config, place)
@@ -66,10 +67,10 @@ def evaluate_knn(
     """Classify the validation images by their nearest training images; return the record.
 
     Args:
-        path: a run's folder, a checkpoint, or a file of another program.
+        path: a run's folder, a checkpoint, or a weight file of another program.
         config: the protocol.
         place: this rank.
-        show: is given the record on rank 0, before it is written.
+        show: called with the record on rank 0, before it is written.
     """
     subject = open_subject(path, config, place)
     monitor = subject.pretrained.config.monitor if subject.pretrained.config else MonitorConfig()
@@ -124,9 +125,9 @@ def evaluate_knn(
 def evaluate_linear(
     path: Path, config: LinearConfig, place: Place, *, show: Show | None = None
 ) -> Record:
-    """Train a linear classifier for each rate on frozen features, and validate; return the record.
+    """Train and validate linear classifiers, one per learning rate, on frozen features.
 
-    The arguments are as for ``evaluate_knn``.
+    Arguments and return value are those of ``evaluate_knn``.
     """
     subject = open_subject(path, config, place)
     images = LabelledImages(subject, config)
@@ -161,9 +162,9 @@ def evaluate_linear(
 def evaluate_finetuned(
     path: Path, config: FinetuneConfig, place: Place, *, show: Show | None = None
 ) -> Record:
-    """Train the whole network with labels, and validate; return the record.
+    """Train the entire network with labels and validate it; its file is not changed.
 
-    The arguments are as for ``evaluate_knn``; the file stays as it is.
+    Arguments and return value are those of ``evaluate_knn``.
     """
     subject = open_subject(path, config, place)
     images = LabelledImages(subject, config)
@@ -209,7 +210,7 @@ def _trained(
     validation: Callable[[], Iterable[tuple[Tensor, Tensor]]],
     show: Show | None,
 ) -> Record:
-    """Train from where an earlier try was interrupted; validate, and keep the record."""
+    """Train, resuming an interrupted attempt; validate, write the record and return it."""
     console, steps, began = files.console, images.steps, time.monotonic()
     training = SupervisedTraining(
         config,
