@@ -1,6 +1,3 @@
-"""Self-supervised pre-training with SimSiam and related methods.
-
-Importing this package does not import torch.
-"""
+"""Self-supervised pre-training of vision models. Importing the package does not import torch."""
 
 __version__ = "0.3.0"

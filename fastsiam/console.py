@@ -102,7 +102,6 @@ class Console:
         Args:
             total: number of units, if known.
             done: number of units already done.
-            unit: name of the unit.
             transient: whether the bar is removed at the end.
         """
         self._total, self._unit = total, unit

@@ -182,7 +182,6 @@ def run_demo(out: Path) -> None:
 
 
 def _summary(knn: Record, curve: list[dict[str, Any]], linear: Record) -> str:
-    """Format the results: kNN accuracy of raw pixels and during training, linear accuracy."""
     rates = ", ".join(f"{line['lr']:g}" for line in linear.results)
     protocol = knn.first_with("trained")
     rows = [

@@ -69,7 +69,6 @@ def commit() -> str:
 
 
 def _driver() -> str | None:
-    """Return the version of the NVIDIA driver, or None."""
     version = Path("/sys/module/nvidia/version")
     return version.read_text().strip() if version.exists() else None
 

@@ -52,7 +52,6 @@ def written_whole(path: Path, *, by_many: bool = False) -> Iterator[Path]:
     without an ``errno``, a test write therefore determines the reason.
 
     Args:
-        path: the file.
         by_many: whether other processes may write the same file at the same time. Each then writes
             its own temporary file, and the last one to finish wins.
 
@@ -210,8 +209,7 @@ def require_local(path: Path, *, reads: bool = False) -> None:
     Otherwise ``s3://bucket`` would be a local folder ``s3:``, and ``~/runs`` in a folder ``~``.
 
     Args:
-        path: path of an output, or, if ``reads``, of an input.
-        reads: whether it is an input.
+        path: path of an output, or of an input if ``reads``.
 
     Raises:
         FastSiamError: the path is a URL or starts with ``~``.

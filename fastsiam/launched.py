@@ -60,9 +60,7 @@ class _PrefixedStream(io.TextIOBase):
             self._to.flush()
 
     def fileno(self) -> int:
-        """Return the stream's file descriptor."""
         return int(self._to.fileno())
 
     def writable(self) -> bool:
-        """Return True."""
         return True

@@ -52,7 +52,6 @@ def stops_handled(
     Args:
         first: called with the number of the first signal.
         again: called with the number of a later signal, except for repetitions of the first.
-        numbers: the signals.
         echo: returns for how many seconds a signal with this number counts as a repetition.
     """
     since: float | None = None
@@ -85,7 +84,6 @@ def ending_with(parent: int, number: signal.Signals = signal.SIGTERM) -> Callabl
     Args:
         parent: process ID of the parent. If the parent has already ended, the signal is sent
             immediately.
-        number: the signal.
     """
     if sys.platform != "linux":  # other systems lack prctl
         return lambda: None

@@ -41,7 +41,6 @@ def note(name: str, began: int, ended: int, thread: int) -> None:
     """Write a range to the trace.
 
     Args:
-        name: name of the range.
         began: start, in nanoseconds since 1970.
         ended: end, in nanoseconds since 1970.
         thread: native thread ID.

@@ -68,8 +68,6 @@ def evaluate_knn(
 
     Args:
         path: a run's folder, a checkpoint, or a weight file of another program.
-        config: the protocol.
-        place: this rank.
         show: called with the record on rank 0, before it is written.
     """
     subject = open_subject(path, config, place)
@@ -210,7 +208,7 @@ def _trained(
     validation: Callable[[], Iterable[tuple[Tensor, Tensor]]],
     show: Show | None,
 ) -> Record:
-    """Train, resuming an interrupted attempt; validate, write the record and return it."""
+    """Train, or resume an interrupted training; validate, write the record and return it."""
     console, steps, began = files.console, images.steps, time.monotonic()
     training = SupervisedTraining(
         config,

@@ -23,7 +23,6 @@ def feature_batches(
 
     Args:
         network: maps (N, 3, S, S) to (N, d).
-        batches: the images.
         dtype: autocast type of the forward pass.
 
     Yields:

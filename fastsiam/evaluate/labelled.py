@@ -101,11 +101,7 @@ class LabelledImages:
         )
 
     def augmented(self, batch: int) -> Loader:
-        """Open the training images with random crops and flips as the only augmentation.
-
-        Args:
-            batch: images per step, over all ranks.
-        """
+        """Open the training images in global batches, augmented by random crops and flips only."""
         subject, config, place = self.subject, self.config, self.subject.place
         return build_loader(
             subject.data.parts[0],  # the first data set of a mixture, like the other loaders

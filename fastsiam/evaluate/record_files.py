@@ -99,13 +99,7 @@ class RecordFiles:
             self.saved, self.results = saved, saved["results"]
 
     def save_state(self, step: int, state: Callable[[], dict[str, Any]], *, last: bool) -> None:
-        """Save the state of a training after a step, at most every 30 seconds.
-
-        Args:
-            step: number of completed steps.
-            state: returns the state.
-            last: whether this is the last step, which is always saved.
-        """
+        """Save the state after ``step`` steps, at most every 30 seconds unless it is the last."""
         soon = time.monotonic() - self._saved_at < _SECONDS_BETWEEN_SAVES
         if self._state is None or not self._place.is_leader or (soon and not last):
             return

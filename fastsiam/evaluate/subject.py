@@ -133,11 +133,7 @@ class Subject(EvalImages):
     console: Console
 
     def extract(self, loader: EvalLoader, what: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Compute the features of this rank's images batch by batch, and show the progress.
-
-        Args:
-            loader: this rank's images.
-            what: name of the images, for the progress.
+        """Compute the features of this rank's images; show the progress, labelled ``what``.
 
         Yields:
             (N, d) float32 features, (N,) int64 labels, and (N,) int64 positions in the data set.

@@ -53,10 +53,7 @@ class Heads(nn.Module):
 
 
 class Training:
-    """Base class of trainings with labels: a network on all ranks, its optimizer, resumable state.
-
-    Subclasses implement ``step``.
-    """
+    """Base class for resumable training on all ranks: network, optimizer, loop and saved state."""
 
     def __init__(
         self,
@@ -212,10 +209,7 @@ class SupervisedTraining(Training):
         return losses.detach()
 
     def evaluate(self, batches: Iterable[tuple[Tensor, Tensor]]) -> list[Accuracy]:
-        """Classify this rank's inputs with every head; return each head's accuracy over all ranks.
-
-        Every rank must call this, and each input must occur only once.
-        """
+        """Classify this rank's inputs, each once; return every head's accuracy over all ranks."""
         self.network.eval()
         counts = [Accuracy(self._classes, self._device) for _ in self.rates]
         for inputs, labels in batches:

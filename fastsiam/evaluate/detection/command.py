@@ -126,7 +126,6 @@ def _open_data(config: DetectConfig) -> tuple[DetectionSet, DetectionSet]:
 
 
 def _checksum(train: DetectionSet, val: DetectionSet) -> str:
-    """Return the checksum of the annotations of both sets, as records have it."""
     return f"{train.checksum ^ val.checksum:08x}"
 
 

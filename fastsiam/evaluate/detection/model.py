@@ -91,7 +91,6 @@ def build_detector(
             boxes per image that the heads are trained on.
         classes: number of object classes. Labels start at 1; 0 is background.
         mean, std: normalisation of each channel.
-        dtype: autocast type.
 
     Raises:
         FastSiamError: the backbone is not one of fastsiam's ResNets.
@@ -173,7 +172,7 @@ class _Cut(RoIAlign):  # type: ignore[misc]
         super().__init__(_POOLED, 1 / stride, sampling_ratio=0, aligned=True)
 
     def forward(self, features: dict[str, Tensor], boxes: list[Tensor], sizes: Any) -> Any:
-        """Return (R, C, 14, 14)."""
+        """Return features (R, C, 14, 14) of R boxes."""
         return super().forward(features["0"], boxes)
 
 

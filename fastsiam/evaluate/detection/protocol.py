@@ -128,7 +128,6 @@ def differences(config: DetectConfig, network: dict[str, Any]) -> list[str]:
     """List the settings that differ from the paper's protocol, each with the protocol's value.
 
     Args:
-        config: the settings.
         network: values that replace those of ``_PAPERS_NETWORK``.
     """
     trials = 1 if config.task == "coco" else DetectConfig().trials
