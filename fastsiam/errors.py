@@ -1,4 +1,4 @@
-"""Errors for users. The command line prints each as one line and exits with code 1."""
+"""Errors for users. The command line prints each as one line; most exit with code 1."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class NoLabelsError(NoSplitError):
 
 
 class BackendError(FastSiamError):
-    """The package of a pipeline is missing or does not work."""
+    """A package, compiled code or a network is missing, or does not work as required."""
 
 
 class DeviceError(FastSiamError):
