@@ -45,8 +45,8 @@ def read_bad_images(run: Path) -> list[BadImage]:
         return []
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"cannot read the list of the run's bad images, {path} ({error}); restore it, or "
-            f"`rm {quoted(path)}` to find them again"
+            f"cannot read the bad-image list {path} ({error}); restore it, or run "
+            f"`rm {quoted(path)}` to rebuild it"
         ) from error
 
 

@@ -116,7 +116,7 @@ def with_lighting(picture: NDArray[np.float64], generator: np.random.Generator) 
 def make_images(folder: Path, *, seed: int = 0) -> None:
     """Generate the demo's data set as JPEGs: folder/train|val/<class>/<number>.jpg."""
     generator = np.random.default_rng(seed)
-    with tally("making images", len(CLASSES) * (TRAIN + VAL)) as made:
+    with tally("generating images", len(CLASSES) * (TRAIN + VAL)) as made:
         for split, count in (("train", TRAIN), ("val", VAL)):
             for kind in CLASSES:
                 target = folder / split / kind
@@ -138,7 +138,7 @@ def make_images_once(folder: Path) -> None:
     with explained(DataError, f"cannot write images in {folder}"):
         if (folder / "done").exists():
             return
-        print(f"making {len(CLASSES) * (TRAIN + VAL):,} images in {folder}", file=sys.stderr)
+        print(f"generating {len(CLASSES) * (TRAIN + VAL):,} images in {folder}", file=sys.stderr)
         make_images(folder)
         (folder / "done").touch()
 
@@ -190,11 +190,11 @@ def _summary(knn: Record, curve: list[dict[str, Any]], linear: Record) -> str:
     ]
     rows += [(f"after {line['epoch']:g} epochs", line["top1"]) for line in curve if line["epoch"]]
     return (
-        f"\nkNN top-1 on {len(CLASSES) * VAL:,} new images of {len(CLASSES)} classes "
+        f"\nkNN top-1 on {len(CLASSES) * VAL:,} validation images of {len(CLASSES)} classes "
         f"(k {protocol['k']}, T {protocol['temperature']:g}, bank {protocol['bank']:,})\n"
         + "".join(f"  {name:18} {top1:5.1f}%\n" for name, top1 in rows)
         + f"linear classifier on the frozen features (best of the rates {rates})\n"
         f"  {rows[-1][0]:18} {linear.best['top1']:5.1f}%\n"
-        f"A run this small is sensitive to rounding: machines gave kNN accuracies of {_SEEN}\n"
-        "with this seed. Compare figures of one machine only.\n"
+        f"A run this small is sensitive to rounding: with this seed, kNN accuracy is {_SEEN},\n"
+        "depending on the machine. Only compare results from the same machine.\n"
     )

@@ -221,12 +221,12 @@ def require_local(path: Path, *, reads: bool = False) -> None:
         return
     if reads:
         raise FastSiamError(
-            f"cannot read {first}//{'/'.join(others)}: only data are read from other machines "
-            "(--data, --source); copy it to this machine"
+            f"cannot read {first}//{'/'.join(others)}: only --data and --source can be remote; "
+            "copy it to this machine"
         )
     raise FastSiamError(
-        f"cannot write to {first}//{'/'.join(others)}: results are written to the disks of this "
-        "machine; name a path there, and upload it afterwards"
+        f"cannot write to {first}//{'/'.join(others)}: results can only be written to a local "
+        "path; pass one, and upload the results afterwards"
     )
 
 
@@ -235,7 +235,7 @@ def tilde_hint(path: object) -> str:
     name = str(path)
     if name.split("/")[0] != "~":
         return ""
-    return f" (~ is expanded by a shell, not here: write {os.path.expanduser(name)})"
+    return f" (the shell did not expand ~: pass {os.path.expanduser(name)})"
 
 
 def parsed_json(

@@ -106,7 +106,7 @@ def evaluate_knn(
         speed = {"seconds": seconds, "images_per_second": images / seconds}
         subject.console.say(
             f"{name}: {images:,} images in {duration(seconds)}, {images / seconds:,.0f} images/s, "
-            "search included"
+            "including the search"
         )
         of_epoch = {} if epoch is None else {"epoch": epoch}
         lines += [{"features": kind, **r.record(), "top5": r.top5, **of_epoch} for r in results]
@@ -133,12 +133,12 @@ def evaluate_linear(
     config = replace(config.settled(images.train.images), batch=images.batch)
     name = "SGD"
     if config.optimizer == "lars":
-        name = f"LARS (trust {config.lars_trust:g}, no clip, biases too)"
+        name = f"LARS (trust {config.lars_trust:g}, no clipping, including biases)"
     rates = ", ".join(f"{lr:g} ({lr * config.batch / 256:g})" for lr in config.rates)
-    cached = f"one central crop of each image, kept in {config.storage}: no augmentation"
+    cached = f"one central crop of each image, stored as {config.storage}: no augmentation"
     subject.introduce(
         f"linear evaluation on {images}: {name}, {_shared_settings(config)}",
-        f"base rates, and times {config.batch:,} / 256: {rates}",
+        f"base rates (and scaled by {config.batch:,} / 256): {rates}",
         f"trained on CACHED features of {cached}" if config.cached else _augmentation(config),
         images.note,
         why,
@@ -170,7 +170,7 @@ def evaluate_finetuned(
     config = replace(config, batch=images.batch, epochs=config.epochs or (60 if few else 30))
     files = subject.record_files("finetune", images.facts(), config.protocol(), config, images.part)
     subject.introduce(
-        f"fine-tuning all of it on {images}: SGD (Nesterov), rate {config.lr:g} x {config.batch} "
+        f"fine-tuning all layers on {images}: SGD (Nesterov), rate {config.lr:g} x {config.batch} "
         f"/ 256, {_shared_settings(config)}",
         _augmentation(config),
         images.note,
@@ -251,7 +251,7 @@ def _trained(
     summary = [f"{start}: {result} (base rate {lr:g}, {lengths})" for lr, result in pairs]
     if len(pairs) > 1:
         summary.append(
-            f"best of {len(pairs)} rates, chosen on these very validation images: "
+            f"best of {len(pairs)} rates, selected on the same validation images: "
             f"{top.top1:.2f}% with base rate {training.rates[best()]:g}"
         )
     record = files.evaluation.record(

@@ -92,7 +92,7 @@ def _targets(config: FeaturesConfig) -> list[Path]:
                 f"{out} needs pyarrow: pip install 'fastsiam[convert]', or write a .npy file"
             ) from error
     if there := [file for file in files if file.exists() and not config.force]:
-        raise FastSiamError(f"{there[0]} is there already: choose another, or give --force")
+        raise FastSiamError(f"{there[0]} already exists: choose another path, or pass --force")
     check_targets(*files)
     return files
 

@@ -66,15 +66,15 @@ class LabelledImages:
         self.config = config.settled(self.train.images)
         world, images, asked = subject.place.world, self.train.images, self.config.global_batch
         if asked % world:
-            raise FastSiamError(f"--batch {asked} cannot be shared equally by {world} ranks")
+            raise FastSiamError(f"--batch {asked} is not divisible by {world} ranks")
         self.batch = min(asked, images // world * world)
         """Images per step, over all ranks."""
         if self.batch < 2 * world:
             raise FastSiamError(
-                f"{images:,} training images and --batch {asked} leave fewer than two for each of "
-                f"{world} ranks"
+                f"{images:,} training images and --batch {asked} give each of {world} ranks fewer "
+                "than two images per step"
             )
-        fewer = f"batch {self.batch}, not {asked:,}: there are no more images"
+        fewer = f"batch {self.batch}, not {asked:,}: there are too few training images"
         self.note = fewer if self.batch < asked else ""
         """Message about a reduced batch size; empty if it is the requested one."""
         self.steps = self.train.images // self.batch

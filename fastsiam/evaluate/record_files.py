@@ -67,7 +67,7 @@ class RecordFiles:
                 fate = (
                     f"goes to {self._asked}"
                     if self._asked
-                    else "is only shown: --json FILE keeps it"
+                    else "is only printed: pass --json FILE to keep it"
                 )
                 console.warn(f"{error}; the result {fate}")
                 own = None
@@ -93,7 +93,7 @@ class RecordFiles:
             try:
                 saved = torch.load(self._state, map_location=self._place.device, weights_only=True)
             except Exception:  # on a corrupt file the unpickler can raise anything
-                self.console.warn(f"{self._state} is damaged: starting over")
+                self.console.warn(f"{self._state} is corrupt: starting over")
         step = torch.tensor([saved["step"] if saved.get("same") == self._same else 0])
         if int(minimum_across_ranks(step)):
             self.saved, self.results = saved, saved["results"]

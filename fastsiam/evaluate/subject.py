@@ -108,11 +108,12 @@ class EvalImages:
             only = [f"{', '.join(own[:3])} only in {split}" for split, own in found.items() if own]
             raise DataError(
                 f"the training and validation images under {root} have different classes: "
-                f"{'; '.join(only) or 'the same ones in another order'}"
+                f"{'; '.join(only) or 'the same names in a different order'}"
             )
         if missing := int((train.labels < 0).sum() + (val.labels < 0).sum()):
             raise DataError(
-                f"{missing:,} of the images under {root} have no label: this evaluation needs all"
+                f"{missing:,} of the images under {root} have no label; this evaluation needs one "
+                "for each image"
             )
         return train, val
 
@@ -317,7 +318,7 @@ def _image_settings(pretrained: Pretrained, config: EvalConfig) -> tuple[Augment
     resize = config.resize or known
     if resize < augment.crop:
         raise FastSiamError(
-            f"--resize {resize} is smaller than the crop of {augment.crop} pixels: give --crop too"
+            f"--resize {resize} is smaller than the crop of {augment.crop} pixels; pass --crop too"
         )
     return augment, resize
 

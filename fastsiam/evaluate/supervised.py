@@ -114,7 +114,7 @@ class Training:
             first = files.saved["step"]
             self.load(files.saved["training"])
             files.saved = None  # the next training starts over
-            console.say(f"continuing after {unit} {first:,} of {steps:,}, where it was interrupted")
+            console.say(f"resuming after {unit} {first:,} of {steps:,}")
         losses: list[Tensor] = []
         with console.progress(steps, first, unit), closing(batches(first)) as stream:
             for done, batch in enumerate(stream, start=first + 1):

@@ -31,7 +31,7 @@ def check_picture(path: Path) -> None:
     """
     Image.init()
     if Image.registered_extensions().get(path.suffix.lower()) not in Image.SAVE:
-        raise ValueError(f"--out {quoted(path)} has no ending of a picture format; use .png")
+        raise ValueError(f"--out {quoted(path)} has no extension of a picture format; use .png")
 
 
 def save_picture(picture: Image.Image, path: Path) -> None:

@@ -35,12 +35,12 @@ _CURVES: dict[str, tuple[str, str, tuple[float | None, float | None]]] = {
     ),
     "images_per_second": (
         "Images per second",
-        "an image with all its views; all ranks",
+        "over all ranks; all views of an image count once",
         (0, None),
     ),
     "data_wait": (
         "Share of time waiting for data",
-        "0: the loader keeps up; 1: nothing but waiting",
+        "0: the loader keeps up; 1: training only waits",
         (0, 1),
     ),
 }
@@ -308,7 +308,7 @@ def _evaluated(run: str, record: Record) -> Iterator[dict[str, str]]:
             **figures,
             **how,
             "images": (
-                f"{data.train:,} to train on{_part(data)}, {data.val:,} to validate, of "
+                f"{data.train:,} for training{_part(data)}, {data.val:,} for validation, from "
                 f"{data.root}; shorter side {images.resize}, crop {images.crop}"
             ),
             "on": record.date,
@@ -344,6 +344,6 @@ def _bad_images(runs: Sequence[Run]) -> Section:
         for run in runs
         for one in read_bad_images(run.folder)
     ]
-    heads = ("run", "position", "image", "what is wrong", "epoch", "steps before")
-    facts = f"Each of these {len(rows):,} was replaced by another image from then on."
+    heads = ("run", "position", "image", "reason", "epoch", "steps before")
+    facts = f"Each of these {len(rows):,} images was replaced by another one from then on."
     return Section(title="Bad images", facts=facts, tables=[Table(rows, heads)] if rows else [])

@@ -114,14 +114,14 @@ def _open_data(config: DetectConfig) -> tuple[DetectionSet, DetectionSet]:
     """
     if not config.data:
         raise FastSiamError(
-            f"eval detect needs --data: the folder of {config.task}'s unpacked folders"
+            f"eval detect needs --data: the folder with {config.task}'s unpacked archives"
         )
     train = open_detection(config.task, Path(config.data), "train")
     val = open_detection(config.task, Path(config.data), "val")
     if train.classes != val.classes:
-        raise DataError(f"{train.name} and {val.name} name different classes")
+        raise DataError(f"{train.name} and {val.name} have different classes")
     if all(picture.difficult.all() for picture in val.pictures):
-        raise DataError(f"{val.name} has no object to detect")
+        raise DataError(f"{val.name} has no objects to detect")
     return train, val
 
 

@@ -121,7 +121,7 @@ def open_detection(task: Task, data: Path, split: Literal["train", "val"]) -> De
         BackendError: the task is COCO and pycocotools is not installed.
     """
     if not data.is_dir():
-        raise DataError(f"no data at {data}: name the folder of {task}'s unpacked folders")
+        raise DataError(f"no data at {data}: pass the folder with {task}'s unpacked archives")
     with explained(DataError, f"cannot open the data at {data}"):
         opened = (
             _open_coco(data, f"{split}2017") if task == "coco" else _open_voc(task, data, split)
@@ -147,7 +147,7 @@ def _open_voc(task: str, data: Path, split: str) -> DetectionSet:
         names = folder / f"ImageSets/Main/{part}.txt"
         if not names.is_file():
             raise NoSplitError(
-                f"{data} holds no {part} split of VOC {year}: looked for {names}; unpack VOC's "
+                f"{data} has no {part} split of VOC {year}: looked for {names}; unpack VOC's "
                 "archives with `tar xf` first"
             )
         for line in filter(str.strip, names.read_text(errors="replace").splitlines()):
@@ -194,8 +194,7 @@ def _open_coco(data: Path, split: str) -> DetectionSet:
     for needed in (path, folder):
         if not needed.exists():
             raise NoSplitError(
-                f"{data} holds no {split}: looked for {needed}; unpack COCO's zips with `unzip` "
-                "first"
+                f"{data} has no {split}: looked for {needed}; unpack COCO's zips with `unzip` first"
             )
     try:
         from pycocotools.coco import COCO
@@ -292,15 +291,15 @@ def _check_segmentation(mask: Any, height: int, width: int) -> None:
         for polygon in mask:
             near = all(-far <= value <= far for value in polygon)
             if not near or len(polygon) % 2 or len(polygon) < 4:
-                raise ValueError("a polygon is not x, y, x, y, ... within the image")
+                raise ValueError("a polygon is not a list x, y, x, y, ... within the image")
         return
     counts = mask["counts"]
     if isinstance(counts, str):
         counts = _run_lengths(counts)
     if mask["size"] != [height, width]:
-        raise ValueError(f"a mask of {mask['size']} in an image of {[height, width]} pixels")
+        raise ValueError(f"a mask has the size {mask['size']}, its image {[height, width]}")
     if min(counts, default=0) < 0 or sum(counts) != height * width:
-        raise ValueError(f"run lengths of {sum(counts)} pixels for {height} x {width}")
+        raise ValueError(f"run lengths cover {sum(counts)} pixels, not {height} x {width}")
 
 
 def _run_lengths(text: str) -> list[int]:
@@ -317,7 +316,7 @@ def _run_lengths(text: str) -> list[int]:
     for character in text:
         bits = ord(character) - 48
         if not 0 <= bits < 64:
-            raise ValueError(f"{character!r} is no character of run lengths")
+            raise ValueError(f"{character!r} is not a valid character in run lengths")
         value |= (bits & 31) << shift
         shift += 5
         if bits < 32:
@@ -325,7 +324,7 @@ def _run_lengths(text: str) -> list[int]:
             counts.append(value + (counts[-2] if len(counts) > 2 else 0))
             value = shift = 0
     if shift:
-        raise ValueError("run lengths that end early")
+        raise ValueError("run lengths are truncated")
     return counts
 
 

@@ -92,13 +92,13 @@ class TrainingImages:
         share, left = divmod(config.batch_size, place.world)
         if left:
             raise FastSiamError(
-                f"--batch-size {config.batch_size} cannot be shared equally by {place.world} ranks"
+                f"--batch-size {config.batch_size} is not divisible by {place.world} ranks"
             )
         self._own = range(place.rank * share, (place.rank + 1) * share)
         self.used = [index for index, picture in enumerate(dataset.pictures) if len(picture)]
         """Positions of the images to train on."""
         if not self.used:
-            raise DataError(f"{dataset.name} has no image with an object to train on")
+            raise DataError(f"{dataset.name} has no images with objects to train on")
 
     def from_step(self, first: int, steps: int) -> Generator[list[Sample]]:
         """Yield the batches from step ``first`` up to, but not including, step ``steps``."""

@@ -97,8 +97,8 @@ def build_detector(
     """
     if not isinstance(backbone, ResNet):
         raise FastSiamError(
-            f"{type(backbone).__name__} cannot be made a detector: detection takes the ResNets "
-            "resnet10 to resnet152"
+            f"{type(backbone).__name__} cannot be the backbone of a detector: detection supports "
+            "the ResNets resnet10 to resnet152"
         )
     is_c4, masks = config.detector == "c4", config.task == "coco"
     parts: tuple[Any, Any, Any]

@@ -78,7 +78,7 @@ def voc_scores(
             matches = _matches(pictures, detections, label)
             rows.append([_average(*_curve(matches, least, wanted), rule) for least in OVERLAPS])
     if not rows:
-        raise DataError(f"{dataset.name} has no object to detect")
+        raise DataError(f"{dataset.name} has no objects to detect")
     mean = 100 * np.array(rows).mean(axis=0)
     return {"AP50": float(mean[0]), "AP": float(mean.mean()), "AP75": float(mean[5])}
 
