@@ -1,3 +1,3 @@
-"""SimSiam pre-training at the speed of the hardware. Importing this package imports no torch."""
+"""Self-supervised pre-training of vision models. Importing the package does not import torch."""
 
 __version__ = "0.3.0"

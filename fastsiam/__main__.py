@@ -1,10 +1,10 @@
-"""Entry point of ``fastsiam`` and ``python -m fastsiam``, which torchrun starts on every rank."""
+"""Entry point of ``fastsiam`` and ``python -m fastsiam``; torchrun runs it on every rank."""
 
 import sys
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C while it is imported ends the program without a traceback."""
+    """Run the command line. Ctrl-C during its import exits without a traceback."""
     try:
         from fastsiam.cli import main
     except KeyboardInterrupt:

@@ -21,7 +21,7 @@ class BadImage:
     """An image that cannot be decoded."""
 
     step: int
-    """Number of steps done when the image was first needed."""
+    """Number of completed steps when the image was first needed."""
     index: int
     """Position in the run's data set."""
     name: str
@@ -33,7 +33,7 @@ class BadImage:
 
 
 def read_bad_images(run: Path) -> list[BadImage]:
-    """Read the list from a run's folder; empty if the folder has none.
+    """Read the bad-image list of a run's folder; empty if the file does not exist.
 
     Raises:
         CheckpointError: the list is corrupt.
@@ -45,18 +45,18 @@ def read_bad_images(run: Path) -> list[BadImage]:
         return []
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"cannot read the list of the run's bad images, {path} ({error}); restore it, or "
-            f"`rm {quoted(path)}` to find them again"
+            f"cannot read the bad-image list {path} ({error}); restore it, or run "
+            f"`rm {quoted(path)}` to rebuild it"
         ) from error
 
 
 def format_list(known: Iterable[BadImage]) -> str:
-    """Return a list as JSON lines."""
+    """Format bad images as JSON lines."""
     return "".join(f"{json.dumps(dataclasses.asdict(own))}\n" for own in known)
 
 
 def parse_list(text: str) -> list[BadImage]:
-    """Parse a list of JSON lines.
+    """Parse a bad-image list from JSON lines.
 
     Raises:
         ValueError: the text is not a list of bad images.

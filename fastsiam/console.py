@@ -1,7 +1,8 @@
 """Messages and progress: bars in a terminal, plain lines in a log file.
 
-Bars are drawn without a thread, because loader processes are forked while a bar is on the screen: a
-lock that a thread holds at that moment would stay locked in them. Only ``Console.status`` uses one.
+Bars are drawn without a thread, because loader processes are forked while a bar is on the screen. A
+lock held by a thread at that moment would stay locked in the child. Only ``Console.status`` uses a
+thread.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ _DRAW_SECONDS = 0.1
 
 
 class _Stderr:
-    """Standard error that ignores errors of the operating system.
+    """Standard error stream that ignores ``OSError``.
 
-    The disk may be full, or the reader of a pipe may be gone: Ctrl-C also ends a ``tee``.
+    The disk may be full, or the reader of a pipe may have exited: Ctrl-C also ends a ``tee``.
     """
 
     def write(self, text: str) -> None:
@@ -53,7 +54,7 @@ class _Stderr:
 
 @cache
 def _shared(can_draw: bool) -> RichConsole:
-    """Return the console of this process, which all bars share so that Rich can stack them."""
+    """Return the console that all bars of this process share, so that Rich can stack them."""
     out: Any = _Stderr()
     force = None if can_draw else False
     return RichConsole(file=out, force_terminal=force, highlight=False, soft_wrap=True, emoji=False)
@@ -100,8 +101,7 @@ class Console:
 
         Args:
             total: number of units, if known.
-            done: number of units done before.
-            unit: name of the unit.
+            done: number of units already done.
             transient: whether the bar is removed at the end.
         """
         self._total, self._unit = total, unit
@@ -120,19 +120,19 @@ class Console:
 
     @contextlib.contextmanager
     def tally(self, what: str, total: int | None = None, *, done: int = 0) -> Iterator[Tally]:
-        """Show the progress of work that takes longer than some seconds.
+        """Show progress inside a ``with`` block, once it has taken longer than five seconds.
 
         Args:
             what: the work and its unit, such as "decoding images".
             total: number of units, if known.
-            done: number of units done before.
+            done: number of units already done.
         """
         with contextlib.ExitStack() as ends:
             yield Tally(Console(quiet=self._quiet), what, total, done, ends)
 
     @contextlib.contextmanager
     def status(self, text: str) -> Iterator[None]:
-        """Print a message about work that takes a while; in a terminal, with a spinner.
+        """Print a message about long work inside a ``with`` block; in a terminal, with a spinner.
 
         A thread draws the spinner, so do not fork inside the block.
         """
@@ -149,7 +149,7 @@ class Console:
         Args:
             completed: number of units done.
             text: shown next to the bar.
-            place: shown after the number, without a terminal.
+            place: shown after the number of units in a plain line.
         """
         if self._progress:
             task, text = self._progress.task_ids[0], f"{self._count(completed)} {text}"
@@ -163,7 +163,7 @@ class Console:
         return f"{self._unit} {completed:,}{of}"
 
     def show(self, values: dict[str, Any], *, remaining: int, batch: int) -> None:
-        """Show a log point's metrics and the remaining time.
+        """Show the metrics of a log line and the remaining time.
 
         Args:
             values: the log line.
@@ -180,13 +180,13 @@ class Console:
 
 
 class Tally:
-    """Progress of long work, with its speed; it appears after five seconds.
+    """Progress and speed of long work, shown after five seconds.
 
     Args:
-        console: shows the progress, and no other.
+        console: console that shows only this progress.
         what: the work and its unit.
         total: number of units, if known.
-        done: number of units done before.
+        done: number of units already done.
         ends: exit stack that removes the bar at the end.
     """
 
@@ -224,7 +224,7 @@ def tally(what: str, total: int | None = None) -> contextlib.AbstractContextMana
 
 
 def duration(seconds: float) -> str:
-    """Format a time: 42 s, 3 min, 2 h 05 min, 3 d 4 h."""
+    """Format a duration: 42 s, 3 min, 2 h 05 min, 3 d 4 h."""
     minutes, hours = round(seconds / 60), round(seconds / 3600)
     if seconds < 90:
         return f"{seconds:.0f} s"
@@ -236,7 +236,7 @@ def duration(seconds: float) -> str:
 
 
 def pace(images_per_second: float, images: float) -> str:
-    """Format a speed and the time for the remaining images: 1,234 images/s, 3 min left."""
+    """Format the throughput and the remaining time: 1,234 images/s, 3 min left."""
     left = duration(images / max(images_per_second, 1e-9))
     digits = 1 if images_per_second < 10 else 0
     return f"{images_per_second:,.{digits}f} images/s, {left} left"
@@ -248,7 +248,7 @@ def rounded(value: float) -> str:
 
 
 def counted(number: float, what: str) -> str:
-    """Format a count: 1 epoch, 24 epochs, 7.17 epochs."""
+    """Format a count with its noun: 1 epoch, 24 epochs, 7.17 epochs."""
     text = rounded(number)
     return f"{text} {what}{'' if text == '1' else 's'}"
 

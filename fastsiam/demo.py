@@ -1,10 +1,10 @@
-"""A demo of the whole workflow in minutes: generate images, train, evaluate, write a report.
+"""Demo of the complete workflow in minutes: generate images, train, evaluate, write a report.
 
-``make demo`` and ``fastsiam demo`` run it.
+Run it with ``make demo`` or ``fastsiam demo``.
 
-Raw pixels and average colours say little about the class of an image: the ten classes are textures
-that differ only in shape, and each image has random colours, position, scale, rotation, lighting
-and noise. The network can only tell classes apart by features that survive crops and colour jitter.
+The ten classes are textures that differ only in shape. Each image has random colours, position,
+scale, rotation, lighting and noise, so raw pixels and average colours say little about its class.
+The network can only tell classes apart by features that survive crops and colour jitter.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Plane = NDArray[np.float64]
 
 SIDE = 40
 TRAIN, VAL = 400, 100
-"""Number of images of each class."""
+"""Number of images per class."""
 _SEEN = "63 to 80%"
 """Range of this demo's final kNN accuracy on different machines."""
 
@@ -76,14 +76,14 @@ CLASSES: dict[str, Callable[[Plane, Plane], Plane]] = {
     "crosses": _crosses,
     "zigzags": lambda x, y: np.sin(x + np.abs(_wrap(y, 2 * np.pi)) * 1.6),
 }
-"""Texture of each class: positive where the front colour is."""
+"""Texture of each class, as a function of the position: positive in the foreground."""
 
 
 def pattern(kind: str, generator: np.random.Generator, height: int, width: int) -> Plane:
     """Draw one of ``CLASSES`` with random rotation, scale and position.
 
     Returns:
-        (height, width) share of the front colour, 0 to 1.
+        (height, width) share of the foreground colour, 0 to 1.
     """
     turn, period = generator.uniform(-0.25, 0.25), generator.uniform(7, 11)
     row, column = np.mgrid[0:height, 0:width] * (2 * np.pi / period)
@@ -114,9 +114,9 @@ def with_lighting(picture: NDArray[np.float64], generator: np.random.Generator) 
 
 
 def make_images(folder: Path, *, seed: int = 0) -> None:
-    """Write the demo's data set as JPEGs: folder/train|val/<class>/<number>.jpg."""
+    """Generate the demo's data set as JPEGs: folder/train|val/<class>/<number>.jpg."""
     generator = np.random.default_rng(seed)
-    with tally("making images", len(CLASSES) * (TRAIN + VAL)) as made:
+    with tally("generating images", len(CLASSES) * (TRAIN + VAL)) as made:
         for split, count in (("train", TRAIN), ("val", VAL)):
             for kind in CLASSES:
                 target = folder / split / kind
@@ -129,7 +129,7 @@ def make_images(folder: Path, *, seed: int = 0) -> None:
 
 
 def make_images_once(folder: Path) -> None:
-    """Write the demo's images unless they exist.
+    """Generate the demo's images unless they exist.
 
     Raises:
         FastSiamError: the folder cannot be written.
@@ -138,13 +138,13 @@ def make_images_once(folder: Path) -> None:
     with explained(DataError, f"cannot write images in {folder}"):
         if (folder / "done").exists():
             return
-        print(f"making {len(CLASSES) * (TRAIN + VAL):,} images in {folder}", file=sys.stderr)
+        print(f"generating {len(CLASSES) * (TRAIN + VAL):,} images in {folder}", file=sys.stderr)
         make_images(folder)
         (folder / "done").touch()
 
 
 def convert_demo(config: ConvertConfig) -> None:
-    """Write the demo's images and convert them.
+    """Generate the demo's images and convert them.
 
     Raises:
         DataError: --source or --parts is given, or the images or files cannot be written.
@@ -182,7 +182,6 @@ def run_demo(out: Path) -> None:
 
 
 def _summary(knn: Record, curve: list[dict[str, Any]], linear: Record) -> str:
-    """Return the demo's results: kNN accuracy of pixels and of the network during training."""
     rates = ", ".join(f"{line['lr']:g}" for line in linear.results)
     protocol = knn.first_with("trained")
     rows = [
@@ -191,11 +190,11 @@ def _summary(knn: Record, curve: list[dict[str, Any]], linear: Record) -> str:
     ]
     rows += [(f"after {line['epoch']:g} epochs", line["top1"]) for line in curve if line["epoch"]]
     return (
-        f"\nkNN top-1 on {len(CLASSES) * VAL:,} new images of {len(CLASSES)} classes "
+        f"\nkNN top-1 on {len(CLASSES) * VAL:,} validation images of {len(CLASSES)} classes "
         f"(k {protocol['k']}, T {protocol['temperature']:g}, bank {protocol['bank']:,})\n"
         + "".join(f"  {name:18} {top1:5.1f}%\n" for name, top1 in rows)
         + f"linear classifier on the frozen features (best of the rates {rates})\n"
         f"  {rows[-1][0]:18} {linear.best['top1']:5.1f}%\n"
-        f"A run this small is sensitive to rounding: machines gave kNN accuracies of {_SEEN}\n"
-        "with this seed. Compare figures of one machine only.\n"
+        f"A run this small is sensitive to rounding: with this seed, kNN accuracy is {_SEEN},\n"
+        "depending on the machine. Only compare results from the same machine.\n"
     )

@@ -1,4 +1,4 @@
-"""Facts about this machine: versions, processors, GPUs, free memory. Does not import torch."""
+"""Facts about this machine: versions, CPU, GPUs, free memory. Does not import torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PACKAGES = (
 
 
 def environment() -> dict[str, Any]:
-    """Return versions and hardware that results depend on, as plain JSON values."""
+    """Return the software versions and hardware that results depend on, as JSON values."""
     import torch
 
     import fastsiam
@@ -69,7 +69,6 @@ def commit() -> str:
 
 
 def _driver() -> str | None:
-    """Return the version of NVIDIA's driver, or None."""
     version = Path("/sys/module/nvidia/version")
     return version.read_text().strip() if version.exists() else None
 
@@ -97,7 +96,7 @@ def add_package_to_path() -> None:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the memory, in bytes, that is free for this rank on its GPU, or of the host's."""
+    """Return this rank's free memory in bytes: on its GPU, or its share of the host's."""
     if device.type == "cuda":
         import torch
 
@@ -106,15 +105,15 @@ def free_bytes(device: torch.device) -> int:
 
 
 def host_memory() -> tuple[int, int]:
-    """Return the free and the total memory of the host or of this container, in bytes."""
+    """Return free and total memory in bytes: the host's, or a control group's if less is free."""
     machine = psutil.virtual_memory()
     return min([(machine.available, machine.total), *_control_groups()])
 
 
 def _control_groups() -> list[tuple[int, int]]:
-    """Return free memory and limit, in bytes, of this process's control groups (version 1 or 2).
+    """Return the free memory and the limit, in bytes, of each of this process's cgroups (v1 or v2).
 
-    Inactive cached files count as free, because the system drops them when memory is needed.
+    The inactive file cache counts as free, because the kernel reclaims it when memory is needed.
     """
     limits = []
     for home, own, limit, used, cached in (

@@ -1,19 +1,19 @@
-"""Errors for users. The command line prints each as one line and exits with code 1."""
+"""Errors for users. The command line prints each as one line; most exit with code 1."""
 
 from __future__ import annotations
 
 ERROR = 1
 """Exit code after an error or a bug."""
 RANK_LOST = 75
-"""Exit code of a rank that exits because another rank is gone or late, and of a launcher if all its
-ranks do (EX_TEMPFAIL of sysexits.h): start the command again."""
+"""Exit code of a rank that exits because another rank died or timed out, and of a launcher if all
+its ranks exit with it (EX_TEMPFAIL in sysexits.h). Start the command again."""
 SIGNALLED = 128
-"""Exit code, minus the signal's number, of a command that a signal ended. Code 2 means wrong
+"""A command that was ended by a signal exits with this plus the signal's number. Code 2 means wrong
 usage."""
 
 
 class FastSiamError(Exception):
-    """Base class of errors whose cause is outside the program; the message says what to do."""
+    """Base class of errors with a cause outside the program; the message says what to do."""
 
 
 class DataError(FastSiamError):
@@ -36,19 +36,19 @@ class ImageError(DataError):
 
 
 class NoImagesError(DataError):
-    """A folder holds no images that are read in place."""
+    """A folder has no image files that can be read in place."""
 
 
 class NoSplitError(DataError):
-    """A data set has no such split."""
+    """A data set does not have the requested split."""
 
 
 class NoLabelsError(NoSplitError):
-    """The separate list with a split's labels is missing."""
+    """The separate file with a split's labels is missing."""
 
 
 class BackendError(FastSiamError):
-    """The package of a pipeline is missing or does not work."""
+    """A package, compiled code or a network is missing, or does not work as required."""
 
 
 class DeviceError(FastSiamError):
@@ -56,7 +56,7 @@ class DeviceError(FastSiamError):
 
 
 class FileLostError(FastSiamError):
-    """A file of images was truncated or deleted while it was read."""
+    """An image file was truncated or deleted while it was being read."""
 
 
 class WorkerError(FastSiamError):
@@ -87,7 +87,7 @@ class Interrupted(FastSiamError):
     """A signal ended the run after its state was saved.
 
     Args:
-        message: one line that says how to continue.
+        message: one line that says how to resume.
         exit_code: 128 + the signal's number.
     """
 
@@ -106,12 +106,12 @@ _NO_MEMORY = (
     "Can't allocate",
     "CUDA allocation failed",
 )
-"""Parts of messages about a lack of memory: of torch's allocators, CUDA's libraries, the system,
-DALI."""
+"""Substrings of out-of-memory messages from torch's allocators, CUDA's libraries, the operating
+system and DALI."""
 
 
 def in_a_line(name: object) -> str:
-    """Return a name for messages, escaped if it contains line breaks or unprintable characters."""
+    """Return a name for a message, escaped if it has line breaks or unprintable characters."""
     text = str(name)
     return text if text.isprintable() else repr(text)
 

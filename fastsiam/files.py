@@ -37,30 +37,29 @@ _ADVICE = {
 }
 """Advice for errors of the operating system."""
 _PROBE = 1 << 20
-"""Bytes written to test whether a disk is full: more than the buffers of a library."""
+"""Bytes of a test write that detects a full disk: more than any library buffers."""
 
 
 @contextlib.contextmanager
 def written_whole(path: Path, *, by_many: bool = False) -> Iterator[Path]:
     """Write a file atomically: yield a temporary path, which replaces ``path`` at the end.
 
-    After an error the temporary file is deleted and the old file stays. The folder is created, and
-    the new file is synchronised to the disk. Links are followed; devices and pipes are written
+    After an error the temporary file is deleted and the old file stays. Missing parent folders are
+    created, and the new file is synced to disk. Links are followed; devices and pipes are written
     directly.
 
-    Libraries report a full disk in other words, such as torch's "enforce fail". So after an error
-    without a system error number, a test write determines the reason.
+    Libraries report a full disk in their own words, such as torch's "enforce fail". After an error
+    without an ``errno``, a test write therefore determines the reason.
 
     Args:
-        path: the file.
-        by_many: whether other processes may write the same file at the same time. Each then has its
-            own temporary file, and the last one to finish replaces the others' file.
+        by_many: whether other processes may write the same file at the same time. Each then writes
+            its own temporary file, and the last one to finish wins.
 
     Raises:
         OSError: the folder cannot be written, or the disk is full.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
-        yield path  # not its real path: a pipe behind /dev/stdout has none
+        yield path  # unresolved: a pipe behind /dev/stdout has no real path
         return
     path = Path(os.path.realpath(path))  # replace the target, not the link
     own = f".{secrets.token_hex(4)}" if by_many else ""
@@ -89,15 +88,15 @@ def written_whole(path: Path, *, by_many: bool = False) -> Iterator[Path]:
 
 
 def _is_a_librarys(error: BaseException) -> bool:
-    """Return whether an error may hide an error of the system."""
+    """Return whether a library raised this error, which may hide one of the operating system."""
     if isinstance(error, OSError):
         return error.errno is None
     return isinstance(error, Exception) and not isinstance(error, FastSiamError)
 
 
 def _refusal(error: BaseException, path: Path) -> OSError | None:
-    """Return the system's error behind a library's error: parsed, or found by a test write."""
-    if named := re.search(r"\(os error (\d+)\)", str(error)):  # as safetensors writes it
+    """Return the OS error behind a library's error, from its message or by a test write."""
+    if named := re.search(r"\(os error (\d+)\)", str(error)):  # the format of safetensors
         number = int(named[1])
         return OSError(number, os.strerror(number))
     try:
@@ -110,13 +109,13 @@ def _refusal(error: BaseException, path: Path) -> OSError | None:
 
 
 def is_file(path: Path) -> bool:
-    """Return whether a file exists; unlike ``Path.is_file``, raise an error if that is unknown.
+    """Return whether a file exists. Unlike ``Path.is_file``, raise if that cannot be determined.
 
     ``Path.is_file`` also returns False for a link to a disk that is not mounted and, since Python
     3.14, if a file server does not answer. A run that relied on it would start over.
 
     Raises:
-        OSError: the path cannot be read, or leads through a link to something that does not exist.
+        OSError: the path cannot be read, or contains a broken link.
     """
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
@@ -129,7 +128,7 @@ def is_file(path: Path) -> bool:
 
 
 def write_at(file: int, data: bytes | memoryview, offset: int) -> None:
-    """Write all bytes to an open file, from an offset on."""
+    """Write all bytes to an open file at an offset."""
     written = os.pwrite(file, data, offset)
     while written < len(data):
         written += os.pwrite(file, memoryview(data)[written:], offset + written)
@@ -144,7 +143,7 @@ def explained(kind: type[FastSiamError], what: str) -> Iterator[None]:
         what: what failed, such as "cannot read /data/list.txt".
 
     Raises:
-        FastSiamError: of class ``kind``; the message has ``what``, the reason and the advice.
+        FastSiamError: of class ``kind``, with ``what``, the reason and advice in its message.
     """
     try:
         yield
@@ -154,10 +153,10 @@ def explained(kind: type[FastSiamError], what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def values_used(path: Path) -> Iterator[None]:
-    """Convert the error of a block that uses values of a file, such as one that was edited by hand.
+    """Convert errors of a block that uses values from a file, which may have been edited by hand.
 
     Raises:
-        DataError: a value is missing, or is of a wrong type.
+        DataError: a value is missing or has the wrong type.
     """
     try:
         yield
@@ -169,23 +168,23 @@ def values_used(path: Path) -> Iterator[None]:
 
 
 def as_utf8(text: str) -> str:
-    r"""Return a text that UTF-8 can hold: other bytes of a name become such as ``\udce9``."""
+    r"""Return text that UTF-8 can encode: undecoded bytes of a name become ``\udce9`` and such."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def quoted(path: object) -> str:
-    """Return a path or another word quoted for a shell, for commands in messages."""
+    """Quote a path or another word for a shell command in a message."""
     return shlex.quote(str(path))
 
 
 def reason(error: Exception) -> str:
-    """Return why a file operation failed, with advice if there is any."""
+    """Return why a file operation failed, and advice if there is any."""
     advice = _ADVICE.get(getattr(error, "errno", None) or 0, "")
     return f"{why(error)}; {advice}" if advice else why(error)
 
 
 def why(error: BaseException) -> str:
-    """Return in a few words why a file operation failed."""
+    """Return a short reason why a file operation failed."""
     if isinstance(error, FileExistsError):  # raised when a folder is created
         return f"{error.filename} is not a folder"
     first = next(iter(str(error).splitlines()), "")
@@ -194,7 +193,7 @@ def why(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def written_for_user(path: Path) -> Iterator[Path]:
-    """Write a file atomically, like ``written_whole``, with errors for users.
+    """Write a local file atomically, like ``written_whole``, with error messages for users.
 
     Raises:
         FastSiamError: the file cannot be written.
@@ -205,16 +204,15 @@ def written_for_user(path: Path) -> Iterator[Path]:
 
 
 def require_local(path: Path, *, reads: bool = False) -> None:
-    """Check that a path is no address, and has no ``~`` that the shell did not expand.
+    """Check that a path is not a URL and does not start with an unexpanded ``~``.
 
-    As paths, ``s3://bucket`` is a folder ``s3:`` here, and ``~/runs`` is below a folder ``~``.
+    Otherwise ``s3://bucket`` would be a local folder ``s3:``, and ``~/runs`` in a folder ``~``.
 
     Args:
-        path: an output, or, if ``reads``, an input.
-        reads: whether it is an input.
+        path: path of an output, or of an input if ``reads``.
 
     Raises:
-        FastSiamError: it is one, or has one.
+        FastSiamError: the path is a URL or starts with ``~``.
     """
     first, *others = path.parts or ("",)
     if hint := tilde_hint(path):
@@ -223,21 +221,21 @@ def require_local(path: Path, *, reads: bool = False) -> None:
         return
     if reads:
         raise FastSiamError(
-            f"cannot read {first}//{'/'.join(others)}: only data are read from other machines "
-            "(--data, --source); copy it to this machine"
+            f"cannot read {first}//{'/'.join(others)}: only --data and --source can be remote; "
+            "copy it to this machine"
         )
     raise FastSiamError(
-        f"cannot write to {first}//{'/'.join(others)}: results are written to the disks of this "
-        "machine; name a path there, and upload it afterwards"
+        f"cannot write to {first}//{'/'.join(others)}: results can only be written to a local "
+        "path; pass one, and upload the results afterwards"
     )
 
 
 def tilde_hint(path: object) -> str:
-    """Return what to do about a path with a ``~`` that the shell did not expand; "" if none."""
+    """Return advice about a path whose ``~`` the shell did not expand; "" for other paths."""
     name = str(path)
     if name.split("/")[0] != "~":
         return ""
-    return f" (~ is expanded by a shell, not here: write {os.path.expanduser(name)})"
+    return f" (the shell did not expand ~: pass {os.path.expanduser(name)})"
 
 
 def parsed_json(
@@ -247,10 +245,10 @@ def parsed_json(
 
     Args:
         text: the JSON.
-        table: makes an object of its names and values; a dict by default.
+        table: builds an object from its list of (name, value) pairs; a dict by default.
 
     Raises:
-        ValueError: the text is not JSON, or nested too deeply.
+        ValueError: the text is not JSON, or it is nested too deeply.
     """
     try:
         return json.loads(text, object_pairs_hook=table)
@@ -259,7 +257,7 @@ def parsed_json(
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write plain values to a JSON file, atomically.
+    """Write a value as a JSON file, atomically.
 
     Raises:
         FastSiamError: the file cannot be written.
@@ -288,10 +286,10 @@ def require_own(folder: Path, *, what: str, instead: str) -> None:
 
 
 def others_can_write(folder: Path) -> str:
-    """Return why another user can change a folder or one of its parents; "" if none can.
+    """Return why another user can change a folder or one of its parents; "" if nobody can.
 
-    Parents of the system with the sticky bit, such as /tmp, are safe, because only owners can
-    rename what is inside. The user's own group, as on Debian, is safe too.
+    Parents with the sticky bit, such as /tmp, are safe, because only owners can rename their
+    entries. The user's private group, as on Debian, is safe too.
     """
     folder = folder.expanduser().absolute()
     real = folder.resolve()
@@ -299,7 +297,7 @@ def others_can_write(folder: Path) -> str:
         try:
             found = place.stat()
         except OSError:
-            continue  # does not exist yet; this user will create it
+            continue  # does not exist yet: this user will create it
         if found.st_uid not in (0, os.geteuid()) and not (
             place not in (folder, real) and _is_hidden(found.st_uid)
         ):
@@ -317,9 +315,9 @@ def others_can_write(folder: Path) -> str:
 
 
 def _is_hidden(user: int) -> bool:
-    """Return whether a user stands for all whom this process's namespace does not show.
+    """Return whether a user ID stands for all users that are not mapped into this user namespace.
 
-    In a container of an ordinary user, such as Apptainer's, one of them is the machine's root.
+    In a container of an unprivileged user, such as Apptainer's, the host's root is one of them.
     """
     with contextlib.suppress(OSError, ValueError):
         shown = Path("/proc/self/uid_map").read_text().split()[2::3]
@@ -329,7 +327,7 @@ def _is_hidden(user: int) -> bool:
 
 
 def _is_own(group: int) -> bool:
-    """Return whether a group is root's or only this user's."""
+    """Return whether a group is root's or this user's private group."""
     return group == 0 or _group(group) == _user(os.geteuid())
 
 

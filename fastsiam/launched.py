@@ -1,4 +1,4 @@
-"""Setup of ranks that a launcher started: they end with it, and prefix their messages."""
+"""Set-up of processes started by a launcher: end with the launcher, prefix stderr with the rank."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def is_worker() -> bool:
 def begin() -> None:
     """Set up this process if it is a rank; call this first.
 
-    If the launcher is killed, the rank gets SIGTERM, and saves and exits. All ranks except rank 0
-    prefix the lines of stderr with their rank.
+    If the launcher is killed, the rank gets SIGTERM, saves its state and exits. All ranks except
+    rank 0 prefix the lines of stderr with their rank.
     """
     if not is_worker():
         return
@@ -44,7 +44,7 @@ class _PrefixedStream(io.TextIOBase):
         self._to, self._name, self._partial = to, name, ""
 
     def write(self, text: str) -> int:
-        """Write the complete lines; keep the rest until its line ends."""
+        """Write the complete lines; buffer the rest until its line ends."""
         *lines, self._partial = (self._partial + text).split("\n")
         if lines:
             self._to.write("".join(f"{self._name}{line}\n" for line in lines))
@@ -60,9 +60,7 @@ class _PrefixedStream(io.TextIOBase):
             self._to.flush()
 
     def fileno(self) -> int:
-        """Return the stream's file descriptor."""
         return int(self._to.fileno())
 
     def writable(self) -> bool:
-        """Return True."""
         return True

@@ -1,4 +1,4 @@
-"""Signals that end a command, and processes that end with their parent."""
+"""Handlers for signals that end a command, and processes that end with their parent."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from types import FrameType
 from typing import NoReturn
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that end a command early: Ctrl-C, a scheduler's end, a closed terminal."""
+"""Signals that end a command early: Ctrl-C, termination by a scheduler, a closed terminal."""
 
 ECHO = 0.25
-"""Seconds in which a repeated signal is ignored: parent programs may forward a signal that the
-terminal sent to all processes."""
+"""Seconds for which a repeated signal is ignored: a parent program may forward a signal that the
+terminal already sent to all processes."""
 _PR_SET_PDEATHSIG = 1
-"""Option of prctl(2): signal for this process when the thread that started it ends."""
+"""Option of prctl(2) that signals this process when the thread that started it ends."""
 
 
 @contextlib.contextmanager
@@ -47,13 +47,12 @@ def stops_handled(
     numbers: Iterable[signal.Signals] = STOPS,
     echo: Callable[[int], float] = lambda _: ECHO,
 ) -> Iterator[None]:
-    """Handle the signals that end a command early within the block.
+    """Handle signals that end a command early within the block.
 
     Args:
         first: called with the number of the first signal.
         again: called with the number of a later signal, except for repetitions of the first.
-        numbers: the signals.
-        echo: returns the seconds in which a further signal, by its number, counts as a repetition.
+        echo: returns for how many seconds a signal with this number counts as a repetition.
     """
     since: float | None = None
 
@@ -78,14 +77,13 @@ def signal_name(number: int) -> str:
 
 
 def ending_with(parent: int, number: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
-    """Return a function that makes a new process get a signal when its parent thread ends.
+    """Return a function that makes its process receive a signal when its parent thread ends.
 
-    The function can be called between fork and exec, because it loads nothing.
+    It is safe to call between fork and exec, because it imports and loads nothing.
 
     Args:
-        parent: process ID of the parent. If the parent has ended before the call, the signal is
-            sent at once.
-        number: the signal.
+        parent: process ID of the parent. If the parent has already ended, the signal is sent
+            immediately.
     """
     if sys.platform != "linux":  # other systems lack prctl
         return lambda: None
@@ -100,7 +98,7 @@ def ending_with(parent: int, number: signal.Signals = signal.SIGTERM) -> Callabl
 
 
 def leave_at_once(number: int) -> NoReturn:
-    """Exit at once with the exit code of a signal, and kill the workers.
+    """Kill the worker processes and exit immediately, with the exit code of a signal.
 
     Workers that survive would print errors about a broken pipe.
     """

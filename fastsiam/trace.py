@@ -1,4 +1,4 @@
-"""Named time ranges for ``fastsiam bench profile``; without it they cost almost nothing.
+"""Named time ranges for ``fastsiam bench profile``; they cost almost nothing otherwise.
 
 torch's profiler does not see loader processes and threads, so each process writes its ranges to its
 own file in the folder $FASTSIAM_TRACE.
@@ -21,7 +21,7 @@ _files: dict[int, int] = {}
 
 
 class span:
-    """Time range of a block: ``with span("decode"): ...``."""
+    """Context manager that records the time range of a block: ``with span("decode"): ...``."""
 
     __slots__ = ("_began", "_name")
 
@@ -41,7 +41,6 @@ def note(name: str, began: int, ended: int, thread: int) -> None:
     """Write a range to the trace.
 
     Args:
-        name: of the range.
         began: start, in nanoseconds since 1970.
         ended: end, in nanoseconds since 1970.
         thread: native thread ID.
@@ -57,7 +56,7 @@ def note(name: str, began: int, ended: int, thread: int) -> None:
 
 
 def note_stages(names: tuple[str, ...], times: NDArray[np.int64], threads: NDArray[Any]) -> None:
-    """Write the stages of each image in compiled threads to the trace.
+    """Write the stages of N images, as timed by the compiled threads, to the trace.
 
     Args:
         names: names of the stages, in order.

@@ -1,1 +1,1 @@
-"""Measures of a trained network: kNN, linear evaluation, fine-tuning, and their records."""
+"""Evaluation of trained networks: kNN, linear, fine-tuning and detection, and their records."""

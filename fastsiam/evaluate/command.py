@@ -1,4 +1,4 @@
-"""The evaluations: a network, its images, a measure, and the record that is kept.
+"""kNN, linear evaluation and fine-tuning of a network, from its file to the record of results.
 
 Every rank calls these functions, and each gets the same record (see ``fastsiam.run.records``).
 """
@@ -42,15 +42,16 @@ from fastsiam.model.numerics import autocast_type
 from fastsiam.run.records import Record
 
 _FEW_PERCENT = 2
-"""A list of up to so many images is one of about 1%, which is fine-tuned for longer."""
+"""Largest share of the images, in percent, at which a --subset list counts as a 1% subset, which is
+fine-tuned for longer."""
 _NAMES = {"pixels": "raw pixels", "untrained": "untrained network", "trained": "trained"}
 
 
 def preflight(path: Path, config: EvalConfig) -> None:
-    """Refuse what cannot work before ranks are started: a file, data, a batch.
+    """Check the network's file, the data and the batch size, before ranks are started.
 
     Raises:
-        FastSiamError: says what is wrong.
+        FastSiamError: one of them cannot be used.
     """
     place = Place(0, config.gpus * config.max_nodes, torch.device("cpu"))
     subject = open_subject(path, config, place)
@@ -66,10 +67,8 @@ def evaluate_knn(
     """Classify the validation images by their nearest training images; return the record.
 
     Args:
-        path: a run's folder, a checkpoint, or a file of another program.
-        config: the protocol.
-        place: this rank.
-        show: is given the record on rank 0, before it is written.
+        path: a run's folder, a checkpoint, or a weight file of another program.
+        show: called with the record on rank 0, before it is written.
     """
     subject = open_subject(path, config, place)
     monitor = subject.pretrained.config.monitor if subject.pretrained.config else MonitorConfig()
@@ -107,7 +106,7 @@ def evaluate_knn(
         speed = {"seconds": seconds, "images_per_second": images / seconds}
         subject.console.say(
             f"{name}: {images:,} images in {duration(seconds)}, {images / seconds:,.0f} images/s, "
-            "search included"
+            "including the search"
         )
         of_epoch = {} if epoch is None else {"epoch": epoch}
         lines += [{"features": kind, **r.record(), "top5": r.top5, **of_epoch} for r in results]
@@ -124,9 +123,9 @@ def evaluate_knn(
 def evaluate_linear(
     path: Path, config: LinearConfig, place: Place, *, show: Show | None = None
 ) -> Record:
-    """Train a linear classifier for each rate on frozen features, and validate; return the record.
+    """Train and validate linear classifiers, one per learning rate, on frozen features.
 
-    The arguments are as for ``evaluate_knn``.
+    Arguments and return value are those of ``evaluate_knn``.
     """
     subject = open_subject(path, config, place)
     images = LabelledImages(subject, config)
@@ -134,12 +133,12 @@ def evaluate_linear(
     config = replace(config.settled(images.train.images), batch=images.batch)
     name = "SGD"
     if config.optimizer == "lars":
-        name = f"LARS (trust {config.lars_trust:g}, no clip, biases too)"
+        name = f"LARS (trust {config.lars_trust:g}, no clipping, including biases)"
     rates = ", ".join(f"{lr:g} ({lr * config.batch / 256:g})" for lr in config.rates)
-    cached = f"one central crop of each image, kept in {config.storage}: no augmentation"
+    cached = f"one central crop of each image, stored as {config.storage}: no augmentation"
     subject.introduce(
         f"linear evaluation on {images}: {name}, {_shared_settings(config)}",
-        f"base rates, and times {config.batch:,} / 256: {rates}",
+        f"base rates (and scaled by {config.batch:,} / 256): {rates}",
         f"trained on CACHED features of {cached}" if config.cached else _augmentation(config),
         images.note,
         why,
@@ -161,9 +160,9 @@ def evaluate_linear(
 def evaluate_finetuned(
     path: Path, config: FinetuneConfig, place: Place, *, show: Show | None = None
 ) -> Record:
-    """Train the whole network with labels, and validate; return the record.
+    """Train the entire network with labels and validate it; its file is not changed.
 
-    The arguments are as for ``evaluate_knn``; the file stays as it is.
+    Arguments and return value are those of ``evaluate_knn``.
     """
     subject = open_subject(path, config, place)
     images = LabelledImages(subject, config)
@@ -171,7 +170,7 @@ def evaluate_finetuned(
     config = replace(config, batch=images.batch, epochs=config.epochs or (60 if few else 30))
     files = subject.record_files("finetune", images.facts(), config.protocol(), config, images.part)
     subject.introduce(
-        f"fine-tuning all of it on {images}: SGD (Nesterov), rate {config.lr:g} x {config.batch} "
+        f"fine-tuning all layers on {images}: SGD (Nesterov), rate {config.lr:g} x {config.batch} "
         f"/ 256, {_shared_settings(config)}",
         _augmentation(config),
         images.note,
@@ -209,7 +208,7 @@ def _trained(
     validation: Callable[[], Iterable[tuple[Tensor, Tensor]]],
     show: Show | None,
 ) -> Record:
-    """Train from where an earlier try was interrupted; validate, and keep the record."""
+    """Train, or resume an interrupted training; validate, write the record and return it."""
     console, steps, began = files.console, images.steps, time.monotonic()
     training = SupervisedTraining(
         config,
@@ -252,7 +251,7 @@ def _trained(
     summary = [f"{start}: {result} (base rate {lr:g}, {lengths})" for lr, result in pairs]
     if len(pairs) > 1:
         summary.append(
-            f"best of {len(pairs)} rates, chosen on these very validation images: "
+            f"best of {len(pairs)} rates, selected on the same validation images: "
             f"{top.top1:.2f}% with base rate {training.rates[best()]:g}"
         )
     record = files.evaluation.record(

@@ -1,4 +1,4 @@
-"""Features for users' own work: written to a file, or looked at as nearest neighbours."""
+"""Export of features to files, and pictures of nearest neighbours."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from fastsiam.run.records import check_targets
 from fastsiam.views.batch import EvalLoader
 
 _GROUP_ROWS = 8192
-"""Rows that a .parquet file holds together: what is in memory while it is written."""
+"""Minimum number of rows in a row group of a .parquet file, which is buffered in memory."""
 
 Rows: TypeAlias = tuple[NDArray[np.float32], dict[str, list[Any]]]
-"""(N, d) features, and columns of N values beside them."""
+"""(N, d) features, and other columns of N values by name."""
 
 
 def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Path]:
-    """Compute the features of every image, in the data set's order, into a file.
+    """Compute the features of all images and write them to a file, in the data set's order.
 
-    ``.npy``: (images, d) float32, and beside it ``.npy.csv`` with row, name, label and class.
-    ``.parquet``: the columns name, label, class, and feature, a list of d float32. With a holdout
-    there is also a column split, "train" or "val", after class. The file is written as the features
-    are computed, and takes its name when it is whole.
+    ``.npy``: (images, d) float32, with row, name, label and class in a separate ``.npy.csv``.
+    ``.parquet``: columns name, label, class, and feature, a list of d float32. With a holdout, a
+    column split ("train" or "val") follows class. The features are streamed to a temporary file,
+    which is renamed when it is complete.
 
     Returns:
-        The files, which rank 0 writes.
+        On rank 0, the files written; on other ranks, an empty list.
 
     Raises:
-        FastSiamError: a file is there already, and ``force`` is not given; or none can be written.
+        FastSiamError: a file exists and ``force`` is not set, or a file cannot be written.
     """
     files = _targets(config) if place.is_leader else []
     subject = open_subject(path, config, place, layer=config.layer)
@@ -68,10 +68,10 @@ def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Pat
 
 
 def preflight(path: Path, config: FeaturesConfig) -> None:
-    """Refuse what cannot work before ranks are started.
+    """Check the network's file, the data and the output files, before ranks are started.
 
     Raises:
-        FastSiamError: says what is wrong.
+        FastSiamError: one of them cannot be used.
     """
     _targets(config)
     place = Place(0, config.gpus * config.max_nodes, torch.device("cpu"))
@@ -79,7 +79,7 @@ def preflight(path: Path, config: FeaturesConfig) -> None:
 
 
 def _targets(config: FeaturesConfig) -> list[Path]:
-    """Return the files to write, if they can be."""
+    """Return the files to write, after checking that they can be written."""
     out = Path(config.out)
     files = [out]
     if out.suffix == ".npy":
@@ -92,7 +92,7 @@ def _targets(config: FeaturesConfig) -> list[Path]:
                 f"{out} needs pyarrow: pip install 'fastsiam[convert]', or write a .npy file"
             ) from error
     if there := [file for file in files if file.exists() and not config.force]:
-        raise FastSiamError(f"{there[0]} is there already: choose another, or give --force")
+        raise FastSiamError(f"{there[0]} already exists: choose another path, or pass --force")
     check_targets(*files)
     return files
 
@@ -100,7 +100,7 @@ def _targets(config: FeaturesConfig) -> list[Path]:
 def _images(
     subject: Subject, split: Literal["auto", "train", "val"]
 ) -> tuple[EvalLoader, NDArray[np.str_] | None]:
-    """Open the images whose features are written; with a holdout, also the split of each."""
+    """Open the images to compute features of; with a holdout, also return the split of each."""
     if not subject.data.holdout:
         return subject.loader("train" if split == "auto" else split, in_turn=True), None
     if split != "auto":
@@ -115,7 +115,7 @@ def _images(
 
 
 def _rows(subject: Subject, loader: EvalLoader, splits: NDArray[np.str_] | None) -> Iterator[Rows]:
-    """Yield all ranks' features, with what is written beside them, in the data set's order."""
+    """Yield the features of all ranks with their other columns, in the data set's order."""
     names, classes = [[as_utf8(name) for name in own] for own in (loader.names(), loader.classes)]
     for features, labels, positions in _in_order(subject, loader):
         numbers, shown = labels.tolist(), positions.tolist()
@@ -132,7 +132,7 @@ def _rows(subject: Subject, loader: EvalLoader, splits: NDArray[np.str_] | None)
 def _in_order(subject: Subject, loader: EvalLoader) -> Iterator[tuple[Tensor, ...]]:
     """Yield the features, labels and positions of all ranks' images, in the data set's order.
 
-    The ranks take batches in turn. One whose images are all bad is left out.
+    The ranks take batches in turn. A batch without a readable image is left out.
     """
     place, own = subject.place, subject.extract(loader, "images")
     nothing = (
@@ -160,7 +160,7 @@ def _write_npy(rows: Iterator[Rows], out: Path, table_of_rows: Path) -> None:
         for features, columns in rows:
             if count == 0:
                 table.writerow(("row", *columns))
-                # The images are counted as they come; the header has room for any number.
+                # NumPy pads the header, so that the final number of rows fits into the same space.
                 np.lib.format.write_array_header_2_0(array, header | {"shape": features.shape})
             array.write(features.astype("<f4").tobytes())
             for number, values in enumerate(zip(*columns.values(), strict=True), start=count):
@@ -191,7 +191,7 @@ def _write_parquet(rows: Iterator[Rows], out: Path) -> None:
 
 
 def _grouped(rows: Iterable[Rows]) -> Iterator[list[Rows]]:
-    """Yield batches together that have enough rows."""
+    """Collect batches into groups of at least ``_GROUP_ROWS`` rows; the last may be smaller."""
     group: list[Rows] = []
     for part in rows:
         group.append(part)
@@ -203,10 +203,10 @@ def _grouped(rows: Iterable[Rows]) -> Iterator[list[Rows]]:
 
 
 def write_neighbours(path: Path, config: NeighboursConfig, place: Place, *, out: Path) -> None:
-    """Draw some images, each with the training images whose features are nearest to its own.
+    """Draw random query images, each with the training images that have the nearest features.
 
     Queries are validation images. Without a validation split they are training images, and an
-    image is not its own neighbour.
+    image is not shown as its own neighbour.
 
     Raises:
         FastSiamError: the picture ``out`` cannot be written.
@@ -236,7 +236,7 @@ def write_neighbours(path: Path, config: NeighboursConfig, place: Place, *, out:
         for tag, cosine in zip(tags, cosines, strict=True):
             if len(row) <= config.k and not (split == "train" and tag == query):
                 own = bank.class_name(tag)
-                alike = own == kind if own and kind else None  # without labels nobody knows
+                alike = own == kind if own and kind else None  # None: no labels
                 row.append((bank.decode(tag), f"{cosine:.2f} {own}", alike))
         rows.append(row)
     save_picture(picture_grid(rows), out)

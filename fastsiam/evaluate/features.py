@@ -1,4 +1,4 @@
-"""Features of images: what a frozen network makes of them, or their pixels."""
+"""Feature extraction with frozen networks, and fingerprints of their weights."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ def feature_batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Compute features batch by batch, in evaluation mode.
 
-    The network is left exactly as it was: its mode is restored, its BN statistics do not move.
+    The network is left unchanged: its mode is restored and its BN statistics are not updated.
 
     Args:
-        network: (N, 3, S, S) to (N, d).
-        batches: the images.
+        network: maps (N, 3, S, S) to (N, d).
         dtype: autocast type of the forward pass.
 
     Yields:
@@ -42,8 +41,8 @@ def feature_batches(
 def frozen(network: nn.Module, image: Tensor, *, dtype: torch.dtype) -> Tensor:
     """Return a network's output for a batch of images as float32, without a gradient.
 
-    cuDNN chooses algorithms by its heuristics. An evaluation has four shapes of batches, the last
-    of both splits being smaller: trying every algorithm for each shape costs more than it saves.
+    cuDNN's benchmark mode is off. An evaluation has up to four batch shapes, because the last batch
+    of each split is smaller. Trying every algorithm for each shape takes longer than it saves.
     """
     tries, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
     try:
@@ -55,12 +54,12 @@ def frozen(network: nn.Module, image: Tensor, *, dtype: torch.dtype) -> Tensor:
 
 
 def collected(parts: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """Join batches of features, and what there is beside them."""
+    """Concatenate each column of batches such as (features, labels, positions)."""
     return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
 
 def fingerprint(network: nn.Module) -> str:
-    """Return a hash of every weight and statistic: it tells whether anything was changed."""
+    """Return a hash of all parameters and buffers, which changes if any of them does."""
     digest = hashlib.sha256()
     for name, value in sorted(network.state_dict().items()):
         digest.update(name.encode())
@@ -69,7 +68,7 @@ def fingerprint(network: nn.Module) -> str:
 
 
 def own_records(pretrained: Pretrained) -> list[Record]:
-    """Return the records of a run's evaluations that are of these very weights."""
+    """Return the run's evaluation records whose network has exactly these weights."""
     records = read_records(pretrained.run) if pretrained.run else []
     own = fingerprint(pretrained.network()) if records else ""
     return [record for record in records if record.network.fingerprint == own]

@@ -1,8 +1,8 @@
-"""The kNN classifier: how well do nearest neighbours of frozen features share a class?
+"""kNN classifier on frozen features, with exact search.
 
-The authors' monitor (issue 10 of their repository): pool5 features, l2-normalised, 200 neighbours,
-temperature 0.2, the whole training set as the bank. The vote is Wu et al.'s (CVPR 2018,
-section 3.4).
+The defaults are those of the authors' monitor (issue 10 of their repository): l2-normalised pool5
+features, 200 neighbours, temperature 0.2, and the entire training set as the bank. Votes are
+weighted as by Wu et al. (CVPR 2018, section 3.4).
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from fastsiam.distributed import gather_uneven, sum_across_ranks
 from fastsiam.evaluate.accuracy import Accuracy
 
 _BLOCK = 65536
-"""Rows of the bank that are compared at a time."""
+"""Maximum number of rows of the bank that are compared at a time."""
 _BLOCK_BYTES = 2**29
-"""Size of so many rows, at most: raw pixels are wide."""
+"""Maximum size of these rows; it limits their number for wide features such as raw pixels."""
 _CHUNK_BYTES = 2**28
 """Size of one block of similarities."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnnResult:
-    """Accuracy with the protocol that it depends on."""
+    """kNN accuracy, with the protocol that it depends on."""
 
     top1: float
-    """Percent of the queries whose class wins the vote."""
+    """Percentage of queries whose class wins the vote."""
     top5: float
-    """Percent of the queries whose class is among the five with most votes."""
+    """Percentage of queries whose class is among the five with the most votes."""
     k: int
-    """Neighbours that voted."""
+    """Number of neighbours that vote."""
     temperature: float
-    """Of the votes' weights."""
+    """Temperature of the votes' weights."""
     bank: int
-    """Images in the bank."""
+    """Number of images in the bank."""
     per_class: tuple[float | None, ...] = ()
-    """Top-1 of each class's queries, in percent; None for a class without any."""
+    """Top-1 accuracy of each class, in percent; None for a class without queries."""
 
     def record(self) -> dict[str, float]:
         """Return the fields of a line in metrics.jsonl."""
@@ -52,7 +52,7 @@ class KnnResult:
         }
 
     def __str__(self) -> str:
-        """One line, protocol included."""
+        """Format accuracy and protocol in one line."""
         return (
             f"kNN top-1 {self.top1:.2f}%, top-5 {self.top5:.2f}% "
             f"(k {self.k}, T {self.temperature:g}, bank {self.bank:,})"
@@ -63,22 +63,24 @@ class KnnResult:
 def nearest(
     queries: Tensor, bank: Iterable[tuple[Tensor, Tensor]], *, most: int
 ) -> tuple[Tensor, Tensor, int]:
-    """Find the most similar rows of a bank for each query while the bank streams by.
+    """Find the rows of a bank with the highest cosine similarity to each query, in one pass.
 
-    Holds the queries and their best so far, never the bank: memory does not grow with it. Exact:
-    similarities are float32 sums of the features as they are given, without TF32, which would swap
-    near neighbours. Features stored as float16 or bfloat16 are compared as stored: a cosine is then
-    off by at most 2**-10 or 2**-7 (of numbers that float16 can hold, 6e-5 to 65504), and so are the
-    neighbours that it decides on. Rows that are equally similar come in no particular order.
+    Only the queries and their best matches so far are kept, so memory does not grow with the bank.
+
+    The search is exact: similarities are float32 sums without TF32, which would swap near
+    neighbours. Features stored as float16 or bfloat16 are compared as stored. Their cosines are off
+    by at most 2**-10 or 2**-7 (for values in float16's normal range, 6e-5 to 65504), which can
+    change the neighbours. Equally similar rows are in no particular order.
 
     Args:
         queries: (m, d) features, any floating type; normalised here.
-        bank: its parts: (n, d) features, any floating type and device, normalised here, and (n,)
-            int64 tags that stand for the rows: labels or positions.
-        most: neighbours to keep for each.
+        bank: parts of the bank: (n, d) features of any floating type on any device, normalised
+            here, and (n,) int64 tags of the rows, such as labels or positions.
+        most: number of neighbours to keep for each query.
 
     Returns:
-        (m, up to ``most``) cosines, the largest first, their tags, and the number of rows.
+        (m, up to ``most``) cosines in descending order, the tags of these rows, and the bank's
+        number of rows.
     """
     queries, seen = normalized(queries), 0
     similarity = queries.new_empty(len(queries), 0)
@@ -100,12 +102,12 @@ def nearest(
         finally:
             torch.set_float32_matmul_precision(precision)
         similarity, tag = (torch.cat(parts) for parts in zip(*best, strict=True))
-        del rows, tags  # or they are held while the next block is collected
+        del rows, tags  # free them before the next block is collected
     return similarity, tag, seen
 
 
 def _blocks(parts: Iterable[tuple[Tensor, Tensor]], size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Cut features and tags that come in parts of any size into blocks of at most ``size`` rows."""
+    """Regroup parts of any size, features and tags, into blocks of at most ``size`` rows."""
     parts = iter(parts)
     while True:
         waiting: list[tuple[Tensor, Tensor]] = []
@@ -115,7 +117,7 @@ def _blocks(parts: Iterable[tuple[Tensor, Tensor]], size: int) -> Iterator[tuple
                 break
         if not waiting:
             return
-        one = len(waiting) == 1  # to join it would copy it
+        one = len(waiting) == 1  # torch.cat would copy it
         joined = [x[0] if one else torch.cat(x) for x in zip(*waiting, strict=True)]
         waiting.clear()
         yield from zip(*(x.split(size) for x in joined), strict=True)
@@ -130,21 +132,22 @@ def knn_accuracy(
     votes: Sequence[tuple[int, float]],
     classes: int,
 ) -> list[KnnResult]:
-    """Classify queries by their nearest neighbours in a bank; exact, in one pass over the bank.
+    """Classify queries by their nearest neighbours in a bank, exactly and in one pass.
 
-    With several ranks everything is this rank's share, and every rank gets the joint result. The
-    bank stays where it is: each rank searches its share for all queries, then the candidates meet.
+    With several ranks, the arguments are this rank's share, and every rank gets the joint result.
+    The bank is not moved: each rank searches its share for all queries, and the candidates of all
+    ranks are then gathered.
 
     Args:
         bank: parts of the bank: (n, d) features, any floating type, and (n,) int64 labels.
         queries: (m, d) features.
         query_labels: (m,) int64.
-        votes: pairs of k and T. k: neighbours that vote; more than the bank holds means the whole
-            bank. T: temperature of the weights exp(cosine similarity / T).
-        classes: how many there are.
+        votes: pairs (k, T). The k nearest neighbours, or all if the bank has fewer, vote with the
+            weights exp(cosine similarity / T).
+        classes: number of classes.
 
     Returns:
-        A result for each pair, in their order.
+        One result per pair, in the order of ``votes``.
     """
     query_labels = gather_uneven(query_labels)
     most = max(k for k, _ in votes)
@@ -157,7 +160,7 @@ def knn_accuracy(
         similarity, best = similarity.topk(min(most, similarity.shape[1]), dim=1)
         labels = labels.gather(1, best)
         for (k, temperature), count in zip(votes, counts, strict=True):
-            # Less the largest: a small temperature would leave float32's range.
+            # Subtract the maximum: with a small temperature, exp would overflow float32.
             weights = ((similarity[:, :k] - similarity[:, :1]) / temperature).exp()
             scores = weights.new_zeros(len(weights), classes)
             voted = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, labels[:, :k], True)
@@ -170,5 +173,5 @@ def knn_accuracy(
 
 
 def normalized(features: Tensor) -> Tensor:
-    """Return rows of any floating type at length 1, in float32."""
+    """Normalise rows of any floating type to length 1, in float32."""
     return F.normalize(features.float(), dim=1)

@@ -1,4 +1,4 @@
-"""Labelled images to train on, for evaluation: which ones, and in which batches.
+"""Labelled training images of an evaluation: the selection of images, and their batches.
 
 Linear evaluation and fine-tuning share ``LabelledImages``; ``fastsiam.evaluate.supervised`` trains.
 """
@@ -28,30 +28,30 @@ from fastsiam.run.records import TrainingDataFacts
 from fastsiam.views.batch import Loader, to_device
 
 Batches = Generator[tuple[Tensor, Tensor]]
-"""Images or features of this rank's share of a batch, and labels."""
+"""Yields this rank's share of each batch: images or features, and labels."""
 
 
 class LabelledImages:
-    """Training images with labels, in steps of one size, and validation images.
+    """Labelled training images in batches of equal size, and validation images.
 
     Args:
         subject: network and data.
-        config: which of the images (all, a percentage, or a list of names); the global batch, which
-            is at most the training images.
+        config: which images to train on (all, a percentage, or a list of names), and the global
+            batch size, which is reduced to the number of training images if there are fewer.
 
     Raises:
-        FastSiamError: the data or the list cannot be read, the batch cannot be shared by the ranks,
-            or there are too few images.
+        FastSiamError: the data or the list cannot be read, the batch cannot be divided among the
+            ranks, or there are too few images.
     """
 
     def __init__(self, subject: Subject, config: LabelConfig) -> None:
         self.subject = subject
         self.positions: NDArray[np.int64] | None = None
-        """Of the training images in the data set; None is all."""
+        """Positions of the images to train on in the data set's training split; None for all."""
         self.percent = 100.0
-        """Share of the training images, as counted."""
+        """Actual percentage of the training split that is used."""
         self.part = ""
-        """The part's name, for names of files; empty for all."""
+        """Name of the subset, for file names; empty if all images are used."""
         if config.subset or config.percent != 100:
             store = open_split(subject.data, "train")
             if config.subset:
@@ -66,32 +66,32 @@ class LabelledImages:
         self.config = config.settled(self.train.images)
         world, images, asked = subject.place.world, self.train.images, self.config.global_batch
         if asked % world:
-            raise FastSiamError(f"--batch {asked} cannot be shared equally by {world} ranks")
+            raise FastSiamError(f"--batch {asked} is not divisible by {world} ranks")
         self.batch = min(asked, images // world * world)
-        """Images of a step, over all ranks."""
+        """Images per step, over all ranks."""
         if self.batch < 2 * world:
             raise FastSiamError(
-                f"{images:,} training images and --batch {asked} leave fewer than two for each of "
-                f"{world} ranks"
+                f"{images:,} training images and --batch {asked} give each of {world} ranks fewer "
+                "than two images per step"
             )
-        fewer = f"batch {self.batch}, not {asked:,}: there are no more images"
+        fewer = f"batch {self.batch}, not {asked:,}: there are too few training images"
         self.note = fewer if self.batch < asked else ""
-        """A line for people; empty if the batch is the one asked for."""
+        """Message about a reduced batch size; empty if it is the requested one."""
         self.steps = self.train.images // self.batch
-        """Whole batches in an epoch; the tail of the shuffled images is dropped."""
+        """Complete batches per epoch; the rest of the shuffled images is dropped."""
 
     def __str__(self) -> str:
-        """What is trained on, for people."""
+        """Describe the training images for display."""
         text = f"{self.train.images:,} training images"
         return f"{text} ({self.percent:.3g}% of them{self.on_part})" if self.part else text
 
     @property
     def on_part(self) -> str:
-        """The end of a line about results: empty for all images."""
+        """Suffix for messages that names the subset; empty if all images are used."""
         return f", on {self.part}, seed {self.config.seed}" if self.part else ""
 
     def facts(self) -> TrainingDataFacts:
-        """Return for a record which images these are."""
+        """Describe these images for a record."""
         chosen = self.positions
         return TrainingDataFacts(
             **asdict(self.subject.data_facts(self.train, self.val)),
@@ -101,10 +101,10 @@ class LabelledImages:
         )
 
     def augmented(self, batch: int) -> Loader:
-        """Open the training images with random crops and flips alone, in global batches."""
+        """Open the training images in global batches, augmented by random crops and flips only."""
         subject, config, place = self.subject, self.config, self.subject.place
         return build_loader(
-            subject.data.parts[0],  # a mixture's first data set, as the other loaders open it
+            subject.data.parts[0],  # the first data set of a mixture, like the other loaders
             subject.augment.changed(scale_min=config.scale_min, jitter_p=0, gray_p=0, blur_p=0),
             batch=batch,
             seed=config.seed,
@@ -116,17 +116,17 @@ class LabelledImages:
 
 
 def augmented_images(images: LabelledImages, epochs: range) -> Batches:
-    """Yield the batches of some epochs as augmented images (n, 3, S, S)."""
+    """Yield the batches of a range of epochs as augmented images (n, 3, S, S)."""
     with closing(images.augmented(images.batch)) as loader:
         for epoch in epochs:
             yield from ((batch.view1, batch.label) for batch in loader.epoch(epoch))
 
 
 def augmented_features(images: LabelledImages, epochs: range) -> Batches:
-    """Yield the batches of some epochs as frozen features (n, d) of augmented images.
+    """Yield the batches of a range of epochs as frozen features (n, d) of augmented images.
 
-    A rank's share of a batch is loaded in parts of equal size; in one piece, if its number of
-    images has no good divisors.
+    A rank's share of a batch is loaded in parts of equal size, or in one part if no suitable size
+    divides its number of images.
     """
     subject = images.subject
     share = images.batch // subject.place.world
@@ -148,10 +148,10 @@ def augmented_features(images: LabelledImages, epochs: range) -> Batches:
 
 
 def cached_features(images: LabelledImages, storage: torch.dtype) -> Callable[[range], Batches]:
-    """Compute features (n, d) of central crops once; every rank keeps those of all images.
+    """Compute the features (n, d) of all central crops once, and keep them on every rank.
 
     Returns:
-        A function that yields the batches of some epochs, in float32.
+        A function that yields the batches of a range of epochs, in float32.
     """
     subject, train, place = images.subject, images.train, images.subject.place
     device, total = place.device, train.images
@@ -159,7 +159,7 @@ def cached_features(images: LabelledImages, storage: torch.dtype) -> Callable[[r
     labels = to_device(train.labels, device)
     chosen = torch.arange(total) if images.positions is None else torch.tensor(images.positions)
     chosen = chosen.to(device)
-    absent = torch.ones(total, dtype=torch.uint8, device=device)  # in the end: bad images
+    absent = torch.ones(total, dtype=torch.uint8, device=device)  # stays 1 for bad images
     for part, _, index in subject.extract(train, "training: images"):
         rows = torch.searchsorted(chosen, index)
         absent[rows] = 0

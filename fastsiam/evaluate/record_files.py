@@ -1,4 +1,4 @@
-"""The files of an evaluation: its record, and until that is written the state it resumes from."""
+"""Files of an evaluation: its record, and the state to resume from until that is written."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ from fastsiam.files import why, write_json, written_whole
 from fastsiam.run.records import Evaluation, Record, check_targets
 
 Show = Callable[[Record], None]
-"""Shows a record to the user: it is seen even if it cannot be written."""
+"""Shows a record to the user. It is called before the record is written, which may fail."""
 
 _SECONDS_BETWEEN_SAVES = 30.0
 
 
 class RecordFiles:
-    """Where an evaluation's record goes: into its run, if it has one, and where the user wants it.
+    """Record of an evaluation in the run's folder and in the user's --json file, and saved state.
 
-    Whether both can be written is tried at once. That the run's cannot is a warning: the run may be
-    a colleague's. The state is saved beside the record by rank 0, and found by every rank.
+    The constructor checks that both records can be written. If the run's folder is read-only, it
+    prints a warning, because the run may belong to a colleague. Rank 0 saves the state next to the
+    record, and every rank loads it.
 
     Args:
-        run: the run's folder.
-        evaluation: what is evaluated.
-        details: of the protocol, for the name of the run's file; empty ones are left out.
-        config: names the user's file, and says whether an earlier state is resumed.
+        run: the run's folder, if the network has one.
+        evaluation: describes the evaluation.
+        details: parts of the protocol for the file name in the run's folder; empty ones are left
+            out.
+        config: has the path of the user's file, and whether to resume from a saved state.
 
     Raises:
         FastSiamError: the user's file cannot be written.
@@ -65,7 +67,7 @@ class RecordFiles:
                 fate = (
                     f"goes to {self._asked}"
                     if self._asked
-                    else "is only shown: --json FILE keeps it"
+                    else "is only printed: pass --json FILE to keep it"
                 )
                 console.warn(f"{error}; the result {fate}")
                 own = None
@@ -73,31 +75,31 @@ class RecordFiles:
         record = self._own or self._asked
         self._state: Path | None = None
         if record and (record.is_file() or not record.exists()):  # not a device or a pipe
-            real = Path(os.path.realpath(record))  # such as what /dev/stdout is redirected to
+            real = Path(os.path.realpath(record))  # /dev/stdout may be redirected to a file
             self._state = real.with_name(f"{real.name.removesuffix('.json')}.partial")
-        # Version 0.2 counted epochs: its states are not resumed.
+        # "steps": states of version 0.2 count epochs and are not resumed.
         self._same = f"steps {evaluation.network.fingerprint} {evaluation.identity}"
         self.results: list[dict[str, Any]] = []
-        """Of the trainings of this evaluation that are done; saved with the state of the next."""
+        """Results of this evaluation's completed trainings; saved with the state of the next."""
         self.saved: dict[str, Any] | None = None
-        """The "step" and the state, "training", of the training that was interrupted."""
+        """Loaded state of an interrupted training: "step" and "training"."""
         if isinstance(config, LabelConfig | DetectConfig) and config.resume == "auto":
             self._load()
 
     def _load(self) -> None:
-        """Load what ``save_state`` saved, on every rank or, where only some find it, on none."""
+        """Load the saved state on every rank, or on no rank if some do not find it."""
         saved: dict[str, Any] = {}
         if self._state is not None and self._state.is_file():
             try:
                 saved = torch.load(self._state, map_location=self._place.device, weights_only=True)
-            except Exception:  # a damaged file makes the unpickler raise anything
-                self.console.warn(f"{self._state} is damaged: starting over")
+            except Exception:  # on a corrupt file the unpickler can raise anything
+                self.console.warn(f"{self._state} is corrupt: starting over")
         step = torch.tensor([saved["step"] if saved.get("same") == self._same else 0])
         if int(minimum_across_ranks(step)):
             self.saved, self.results = saved, saved["results"]
 
     def save_state(self, step: int, state: Callable[[], dict[str, Any]], *, last: bool) -> None:
-        """Save the state of a training after a step, at most every 30 seconds, and the last."""
+        """Save the state after ``step`` steps, at most every 30 seconds unless it is the last."""
         soon = time.monotonic() - self._saved_at < _SECONDS_BETWEEN_SAVES
         if self._state is None or not self._place.is_leader or (soon and not last):
             return
@@ -110,17 +112,17 @@ class RecordFiles:
         self._saved_at = time.monotonic()
 
     def keep(self, record: Record, show: Show | None = None) -> Record:
-        """Show a record and write it, on rank 0; then remove the state. Return the record.
+        """Show a record and write it, on rank 0; then delete the saved state. Return the record.
 
         Raises:
-            FastSiamError: it cannot be written, or shown.
+            FastSiamError: the record cannot be written or shown.
         """
         if not self._place.is_leader:
             return record
         try:
             if show:
                 show(record)
-        finally:  # even if it cannot be shown
+        finally:  # write the record even if it cannot be shown
             for target in filter(None, (self._asked, self._own)):
                 write_json(target, record.to_dict())
         if self._state:

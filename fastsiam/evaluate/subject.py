@@ -1,7 +1,7 @@
-"""The subject of an evaluation: a trained network, and images as it takes them.
+"""The subject of an evaluation: a trained network, and images preprocessed for it.
 
-The network comes from ``fastsiam.interchange``, the images from ``fastsiam.pipelines``. Measuring
-both is the business of ``command``, writing the features out that of ``feature_files``.
+The network comes from ``fastsiam.interchange``, the images from ``fastsiam.pipelines``. ``command``
+measures accuracy; ``feature_files`` exports features.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ from fastsiam.views.batch import EvalLoader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalImages:
-    """The images of an evaluation, cut and normalised; every rank opens its share of them."""
+    """The images of an evaluation, cropped and normalised; each rank opens its share."""
 
     data: DataConfig
     augment: AugmentConfig
-    """For the crop's side and the normalisation."""
+    """Settings of which only the crop size and the normalisation are used."""
     resize: int
     """Shorter side in pixels before the central crop."""
     batch: int = 256
-    """Images that go through the network at a time."""
+    """Images per forward pass."""
     place: Place
     ignored_holdout: str = ""
-    """The run's holdout, if it does not apply to these images."""
+    """The run's holdout if it does not apply to these images; otherwise empty."""
 
     def __str__(self) -> str:
-        """How they are cut, which figures depend on."""
+        """Describe resizing and crop for display; results depend on them."""
         crop = self.augment.crop
         return f"shorter side to {self.resize} pixels, central {crop} x {crop}"
 
     def loader(
         self, split: Split, *, in_turn: bool = False, chosen: NDArray[np.int64] | None = None
     ) -> EvalLoader:
-        """Open this rank's share of a split, as ``build_eval_loader`` does."""
+        """Open this rank's share of a split with ``build_eval_loader``."""
         return build_eval_loader(
             self.data,
             split,
@@ -74,7 +74,7 @@ class EvalImages:
         )
 
     def loaders(self, chosen: NDArray[np.int64] | None = None) -> tuple[EvalLoader, EvalLoader]:
-        """Open the training images and the validation images, which have the same classes.
+        """Open the training and validation images, and check that they have the same classes.
 
         Args:
             chosen: positions of the training images to use; by default all.
@@ -98,7 +98,7 @@ class EvalImages:
                 "class instead"
             ) from error
         shared = train.classes
-        if shared == tuple(map(str, range(len(shared)))):  # numbers: val may lack the highest
+        if shared == tuple(map(str, range(len(shared)))):  # numbered: val may lack the highest
             shared = shared[: max(1, len(val.classes))]
         if shared != val.classes:
             found = {
@@ -108,32 +108,33 @@ class EvalImages:
             only = [f"{', '.join(own[:3])} only in {split}" for split, own in found.items() if own]
             raise DataError(
                 f"the training and validation images under {root} have different classes: "
-                f"{'; '.join(only) or 'the same ones in another order'}"
+                f"{'; '.join(only) or 'the same names in a different order'}"
             )
         if missing := int((train.labels < 0).sum() + (val.labels < 0).sum()):
             raise DataError(
-                f"{missing:,} of the images under {root} have no label: this evaluation needs all"
+                f"{missing:,} of the images under {root} have no label; this evaluation needs one "
+                "for each image"
             )
         return train, val
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject(EvalImages):
-    """A network that is evaluated, and images as it takes them."""
+    """A network to evaluate, and images preprocessed for it."""
 
     pretrained: Pretrained
     network: nn.Module
-    """(N, 3, S, S) to (N, features), on its device, in evaluation mode."""
+    """Maps (N, 3, S, S) to (N, features); on the rank's device, in evaluation mode."""
     features: int
-    """Dimensions of its output."""
+    """Dimensions of the network's output."""
     untrained: bool
-    """Whether its weights are fresh ones."""
+    """Whether the weights are newly initialised."""
     dtype: torch.dtype
     """Autocast type of the network."""
     console: Console
 
     def extract(self, loader: EvalLoader, what: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield this rank's features, labels and positions by batches; count them as ``what``.
+        """Compute the features of this rank's images; show the progress, labelled ``what``.
 
         Yields:
             (N, d) float32 features, (N,) int64 labels, and (N,) int64 positions in the data set.
@@ -145,10 +146,10 @@ class Subject(EvalImages):
                 done.add(len(batch.label) * self.place.world)
 
     def check_same(self, *loaders: EvalLoader) -> None:
-        """Check that all ranks found the same images; every rank must call it.
+        """Check that all ranks found the same images. Every rank must call this.
 
         Raises:
-            DataError: this rank found others than rank 0.
+            DataError: this rank found different images from rank 0.
         """
         names = (name for loader in loaders for name in loader.names())
         check_same_images(names, self.data.root)
@@ -159,7 +160,7 @@ class Subject(EvalImages):
         return own is not None and own.data.has_same_root(self.data)
 
     def introduce(self, *lines: str) -> None:
-        """Print what is evaluated, with the conventions that figures depend on."""
+        """Print the network, the images and the settings that results depend on."""
         self.console.say(f"{'UNTRAINED: ' * self.untrained}{self.pretrained}")
         self.console.say(
             f"images from {self.data.root}, pipeline {self.data.pipeline}: "
@@ -180,7 +181,7 @@ class Subject(EvalImages):
             self.console.say(line)
 
     def data_facts(self, train: EvalLoader, val: EvalLoader) -> DataFacts:
-        """Return for a record which images there are, with a checksum of their labels."""
+        """Describe the images for a record, with a checksum of their labels."""
         checksum = zlib.crc32(val.labels.tobytes(), zlib.crc32(train.labels.tobytes()))
         return DataFacts(
             root=str(self.data.root),
@@ -201,7 +202,7 @@ class Subject(EvalImages):
         config: EvalConfig,
         *details: str,
     ) -> RecordFiles:
-        """Return where the record of an evaluation goes, before it is done."""
+        """Describe an evaluation before it starts, and prepare the files of its record."""
         images = ImageFacts(
             crop=self.augment.crop,
             resize=self.resize,
@@ -213,7 +214,7 @@ class Subject(EvalImages):
             exif=self.data.exif,
             alpha=self.data.alpha,
         )
-        # The weights' hash is of the network before it is fine-tuned.
+        # The fingerprint is that of the network before fine-tuning changes it.
         network = network_facts(self.pretrained, self.network, untrained=self.untrained)
         return RecordFiles(
             self.pretrained.run,
@@ -232,11 +233,12 @@ def open_subject(
     *,
     layer: Literal["backbone", "projector"] = "backbone",
 ) -> Subject:
-    """Load a network, up to a layer, and settle how its images are made.
+    """Load a network up to a layer, and resolve the settings of its images.
 
     Raises:
-        CheckpointError: the file cannot be read or is of no layout that is known.
-        FastSiamError: the images would be smaller than the crop, or the network does not accept it.
+        CheckpointError: the file cannot be read, or its layout is unknown.
+        FastSiamError: the resized images are smaller than the crop, or the network does not accept
+            images of this crop.
     """
     pretrained = open_network(path, config)
     own = pretrained.config
@@ -269,10 +271,10 @@ def open_subject(
 
 
 def open_network(path: Path, config: NetworkConfig) -> Pretrained:
-    """Load a network, or the same one untrained, as its run began.
+    """Load a network; if ``config.untrained``, with new weights from the run's seed.
 
     Raises:
-        CheckpointError: the file cannot be read or is of no layout that is known.
+        CheckpointError: the file cannot be read, or its layout is unknown.
         FastSiamError: the settings do not fit the file.
     """
     try:
@@ -287,7 +289,7 @@ def open_network(path: Path, config: NetworkConfig) -> Pretrained:
 
 
 def network_facts(pretrained: Pretrained, network: nn.Module, *, untrained: bool) -> NetworkFacts:
-    """Return for a record which network this is; its weights are hashed as they are now."""
+    """Describe a network for a record, with a hash of its current weights."""
     return NetworkFacts(
         backbone=pretrained.model.backbone,
         stem=pretrained.model.stem,
@@ -300,10 +302,10 @@ def network_facts(pretrained: Pretrained, network: nn.Module, *, untrained: bool
 
 
 def _image_settings(pretrained: Pretrained, config: EvalConfig) -> tuple[AugmentConfig, int]:
-    """Settle crop, normalisation and the shorter side before the crop.
+    """Resolve the crop, the normalisation, and the shorter side before the crop.
 
     Raises:
-        FastSiamError: the images would be smaller than the crop.
+        FastSiamError: the resized images are smaller than the crop.
     """
     seen = pretrained.usual_input
     augment = AugmentConfig.alike(
@@ -316,17 +318,18 @@ def _image_settings(pretrained: Pretrained, config: EvalConfig) -> tuple[Augment
     resize = config.resize or known
     if resize < augment.crop:
         raise FastSiamError(
-            f"--resize {resize} is smaller than the crop of {augment.crop} pixels: give --crop too"
+            f"--resize {resize} is smaller than the crop of {augment.crop} pixels; pass --crop too"
         )
     return augment, resize
 
 
 def _data_settings(trained_on: DataConfig, config: EvalConfig, place: Place) -> DataConfig:
-    """Settle which images are loaded, and by which pipeline; the same on every rank.
+    """Resolve which images are loaded, and by which pipeline; the same on every rank.
 
-    A run that loaded no images has no pipeline to be evaluated by. Another run's is left where it
-    cannot run, or cannot read these images: the user may never have asked for it. A run's holdout
-    is of the run's own data, as long as these have no validation images.
+    By default the run's pipeline is used, if it loads images, works here and can read these images.
+    Otherwise one is chosen automatically, without an error, because the user may not have chosen
+    the run's pipeline. The run's holdout only applies to the run's own data, and only if they have
+    no validation images.
     """
     data = trained_on.at(config.data, ColumnNames(config.image_column, config.label_column))
     holdout = config.holdout
@@ -342,7 +345,7 @@ def _data_settings(trained_on: DataConfig, config: EvalConfig, place: Place) -> 
         return data
     try:
         store = open_split(data, "train")
-    except DataError:  # the other split may be there; if not, opening it says what is missing
+    except DataError:  # validation images may exist; if not, opening them reports the error
         return data
     name = data.pipeline
     if name == "auto" or not BACKENDS[name].works_on(store):
@@ -351,21 +354,21 @@ def _data_settings(trained_on: DataConfig, config: EvalConfig, place: Place) -> 
 
 
 def autocast_of(config: NetworkConfig, own: TrainConfig | None, place: Place) -> torch.dtype:
-    """Return the autocast type that is asked for, perhaps as the run had it; on all ranks."""
+    """Return the autocast type: the requested one, or the run's; the same on all ranks."""
     precision = config.precision
     if precision == "run":
         precision = own.numerics.precision if own else "auto"
     dtype = autocast_type(resolved_precision(precision, place.device), place.device)
-    # A run on a GPU may have been fp16's, which CPUs do not compute in.
+    # A run on a GPU may have used fp16, which is not supported on CPUs.
     return torch.float32 if dtype == torch.float16 and place.device.type == "cpu" else dtype
 
 
 def devices(place: Place) -> str:
-    """Return the number and the kind of all ranks' devices, such as 8 x NVIDIA H100."""
+    """Return the number and type of the ranks' devices, such as 8 x NVIDIA H100."""
     gpu = place.device.type == "cuda"
     return f"{place.world} x {torch.cuda.get_device_name(place.device) if gpu else 'CPU'}"
 
 
 def short_name(dtype: torch.dtype) -> str:
-    """Return a type's name, such as float32."""
+    """Return the name of a dtype, such as float32."""
     return str(dtype).removeprefix("torch.")

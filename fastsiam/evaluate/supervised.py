@@ -1,13 +1,13 @@
-"""Training with labels: linear classifiers on frozen features, or on a network that trains too.
+"""Training with labels: linear classifiers on frozen features, or fine-tuning of a network.
 
-Linear evaluation is the paper's (appendix A): pool5 features of a frozen backbone in evaluation
-mode, LARS with a batch of 4096, 90 epochs, a cosine schedule, momentum 0.9 and no weight decay. The
-paper's text has the base rate 0.02, its code 0.1; a public replication measured 66.0 and 67.8 with
-these. Several rates are trained side by side, on the same features, in one pass over the data.
+Linear evaluation follows the SimSiam paper (appendix A): pool5 features of a frozen backbone in
+evaluation mode, LARS with a batch of 4096, 90 epochs, a cosine schedule, momentum 0.9 and no weight
+decay. The base rate is 0.02 in the paper's text and 0.1 in its code; a public replication measured
+66.0 and 67.8 with these. Several rates can be trained on the same features in one pass.
 
-SimSiam's paper has no fine-tuning; the conventions are SimCLR's (Chen et al. 2020, appendix B.5):
-SGD with Nesterov momentum 0.9, rate 0.05 x batch / 256 without warm-up, no weight decay, random
-crops and flips; 60 epochs on 1% of the labels, 30 on 10%. Its batch is 4096, the default here 256.
+Fine-tuning follows SimCLR (Chen et al. 2020, appendix B.5), because the SimSiam paper does not have
+it: SGD with Nesterov momentum 0.9, rate 0.05 x batch / 256 without warm-up, no weight decay, random
+crops and flips; 60 epochs on 1% of the labels, 30 on 10%. SimCLR's batch is 4096, the default 256.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ from fastsiam.model.numerics import autocast
 
 
 class Heads(nn.Module):
-    """Linear classifiers side by side: (n, features) to (n, heads, classes).
+    """Several linear classifiers on the same features: (n, features) to (n, heads, classes).
 
-    All start the same: weights from N(0, 0.01), biases 0, as in the authors' code.
+    All start with equal weights, drawn with a standard deviation of 0.01, and biases of 0, as in
+    the authors' code.
     """
 
     def __init__(self, heads: int, features: int, classes: int, *, seed: int) -> None:
@@ -46,13 +47,13 @@ class Heads(nn.Module):
         self.bias = nn.ParameterList(torch.zeros(classes) for _ in range(heads))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return every head's scores."""
+        """Return the scores of every head."""
         scores = F.linear(features, torch.cat([*self.weight]), torch.cat([*self.bias]))
         return scores.view(len(features), len(self.weight), -1)
 
 
 class Training:
-    """A network that is trained on all ranks: its optimizer, and the state that it resumes from."""
+    """Base class for resumable training on all ranks: network, optimizer, loop and saved state."""
 
     def __init__(
         self,
@@ -70,13 +71,13 @@ class Training:
         """Train on this rank's share of a batch; return its losses, on the device.
 
         Args:
-            number: of the step, from 0.
-            batch: inputs and what they should give.
+            number: number of the step, from 0.
+            batch: inputs and targets.
         """
         raise NotImplementedError
 
     def update(self, loss: Tensor) -> None:
-        """Take a step down the gradient of a loss."""
+        """Backpropagate a loss and take an optimizer step."""
         self.optimizer.zero_grad()
         self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
@@ -96,24 +97,24 @@ class Training:
         """Train to the last step, from the start or from a saved state, and show the progress.
 
         Args:
-            batches: yields this rank's share of the batches from a step on.
-            steps: of the whole training.
+            batches: called with a step; yields this rank's share of the batches from there on.
+            steps: total number of steps.
             every: steps between two marks, at which ``files`` may save the state.
-            images: of a step, over all ranks.
-            files: where the state is saved, and resumed from.
-            at_mark: is given the steps that are done and the mean losses since the last mark, over
-                all ranks; returns what the progress shows of them.
-            unit: what the progress counts.
+            images: images per step, over all ranks.
+            files: saves the state, and has the one to resume from.
+            at_mark: called with the number of completed steps and the mean losses since the last
+                mark, over all ranks; returns text for the progress bar.
+            unit: unit of the progress bar.
 
         Returns:
-            Steps that were done before.
+            Number of steps that were already done at the start.
         """
         console, first, text, began = files.console, 0, "", time.monotonic()
         if files.saved:
             first = files.saved["step"]
             self.load(files.saved["training"])
             files.saved = None  # the next training starts over
-            console.say(f"continuing after {unit} {first:,} of {steps:,}, where it was interrupted")
+            console.say(f"resuming after {unit} {first:,} of {steps:,}")
         losses: list[Tensor] = []
         with console.progress(steps, first, unit), closing(batches(first)) as stream:
             for done, batch in enumerate(stream, start=first + 1):
@@ -128,7 +129,7 @@ class Training:
         return first
 
     def state(self) -> dict[str, Any]:
-        """Return what ``load`` continues from."""
+        """Return the state for ``load``."""
         return {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -136,26 +137,27 @@ class Training:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continue from a state."""
+        """Restore a state."""
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
 
 
 class SupervisedTraining(Training):
-    """Trains linear classifiers, one for each base rate, on features, or one on a backbone.
+    """Training of linear classifiers on features, one per base rate, or of a backbone with one.
 
-    No head sees another: the loss is a sum over heads. Rates follow a cosine per step.
+    Heads are independent: the loss is the sum over heads. Rates follow a cosine schedule per step.
 
-    LARS takes the norm of each parameter, so that heads stay apart. It adapts all parameters,
-    biases too, as the authors' does, and leaves a step whose weights or gradient are zero as it is.
+    LARS computes norms per parameter, so heads do not affect each other. As in the authors' code,
+    it adapts all parameters, including biases. It does not scale the step of a parameter whose
+    weights or gradient are zero.
 
     Args:
-        config: with the batch and the epochs that are possible, and no "auto".
-        backbone: for fine-tuning, (N, 3, S, S) to (N, features), trained in place; None for linear
-            evaluation, whose inputs are features (n, features).
-        features: dimensions.
-        place: this rank; BN statistics are those of all ranks.
+        config: resolved settings: the actual batch and epochs, no "auto".
+        backbone: for fine-tuning, maps (N, 3, S, S) to (N, features); trained in place. None for
+            linear evaluation, whose inputs are features (n, features).
+        features: dimensions of the features.
+        place: this rank; BN statistics are computed over all ranks.
     """
 
     def __init__(
@@ -171,7 +173,7 @@ class SupervisedTraining(Training):
     ) -> None:
         self.rates = config.rates if isinstance(config, LinearConfig) else [config.lr]
         self.steps = config.epochs * steps_per_epoch
-        """Steps of the whole training."""
+        """Total number of steps."""
         self._peaks = [rate * config.batch / 256 for rate in self.rates]
         self._classes, self._device, self._dtype = classes, place.device, dtype
         heads = Heads(len(self.rates), features, classes, seed=config.seed).to(place.device)
@@ -207,7 +209,7 @@ class SupervisedTraining(Training):
         return losses.detach()
 
     def evaluate(self, batches: Iterable[tuple[Tensor, Tensor]]) -> list[Accuracy]:
-        """Classify this rank's inputs, each once, with every head; count those of all ranks."""
+        """Classify this rank's inputs, each once; return every head's accuracy over all ranks."""
         self.network.eval()
         counts = [Accuracy(self._classes, self._device) for _ in self.rates]
         for inputs, labels in batches:

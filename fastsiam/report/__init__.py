@@ -1,1 +1,1 @@
-"""What a run tells, as pages and pictures."""
+"""HTML reports, charts and pictures of training runs."""

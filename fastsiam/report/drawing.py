@@ -1,4 +1,4 @@
-"""The hand that charts are drawn with: a canvas, colours, texts, and a file's bytes."""
+"""Shared style of charts: layout, colours, text and PNG output."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ INK = "#1f2328"
 QUIET = "#59636e"
 GRAY, BLUE, GREEN, ORANGE = "#8c8c8c", "#0072b2", "#009e73", "#e69f00"
 SKY, PINK, VERMILION = "#56b4e9", "#cc79a7", "#d55e00"
-"""Okabe and Ito's palette, which all kinds of eyes can tell apart, and a gray."""
+"""Okabe and Ito's colour-blind-safe palette, and a gray."""
 _DPI = 150
 _WIDTH = 6.0
-"""Inches: 900 pixels, a README's width."""
+"""Inches: 900 pixels, the width of a README."""
 
 
 def canvas(title: str, small: str, height: float) -> Figure:
-    """Return a figure with a title, a text in small type below it, and room for charts.
+    """Create a figure with a title, small text below it, and space for charts.
 
     Args:
-        title: a line.
-        small: says what was measured where; it is broken into lines.
-        height: of the room for charts, in inches.
+        title: one line.
+        small: what was measured and where; long text is wrapped.
+        height: height of the space for charts, in inches.
     """
     from matplotlib.figure import Figure
 
@@ -52,7 +52,7 @@ def canvas(title: str, small: str, height: float) -> Figure:
 
 
 def plain(axes: Axes) -> Axes:
-    """Return axes without what a chart does not need: lines at the top and right, long ticks."""
+    """Simplify axes and return them: no tick marks, and no lines at the top and right."""
     axes.xaxis.set_major_formatter("{x:,.10g}")
     axes.yaxis.set_major_formatter("{x:,.10g}")
     axes.spines[["top", "right"]].set_visible(False)
@@ -62,7 +62,7 @@ def plain(axes: Axes) -> Axes:
 
 
 def note(axes: Axes, x: float, y: float, text: str) -> None:
-    """Write a figure to the right of a bar's end."""
+    """Write text to the right of a point, such as the end of a bar."""
     axes.annotate(
         shown(text),
         (x, y),
@@ -72,17 +72,17 @@ def note(axes: Axes, x: float, y: float, text: str) -> None:
         fontsize=7,
         color=INK,
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
-        zorder=5,  # above a line that it crosses
+        zorder=5,  # above any line that crosses it
     )
 
 
 def shown(text: str) -> str:
-    """Return a text as matplotlib shows it, which takes dollars for mathematics."""
+    """Escape text for matplotlib, which parses text between dollar signs as mathematics."""
     return as_utf8(text).replace("$", r"\$")
 
 
 def png(figure: Figure) -> bytes:
-    """Return a picture that is the same whenever it is made."""
+    """Render a figure as a reproducible PNG, without matplotlib's version in its metadata."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table that people can read as it is."""
+    """Format a Markdown table with aligned columns, readable as plain text."""
     lines = [[_cell(text) for text in line] for line in (heads, *rows)]
     widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, ["-" * width for width in widths])
@@ -18,5 +18,5 @@ def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return a text as a cell of a Markdown table: in one line, its bars not those of the table."""
+    """Format text as a cell of a Markdown table: on one line, with bars escaped."""
     return text.replace("|", "\\|").replace("\n", " ")

@@ -1,4 +1,4 @@
-"""Pages of reports: sections of charts and tables, laid out by a template."""
+"""HTML pages for reports: sections with charts and tables, rendered by a template."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from fastsiam.files import as_utf8
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of plain texts below a heading."""
+    """A table of plain text, with an optional title."""
 
     rows: Sequence[Sequence[Any]]
     heads: Sequence[str] = ()
     title: str = ""
     facts: str = ""
-    """A line below the title."""
+    """Line below the title."""
 
     @classmethod
     def of(cls, values: Iterable[tuple[str, Any]], title: str = "") -> Table:
-        """Return a table of names and values."""
+        """Create a table with a row for each name and value."""
         return cls([(name, text_of(value)) for name, value in values], title=title)
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A picture that is embedded in the page."""
+    """An image that is embedded in the page."""
 
     image: bytes
     kind: str
@@ -40,38 +40,38 @@ class Figure:
 
     @property
     def source(self) -> str:
-        """The picture as a URL."""
+        """The image as a data URL."""
         return f"data:{self.kind};base64,{base64.b64encode(self.image).decode()}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A part of a page; what is empty is left out."""
+    """A section of a page; empty fields are left out."""
 
     title: str = ""
     facts: str = ""
-    """A line below the title."""
+    """Line below the title."""
     lines: Sequence[str] = ()
-    """Items of a list."""
+    """Items of a bulleted list."""
     figures: Sequence[Figure] = ()
     columns: bool = True
-    """Whether figures stand beside each other where the screen is wide enough."""
+    """Whether figures are placed side by side if the screen is wide enough."""
     tables: Sequence[Table] = ()
     settings: Sequence[Table] = ()
-    """Narrow tables that stand beside each other."""
+    """Narrow tables that are placed side by side."""
     details: Sequence[Table] = ()
-    """Tables that the reader unfolds."""
+    """Tables that are collapsed until the reader opens them."""
     note: str = ""
-    """A paragraph at the end."""
+    """Paragraph at the end."""
 
 
 def render(title: str, facts: str, sections: Sequence[Section]) -> str:
-    """Return a page as HTML that needs no other file.
+    """Render a page as one self-contained HTML file.
 
     Args:
-        title: plain text, as all texts of a page.
-        facts: a line below the title.
-        sections: parts of the page; empty ones are left out.
+        title: plain text, like all text of a page.
+        facts: line below the title.
+        sections: sections of the page; empty ones are left out.
     """
     from jinja2 import Environment, PackageLoader  # PyTorch depends on it
 
@@ -82,7 +82,7 @@ def render(title: str, facts: str, sections: Sequence[Section]) -> str:
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dictionary in which nested dictionaries are replaced by their entries."""
+    """Flatten a dictionary by one level: replace nested dictionaries by their entries."""
     entries: dict[str, Any] = {}
     for name, value in values.items():
         entries |= value if isinstance(value, dict) else {name: value}
@@ -90,7 +90,7 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_of(value: Any) -> str:
-    """Write a setting's value for people."""
+    """Format a setting's value for display."""
     match value:
         case bool():
             return "yes" if value else "no"

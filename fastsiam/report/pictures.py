@@ -1,4 +1,4 @@
-"""Pictures of images: beside their views as a pipeline makes them, or beside their nearest."""
+"""Contact sheets: images next to their augmented views, or next to their nearest neighbours."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from fastsiam.errors import in_a_line
 from fastsiam.files import quoted, written_for_user
 
 Captioned = tuple[Image.Image, str, bool | None]
-"""A picture, the text below it, and whether that is good news; None where it is neither."""
+"""A picture, its caption, and whether that is good news (True), bad news (False) or neither."""
 
 _GAP, _APART, _LINE = 4, 8, 14
-"""Pixels between pictures, beside the first one of a group, and of a line of text."""
+"""In pixels: gap between pictures, extra gap after a group's first picture, height of a caption."""
 _NEWS = {None: (60, 60, 60), True: (0, 110, 0), False: (190, 0, 0)}
-"""Colours of texts: plain, good news, bad news."""
+"""Caption colours for neither, good news and bad news."""
 
 
 def check_picture(path: Path) -> None:
-    """Refuse a file whose name has no ending of a picture, before it is drawn.
+    """Check, before a picture is drawn, that its file extension is a known picture format.
 
     Raises:
-        ValueError: says so.
+        ValueError: Pillow cannot write files with this extension.
     """
     Image.init()
     if Image.registered_extensions().get(path.suffix.lower()) not in Image.SAVE:
-        raise ValueError(f"--out {quoted(path)} has no ending of a picture format; use .png")
+        raise ValueError(f"--out {quoted(path)} has no extension of a picture format; use .png")
 
 
 def save_picture(picture: Image.Image, path: Path) -> None:
-    """Write a picture into a file of the kind that its ending says.
+    """Write a picture in the format of the path's file extension.
 
     Raises:
-        FastSiamError: it cannot be written.
+        FastSiamError: the file cannot be written.
     """
     with written_for_user(path) as temporary:
         picture.save(temporary, format=Image.registered_extensions()[path.suffix.lower()])
 
 
 def denormalize(views: Tensor, config: AugmentConfig) -> NDArray[np.uint8]:
-    """Undo the normalisation: (N, 3, S, S) floats to (N, S, S, 3) uint8."""
+    """Undo the normalisation of views: (N, 3, S, S) float to (N, S, S, 3) uint8."""
     x = views.float().cpu().permute(0, 2, 3, 1).numpy()
     return np.rint((x * config.std + config.mean) * 255).clip(0, 255).astype(np.uint8)
 
@@ -53,14 +53,14 @@ def denormalize(views: Tensor, config: AugmentConfig) -> NDArray[np.uint8]:
 def picture_grid(
     groups: Sequence[Sequence[Captioned]], *, columns: int = 1, side: int = 112
 ) -> Image.Image:
-    """Arrange groups of pictures with a line of text below each picture.
+    """Arrange groups of pictures in a grid, with a caption below each picture.
 
-    Good news is green, bad news is red.
+    Captions with good news are green, those with bad news red.
 
     Args:
-        groups: pictures of any size; the first one of a group stands apart from the others.
-        columns: groups in a row.
-        side: side in pixels of the square that a picture is fitted into.
+        groups: pictures of any size; the first one of each group is set apart from the others.
+        columns: maximum number of groups in a row.
+        side: side in pixels of the square that each picture is scaled to fit.
     """
     columns = min(columns, len(groups))
     step, height = side + _GAP, side + _LINE + 2 * _GAP

@@ -1,4 +1,4 @@
-"""The report of training runs: the curves of the paper's Fig. 2, speed, evaluations, settings."""
+"""HTML report of training runs: the curves of the paper's Fig. 2, speed, evaluations, settings."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _CURVES: dict[str, tuple[str, str, tuple[float | None, float | None]]] = {
     ),
     "images_per_second": (
         "Images per second",
-        "an image with all its views; all ranks",
+        "over all ranks; all views of an image count once",
         (0, None),
     ),
     "data_wait": (
         "Share of time waiting for data",
-        "0: the loader keeps up; 1: nothing but waiting",
+        "0: the loader keeps up; 1: training only waits",
         (0, 1),
     ),
 }
@@ -51,22 +51,22 @@ _NUMBERS = {
     "knn": ("epoch", "top1", "k", "temperature", "bank"),
     "alarm": ("epoch",),
 }
-"""Numbers that the page shows, by the kind of the line that has them."""
+"""Numeric fields that the page shows, by kind of line in metrics.jsonl."""
 
 _OF_ONE_RUN = ("out", "resume", "rendezvous")
-"""Settings that say where a run is, not what it does: runs are not compared by them."""
+"""Settings about where a run is, not what it does: the comparison of runs leaves them out."""
 
 
 _TITLES = {"knn": "kNN", "linear": "Linear", "finetune": "Fine-tuning", "detect": "Detection"}
 _COLUMNS = {"top1": "top-1 (%)", "top5": "top-5 (%)", "temperature": "T", "lr": "base rate"}
-"""What the page calls figures of a record; others keep their names."""
+"""Column titles for the results of a record; other columns keep the names of their fields."""
 _PROTOCOL = ("task", "detector", "optimizer", "batch", "epochs", "cached", "trials", "differences")
-"""What the page says of a protocol."""
+"""Fields of a protocol that the page shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run's folder holds."""
+    """Contents of a run's folder."""
 
     name: str
     folder: Path
@@ -80,15 +80,15 @@ class Run:
 
 
 def write_report(runs: Sequence[Path], out: Path) -> Path:
-    """Write the page.
+    """Write an HTML report of one or more runs; return its path.
 
     Args:
-        runs: run folders; all are compared in the first table and drawn in each chart, and the
-            settings of the first one are listed.
-        out: where the page goes.
+        runs: run folders. All are compared in the first table and drawn in each chart. Settings and
+            machine are those of the first run.
+        out: path of the HTML file.
 
     Raises:
-        DataError: a folder holds no metrics or no settings.
+        DataError: a folder has no metrics or no settings.
         FastSiamError: the page cannot be written.
     """
     read = [_read(folder, runs) for folder in runs]
@@ -129,7 +129,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
 
 
 def _read(folder: Path, runs: Sequence[Path]) -> Run:
-    """Read a run, named by its folder, or by its path if folders have the same name."""
+    """Read a run; its name is its folder's name, or its path if several folders have that name."""
     lines = read_metrics(folder, numbers=_NUMBERS)
     if not lines:
         raise DataError(
@@ -142,7 +142,7 @@ def _read(folder: Path, runs: Sequence[Path]) -> Run:
 
 
 def curves(runs: Sequence[Run]) -> list[Figure]:
-    """Draw every field that a run has over epochs."""
+    """Draw a chart over epochs of each metric that at least one run has."""
     return [
         Figure(chart, "image/svg+xml", f"{title} over epochs", title, note)
         for field, (title, note, limits) in _CURVES.items()
@@ -151,7 +151,7 @@ def curves(runs: Sequence[Run]) -> list[Figure]:
 
 
 def _chart(runs: Sequence[Run], field: str, limits: tuple[float | None, float | None]) -> bytes:
-    """Draw one field over epochs for every run: an SVG, or b"" if no run has it."""
+    """Draw one field of all runs over epochs: an SVG, or b"" if no run has it."""
     from matplotlib.figure import Figure as Canvas
 
     canvas = Canvas(figsize=(5.2, 2.9), layout="constrained")
@@ -166,7 +166,7 @@ def _chart(runs: Sequence[Run], field: str, limits: tuple[float | None, float | 
                 linewidth=1.4,
                 marker="o" if field == "top1" or len(lines) == 1 else None,
                 markersize=3.5,
-                clip_on=False,  # a point on the edge is drawn whole
+                clip_on=False,  # draw points on the edge completely
             )
     if not axes.lines:
         return b""
@@ -200,7 +200,7 @@ def _facts(settings: RunSettings) -> str:
 
 
 def _results(runs: Sequence[Run]) -> Section:
-    """Compare the settings in which runs differ, and the last figures of each."""
+    """Compare the settings in which runs differ, and each run's last metrics."""
     flags = [run.settings.config.to_flags() for run in runs]
     differing = [
         flag
@@ -241,7 +241,7 @@ def _last_figures(run: Run) -> list[str]:
 
 
 def _knn_text(run: Run) -> str:
-    """Return the accuracies of the monitor's first and last epoch, and of the last evaluation."""
+    """Format the kNN monitor's first and last accuracy, and those of the newest evaluations."""
 
     def protocol(line: Mapping[str, Any]) -> str:
         return f"(k {line['k']}, T {line['temperature']:g}, bank {line['bank']:,})"
@@ -265,10 +265,10 @@ def _knn_text(run: Run) -> str:
 
 
 def evaluation_tables(records: Mapping[str, Sequence[Record]]) -> list[Table]:
-    """Return a table for each kind of evaluation, with a row for each result.
+    """Create a table for each kind of evaluation, with a row for each result.
 
     Args:
-        records: evaluations of each run, by the run's name.
+        records: evaluation records, by the run's name.
     """
     every = [(run, record) for run, of_run in records.items() for record in of_run]
     tables = []
@@ -283,7 +283,7 @@ def evaluation_tables(records: Mapping[str, Sequence[Record]]) -> list[Table]:
 
 
 def _evaluated(run: str, record: Record) -> Iterator[dict[str, str]]:
-    """Yield a row for each result; of a detector's trials their mean and standard deviation."""
+    """Yield a row for each result; for detectors, the mean and standard deviation over trials."""
     network, data, images, protocol = record.network, record.data, record.images, record.protocol
     epoch = "untrained" if network.untrained else rounded(network.epoch or 0)
     results: list[dict[str, Any]] = record.results
@@ -308,7 +308,7 @@ def _evaluated(run: str, record: Record) -> Iterator[dict[str, str]]:
             **figures,
             **how,
             "images": (
-                f"{data.train:,} to train on{_part(data)}, {data.val:,} to validate, of "
+                f"{data.train:,} for training{_part(data)}, {data.val:,} for validation, from "
                 f"{data.root}; shorter side {images.resize}, crop {images.crop}"
             ),
             "on": record.date,
@@ -316,7 +316,7 @@ def _evaluated(run: str, record: Record) -> Iterator[dict[str, str]]:
 
 
 def _part(data: DataFacts) -> str:
-    """Return in brackets which part of the training images is used; "" for all."""
+    """Return, in brackets, which part of the training images was used; "" for all."""
     parts = []
     if isinstance(data, TrainingDataFacts) and data.subset:
         parts.append(f"listed in {data.subset}")
@@ -328,7 +328,7 @@ def _part(data: DataFacts) -> str:
 
 
 def _alarms(runs: Sequence[Run]) -> list[str]:
-    """List the warnings of all runs about their machines."""
+    """List the warnings that all runs logged about their machines."""
     return [
         f"{f'{run.name}, ' if len(runs) > 1 else ''}epoch {rounded(line['epoch'])}: "
         f"{line.get('text')}"
@@ -338,12 +338,12 @@ def _alarms(runs: Sequence[Run]) -> list[str]:
 
 
 def _bad_images(runs: Sequence[Run]) -> Section:
-    """List the bad images, which other images replaced."""
+    """List the bad images of all runs, which were replaced by other images."""
     rows = [
         (run.name, f"{one.index:,}", one.name, one.reason, f"{one.epoch}", f"{one.step:,}")
         for run in runs
         for one in read_bad_images(run.folder)
     ]
-    heads = ("run", "position", "image", "what is wrong", "epoch", "steps before")
-    facts = f"Each of these {len(rows):,} was replaced by another image from then on."
+    heads = ("run", "position", "image", "reason", "epoch", "steps before")
+    facts = f"Each of these {len(rows):,} images was replaced by another one from then on."
     return Section(title="Bad images", facts=facts, tables=[Table(rows, heads)] if rows else [])

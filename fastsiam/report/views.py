@@ -1,4 +1,4 @@
-"""Images beside the views that pipelines make of them, as training sees them."""
+"""Contact sheets of images next to their augmented views, as training sees them."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from fastsiam.views.batch import Batch
 def show_views(
     sources: Sequence[DataConfig], augment: AugmentConfig, *, images: int, epoch: int, seed: int
 ) -> tuple[Image.Image, list[dict[str, Any]], list[str]]:
-    """Draw the first images of an epoch beside the views that pipelines make of them.
+    """Draw the first images of an epoch next to their views from one or more pipelines.
 
     Args:
-        sources: the same data, by one pipeline or more.
-        augment: how the views are drawn.
-        images: how many; fewer where the data hold fewer.
+        sources: the same data, once for each pipeline to show.
+        augment: settings of the augmentation.
+        images: number of images; all if the data have fewer.
 
     Returns:
-        The contact sheet, each picture above its pipeline's name; for each image its path,
-        position, label and the parameters of its views; the names of the pipelines.
+        The contact sheet, with the name of the pipeline below each view; the path, position, label
+        and view parameters of each image; the names of the pipelines.
 
     Raises:
-        FastSiamError: a pipeline cannot make the views.
+        FastSiamError: a pipeline cannot produce the views.
     """
     store = open_training_images(sources[0], batch=1)
     images = min(images, len(store))
@@ -73,7 +73,7 @@ def show_views(
 def _first_batch(
     source: DataConfig, augment: AugmentConfig, *, images: int, epoch: int, seed: int
 ) -> Batch:
-    """Return an epoch's first images as a pipeline makes them, or fail on a bad one."""
+    """Load the first images of an epoch by a pipeline; raise if one cannot be decoded."""
     if not source.loads_images:
         raise DataError(f"the {source.pipeline} pipeline has no images to show")
     own = replace(source, bad_images="stop")

@@ -149,7 +149,7 @@ def test_an_error_is_one_line(
 ])  # fmt: skip
 def test_an_input_of_another_machine_is_refused(command: str) -> None:
     said = fastsiam(*command.split(), "s3://b/run", code=1).stderr
-    assert said.startswith("error: cannot read s3://b/run: only data are read from other machines")
+    assert said.startswith("error: cannot read s3://b/run: only --data and --source can be remote")
 
 
 @pytest.mark.parametrize("command", [
@@ -160,7 +160,7 @@ def test_a_tilde_that_no_shell_expanded_is_refused(
 ) -> None:
     environment = {"FASTSIAM_DATA": str(images), "HOME": "/home/me"}
     said = fastsiam(*command.split(), folder=tmp_path, environment=environment, code=1).stderr
-    assert said.endswith(" (~ is expanded by a shell, not here: write /home/me/run)\n")
+    assert said.endswith(" (the shell did not expand ~: pass /home/me/run)\n")
     assert not (tmp_path / "~").exists()
 
 

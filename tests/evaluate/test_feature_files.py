@@ -37,7 +37,7 @@ def test_files_hold_features_and_names(
     for name in ("f.npy.csv", "f.npy"):
         (tmp_path / "f.npy.csv").unlink(missing_ok=True)
         (tmp_path / name).write_text("mine")
-        with pytest.raises(FastSiamError, match=rf"{name} is there already: .* --force$"):
+        with pytest.raises(FastSiamError, match=rf"{name} already exists: .* --force$"):
             write_features(run, replace(config, data=str(tmp_path / "none")), HERE)
         assert (tmp_path / name).read_text() == "mine"
     config = replace(config, force=True)
@@ -167,4 +167,4 @@ def test_the_command_line(run: Path, tmp_path: Path) -> None:
     fastsiam("neighbours", str(run), "--out", str(picture), "--images", "2", *flags)
     assert Image.open(picture).size == (9 * 116 + 16, 2 * 134)
     bad = fastsiam("neighbours", str(run), "--out", str(tmp_path / "n.xyz"), *flags, code=2).stderr
-    assert "has no ending of a picture format" in bad
+    assert "has no extension of a picture format" in bad

@@ -158,7 +158,7 @@ def test_linear_evaluation_by_two_ranks_and_by_one(run: Path, cached: bool, tmp_
     assert "base rate 30" in both.summary[1] and "best of 2 rates" in both.summary[2]
     for convention in (
         "SGD, batch 8, 3 epochs, cosine per step, momentum 0.9, weight decay 0",
-        "base rates, and times 8 / 256: 0.1 (0.003125), 30 (0.9375)",
+        "base rates (and scaled by 8 / 256): 0.1 (0.003125), 30 (0.9375)",
         "CACHED features of one central crop" if cached else "random crops (0.08 to 1 of the area)",
         "shorter side to 16 pixels, central 16 x 16",
         "12 validation images, each counted once",
@@ -248,7 +248,7 @@ def test_bad_input_is_one_line(run: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert not (run / "eval").exists() or not list((run / "eval").iterdir())
     two = ("--gpus", "2", "--device", "cpu", "--batch", "7")
     done = fastsiam("eval", "linear", str(run), *two, code=1)
-    assert done.stderr == "error: --batch 7 cannot be shared equally by 2 ranks\n"
+    assert done.stderr == "error: --batch 7 is not divisible by 2 ranks\n"
 
     def with_gaps(*arguments: Any, **settings: Any) -> Any:
         loader: Any = build_eval_loader(*arguments, **settings)

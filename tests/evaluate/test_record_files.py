@@ -39,7 +39,7 @@ def test_a_run_that_cannot_be_written_is_evaluated(
     with read_only(run):
         done = fastsiam("eval", "knn", str(run), "--device", "cpu", "--k", "5")
         assert "kNN top-1" in done.stdout and "eval/knn-epoch" in done.stderr
-        assert "the result is only shown: --json FILE keeps it" in done.stderr
+        assert "the result is only printed: pass --json FILE to keep it" in done.stderr
         asked = tmp_path / "new" / "x.json"
         config = LinearConfig(workers=0, cached=True, epochs=1, json=str(asked))
         record = evaluate_linear(run, config, CPU)
@@ -127,4 +127,4 @@ def test_a_disk_that_fills_up_meanwhile(
         (disk / "filler").unlink()
         again = evaluate_linear(disk / "run", config, CPU)
         assert again.results == shown[0].results and len(read_records(disk / "run")) == 1
-    assert "continuing after step 2 of 2" in capfd.readouterr().err
+    assert "resuming after step 2 of 2" in capfd.readouterr().err

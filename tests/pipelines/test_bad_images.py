@@ -191,7 +191,7 @@ def test_the_list_in_a_folder(tmp_path: Path) -> None:
     bad.share()
     assert read_bad_images(tmp_path) == bad.list()
     (tmp_path / FILE).write_text("{")
-    with pytest.raises(CheckpointError, match="cannot read the list of the run's bad images"):
+    with pytest.raises(CheckpointError, match="cannot read the bad-image list"):
         read_bad_images(tmp_path)
 
 

@@ -44,5 +44,5 @@ def test_a_picture_has_the_kind_of_its_ending(tmp_path: Path) -> None:
         with Image.open(tmp_path / "new" / name) as read:
             assert read.format == kind and read.size == (8, 8)
     for name in ("a.xyz", "png", "a.psd"):  # PIL reads the last, and does not write it
-        with pytest.raises(ValueError, match="has no ending of a picture format"):
+        with pytest.raises(ValueError, match="has no extension of a picture format"):
             check_picture(tmp_path / name)

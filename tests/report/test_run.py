@@ -97,12 +97,12 @@ def test_runs_of_a_sweep_are_compared(small: TrainConfig, tmp_path: Path, one_ch
     *others, row = (dict(zip(of_knn.heads, cells, strict=True)) for cells in of_knn.rows)
     expected = {"run": "b", "epoch": "0.67", "features": "trained", "k": "3", "T": "0.2"}
     assert (expected | {"top-1 (%)": f"{top1:.2f}"}).items() <= row.items()
-    assert "24 to train on, 12 to validate, of " in row["images"]
+    assert "24 for training, 12 for validation, from " in row["images"]
     assert [(x["features"], x["epoch"]) for x in others] == [("pixels", ""), ("untrained", "")]
     (row,) = (dict(zip(of_linear.heads, cells, strict=True)) for cells in of_linear.rows)
     expected = {"epoch": "0.67", "base rate": "0.1", "optimizer": "lars", "epochs": "2"}
     assert expected.items() <= row.items()
-    assert "12 to train on (50%), 12 to validate, of " in row["images"]
+    assert "12 for training (50%), 12 for validation, from " in row["images"]
     for run, compiled in zip(runs, (False, True), strict=True):
         settings = json.loads((run / "config.json").read_text())
         (run / "config.json").write_text(json.dumps({**settings, "compiled": compiled}))

@@ -156,7 +156,7 @@ def test_what_follows_a_run_leaves_them_out(
     assert not {row["name"] for row in table} & set(BAD)
 
     page = write_report([run], run / "report.html").read_text()
-    assert "<h2>Bad images</h2>" in page and "Each of these 2 was replaced" in page
+    assert "<h2>Bad images</h2>" in page and "Each of these 2 images was replaced" in page
     for own in read_bad_images(run):
         assert f"<td>{own.name}</td><td>{own.reason}</td>" in page
     (run / FILE).unlink()

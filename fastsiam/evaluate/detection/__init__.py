@@ -1,4 +1,4 @@
-"""Detection and segmentation: annotated pictures, average precision, and trained detectors."""
+"""Transfer to object detection and segmentation: data sets, detectors, average precision."""
 
 from .datasets import DetectionSet, Picture, Task, open_detection
 from .scores import Detections, coco_scores, voc_scores

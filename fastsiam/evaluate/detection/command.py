@@ -1,4 +1,4 @@
-"""Transfer to detection, put together: a run's network, detectors trained on it, their precision.
+"""Transfer to detection: train detectors on a network and measure their average precision.
 
 Every rank calls ``evaluate_detection``, and each gets the same record.
 """
@@ -33,10 +33,10 @@ from .training import DetectorTraining
 
 
 def preflight(path: Path, config: DetectConfig) -> str:
-    """Refuse what cannot work before ranks are started; return the checksum of the annotations.
+    """Check network and data before ranks are started; return the checksum of the annotations.
 
     Raises:
-        FastSiamError: says what is wrong.
+        FastSiamError: one of them cannot be used.
     """
     open_network(path, config)
     return _checksum(*_open_data(config))
@@ -45,13 +45,12 @@ def preflight(path: Path, config: DetectConfig) -> str:
 def evaluate_detection(
     path: Path, config: DetectConfig, place: Place, *, show: Show | None = None
 ) -> Record:
-    """Train a detector on a network for each trial, and measure it; return the record.
+    """Train and measure a detector for each trial; the network's file is not changed.
 
-    A trial that was interrupted is continued. The arguments are as for ``evaluate_knn``; the file
-    stays as it is.
+    An interrupted evaluation is resumed. Arguments and return value are those of ``evaluate_knn``.
 
     Raises:
-        FastSiamError: network, data or settings cannot be, or the loss is not finite.
+        FastSiamError: network, data or settings cannot be used, or the loss is not finite.
     """
     console = Console(quiet=not place.is_leader)
     pretrained = open_network(path, config)
@@ -78,10 +77,10 @@ def evaluate_detection(
     for line in _not_the_protocols(evaluation):
         console.say(line)
     began = time.monotonic()
-    torch.backends.cudnn.benchmark = False  # every batch has another shape
+    torch.backends.cudnn.benchmark = False  # each batch has a different shape
     for trial in range(len(files.results) + 1, config.trials + 1):
         seed = config.seed + trial - 1
-        torch.manual_seed(seed)  # of the heads' first weights
+        torch.manual_seed(seed)  # for the initial weights of the heads
         model = build_detector(
             pretrained.network(),
             config,
@@ -108,26 +107,25 @@ def evaluate_detection(
 
 
 def _open_data(config: DetectConfig) -> tuple[DetectionSet, DetectionSet]:
-    """Open what is trained on and what is measured on.
+    """Open the training set and the test set.
 
     Raises:
-        FastSiamError: they cannot be read, or a package is missing.
+        FastSiamError: the data cannot be read, or a package is missing.
     """
     if not config.data:
         raise FastSiamError(
-            f"eval detect needs --data: the folder of {config.task}'s unpacked folders"
+            f"eval detect needs --data: the folder with {config.task}'s unpacked archives"
         )
     train = open_detection(config.task, Path(config.data), "train")
     val = open_detection(config.task, Path(config.data), "val")
     if train.classes != val.classes:
-        raise DataError(f"{train.name} and {val.name} name different classes")
+        raise DataError(f"{train.name} and {val.name} have different classes")
     if all(picture.difficult.all() for picture in val.pictures):
-        raise DataError(f"{val.name} has no object to detect")
+        raise DataError(f"{val.name} has no objects to detect")
     return train, val
 
 
 def _checksum(train: DetectionSet, val: DetectionSet) -> str:
-    """Return the checksum of all annotations, for records."""
     return f"{train.checksum ^ val.checksum:08x}"
 
 
@@ -176,7 +174,7 @@ def _not_the_protocols(evaluation: Evaluation) -> list[str]:
 def _scores(
     training: DetectorTraining, val: DetectionSet, place: Place, console: Console
 ) -> dict[str, float]:
-    """Detect objects, an image on one rank, and measure, on every rank alike."""
+    """Detect objects, with the images divided among the ranks; return the scores on every rank."""
     with console.tally("detecting: images", len(val)) as done:
         found = training.detections(val, lambda: done.add(place.world))
     if val.coco is None:
@@ -186,7 +184,7 @@ def _scores(
 
 
 def _summary(record: Record, config: DetectConfig) -> list[str]:
-    """Return the means for people, each beside the rows of the paper."""
+    """Format the means over trials for display, followed by the paper's results."""
     means, spread = record.over_trials
     start = "untrained network, " if record.network.untrained else ""
     lines = []

@@ -1,4 +1,4 @@
-"""Annotated pictures, read from the unpacked folders of PASCAL VOC and COCO."""
+"""Readers for the unpacked folders of PASCAL VOC and COCO."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fastsiam.files import explained, why
 from fastsiam.pipelines.store.decode import decode
 
 Task = Literal["voc07", "voc0712", "coco"]
-"""Training and test sets.
+"""Task, with its training and test sets.
 
 ``voc07`` is trainval2007 -> test2007, ``voc0712`` trainval2007 and trainval2012 -> test2007,
 ``coco`` train2017 -> val2017.
@@ -32,29 +32,29 @@ VOC_CLASSES: tuple[str, ...] = (
 )  # fmt: skip
 
 OWN_CLASSES = "classes.txt"
-"""Beside VOC2007 and VOC2012: the class names of other data in VOC's layout, one a line."""
+"""Optional file next to VOC2007 and VOC2012 with the class names of other data, one per line."""
 
 _YEARS = {"voc07": [2007], "voc0712": [2007, 2012]}
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One image and its n objects, in the order of the annotations. COCO's crowds are left out."""
+    """An image and its n objects, in the order of the annotations, without COCO's crowds."""
 
     file: Path
     image_id: int
-    """Unlike those of all other images of the set."""
+    """ID, unique within the data set."""
     height: int
     width: int
-    """Pixels, as the annotations have them."""
+    """Pixels, according to the annotations."""
     boxes: NDArray[np.float32]
     """(n, 4) x0, y0, x1, y1 in pixels; the image is from (0, 0) to (width, height)."""
     labels: NDArray[np.int64]
-    """(n,) positions among the data set's classes."""
+    """(n,) indices into the data set's classes."""
     difficult: NDArray[np.bool_]
-    """(n,) VOC's objects that count neither as found nor as missed."""
+    """(n,) VOC's difficult objects, which count neither as found nor as missed."""
     annotations: tuple[dict[str, Any], ...] = ()
-    """(n,) COCO's annotations, of which pycocotools makes masks; empty for VOC."""
+    """(n,) COCO's annotations, from which pycocotools makes masks; empty for VOC."""
 
     def __len__(self) -> int:
         """Return the number of objects."""
@@ -77,7 +77,7 @@ class DetectionSet:
 
     @property
     def checksum(self) -> int:
-        """A number that changes with the names of images and classes, the boxes and the labels."""
+        """CRC-32 of the image and class names, boxes, labels and difficult flags."""
         value = zlib.crc32(repr(self.classes).encode())
         for one in self.pictures:
             value = zlib.crc32(one.file.name.encode(), value)
@@ -86,10 +86,10 @@ class DetectionSet:
         return value
 
     def image(self, index: int) -> Image.Image:
-        """Decode an image: RGB.
+        """Decode an image as RGB.
 
         Raises:
-            DataError: it cannot be decoded, or has another size than its annotation says.
+            DataError: the image cannot be decoded, or its size differs from its annotation.
         """
         picture = self.pictures[index]
         with explained(DataError, f"cannot read {picture.file}"):
@@ -110,17 +110,18 @@ def open_detection(task: Task, data: Path, split: Literal["train", "val"]) -> De
     """Read all annotations of a split.
 
     Args:
-        task: what the split is of.
-        data: the folder of ``VOCdevkit`` (or ``VOCdevkit`` itself), or of COCO's ``annotations``.
+        task: the task that the split belongs to.
+        data: the folder with ``VOCdevkit`` (or ``VOCdevkit`` itself), or with COCO's
+            ``annotations``.
         split: "train", or "val", which is VOC's test2007 or COCO's val2017.
 
     Raises:
-        NoSplitError: the split is not there; says what was looked for.
-        DataError: an annotation cannot be read, or an image is missing; names the file.
-        BackendError: COCO needs pycocotools.
+        NoSplitError: the split does not exist; the message has the expected path.
+        DataError: an annotation cannot be read, or an image is missing; the message has its path.
+        BackendError: the task is COCO and pycocotools is not installed.
     """
     if not data.is_dir():
-        raise DataError(f"no data at {data}: name the folder of {task}'s unpacked folders")
+        raise DataError(f"no data at {data}: pass the folder with {task}'s unpacked archives")
     with explained(DataError, f"cannot open the data at {data}"):
         opened = (
             _open_coco(data, f"{split}2017") if task == "coco" else _open_voc(task, data, split)
@@ -146,7 +147,7 @@ def _open_voc(task: str, data: Path, split: str) -> DetectionSet:
         names = folder / f"ImageSets/Main/{part}.txt"
         if not names.is_file():
             raise NoSplitError(
-                f"{data} holds no {part} split of VOC {year}: looked for {names}; unpack VOC's "
+                f"{data} has no {part} split of VOC {year}: looked for {names}; unpack VOC's "
                 "archives with `tar xf` first"
             )
         for line in filter(str.strip, names.read_text(errors="replace").splitlines()):
@@ -156,11 +157,11 @@ def _open_voc(task: str, data: Path, split: str) -> DetectionSet:
 
 
 def _voc_picture(folder: Path, name: str, classes: tuple[str, ...], image_id: int) -> Picture:
-    """Read one annotation.
+    """Read the annotation of one image.
 
-    VOC counts pixels from 1 and its boxes include the last, so that xmin 1 and xmax WIDTH is the
-    whole width. Counted from 0, between pixels, that is from 0 to WIDTH: 1 is subtracted from the
-    left and upper sides only, as detectron2 does.
+    VOC's pixels are 1-based and its boxes include the last one: xmin 1 and xmax WIDTH is the full
+    width. In coordinates between pixels, that is 0 to WIDTH. So 1 is subtracted from the left and
+    upper sides only, as in detectron2.
     """
     path = folder / f"Annotations/{name}.xml"
     try:
@@ -193,8 +194,7 @@ def _open_coco(data: Path, split: str) -> DetectionSet:
     for needed in (path, folder):
         if not needed.exists():
             raise NoSplitError(
-                f"{data} holds no {split}: looked for {needed}; unpack COCO's zips with `unzip` "
-                "first"
+                f"{data} has no {split}: looked for {needed}; unpack COCO's zips with `unzip` first"
             )
     try:
         from pycocotools.coco import COCO
@@ -205,7 +205,7 @@ def _open_coco(data: Path, split: str) -> DetectionSet:
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             coco = COCO(str(path))
-        # COCO's ids have gaps.
+        # COCO's category ids have gaps.
         labels = {category: label for label, category in enumerate(sorted(coco.cats))}
         pictures = [
             _coco_picture(folder, image, coco.imgToAnns[image["id"]], labels)
@@ -214,7 +214,7 @@ def _open_coco(data: Path, split: str) -> DetectionSet:
         classes = tuple(coco.cats[category]["name"] for category in labels)
     except (ValueError, LookupError, TypeError, AssertionError, RecursionError) as error:
         raise DataError(f"cannot read {path} as COCO's annotations: {_said(error)}") from error
-    # COCOeval takes 0 for "not found" and ids for numbers, and the file may have an id twice.
+    # COCOeval reads id 0 as "not found" and needs numeric ids; the file may also have duplicates.
     coco.anns = dict(enumerate(coco.dataset.get("annotations", []), start=1))
     for number, row in coco.anns.items():
         row["id"] = number
@@ -224,10 +224,10 @@ def _open_coco(data: Path, split: str) -> DetectionSet:
 def _coco_picture(
     folder: Path, image: dict[str, Any], rows: list[dict[str, Any]], labels: dict[int, int]
 ) -> Picture:
-    """Return an image with the objects that are trained on; complete its annotations.
+    """Return an image with its objects to train on, and fill in missing fields of all annotations.
 
     Raises:
-        ValueError: names the annotation that cannot be read.
+        ValueError: an annotation cannot be read; the message has its ID.
     """
     height, width = image["height"], image["width"]
     boxes, kinds, objects = [], [], []
@@ -252,9 +252,9 @@ def _coco_picture(
 
 
 def _trained_box(row: dict[str, Any], height: int, width: int) -> tuple[float, ...] | None:
-    """Complete an annotation for COCOeval; return its box, in corners, if it is trained on.
+    """Complete an annotation for COCOeval; return its box as corners, or None if it is not used.
 
-    Crowds are left out and, as in detectron2, slivers and objects without a mask.
+    Training leaves out crowds and, as in detectron2, empty boxes and objects without a mask.
     """
     x, y, w, h = map(float, row["bbox"])
     row["iscrowd"] = int(row.get("iscrowd") or 0)
@@ -262,7 +262,7 @@ def _trained_box(row: dict[str, Any], height: int, width: int) -> tuple[float, .
     mask = row["segmentation"]
     _check_segmentation(mask, height, width)
     if isinstance(mask, list):
-        # pycocotools takes two corners for a box, and fails without any polygon.
+        # pycocotools reads a polygon of two corners as a box, and fails if there is no polygon.
         outlines = [polygon for polygon in mask if len(polygon) >= 6]
         nothing = {"size": [height, width], "counts": [height * width]}
         row["segmentation"] = outlines or mask or nothing
@@ -274,46 +274,49 @@ def _trained_box(row: dict[str, Any], height: int, width: int) -> tuple[float, .
 
 
 def _said(error: Exception) -> str:
-    """Return an error's own text, or for one that Python raised also its kind."""
+    """Return the message of a ``ValueError``; for other errors, also the type."""
     return str(error) if type(error) is ValueError else repr(error)
 
 
 def _check_segmentation(mask: Any, height: int, width: int) -> None:
-    """Refuse polygons and run lengths that do not fit their image.
+    """Check that polygons and run lengths fit their image.
 
-    pycocotools takes them unchecked: it would return whatever is in memory, or never return.
+    pycocotools does not check them: it would read out of bounds or never return.
 
     Raises:
-        ValueError, LookupError, TypeError: says what is wrong.
+        ValueError, LookupError, TypeError: they do not fit, or have a wrong type or field.
     """
     if isinstance(mask, list):
-        far = 2 * max(height, width)  # some outlines leave their image by a little
+        far = 2 * max(height, width)  # some outlines extend slightly beyond their image
         for polygon in mask:
             near = all(-far <= value <= far for value in polygon)
             if not near or len(polygon) % 2 or len(polygon) < 4:
-                raise ValueError("a polygon is not x, y, x, y, ... within the image")
+                raise ValueError("a polygon is not a list x, y, x, y, ... within the image")
         return
     counts = mask["counts"]
     if isinstance(counts, str):
         counts = _run_lengths(counts)
     if mask["size"] != [height, width]:
-        raise ValueError(f"a mask of {mask['size']} in an image of {[height, width]} pixels")
+        raise ValueError(f"a mask has the size {mask['size']}, its image {[height, width]}")
     if min(counts, default=0) < 0 or sum(counts) != height * width:
-        raise ValueError(f"run lengths of {sum(counts)} pixels for {height} x {width}")
+        raise ValueError(f"run lengths cover {sum(counts)} pixels, not {height} x {width}")
 
 
 def _run_lengths(text: str) -> list[int]:
-    """Decode COCO's compressed run lengths: five bits a character, from the third on differences.
+    """Decode COCO's compressed run lengths.
+
+    Each character has five bits of a number and a continuation bit. From the fourth length on, the
+    number is the difference to the length two before.
 
     Raises:
-        ValueError: the text is no such code.
+        ValueError: the text is not a valid encoding.
     """
     counts: list[int] = []
     value = shift = 0
     for character in text:
         bits = ord(character) - 48
         if not 0 <= bits < 64:
-            raise ValueError(f"{character!r} is no character of run lengths")
+            raise ValueError(f"{character!r} is not a valid character in run lengths")
         value |= (bits & 31) << shift
         shift += 5
         if bits < 32:
@@ -321,12 +324,12 @@ def _run_lengths(text: str) -> list[int]:
             counts.append(value + (counts[-2] if len(counts) > 2 else 0))
             value = shift = 0
     if shift:
-        raise ValueError("run lengths that end early")
+        raise ValueError("run lengths are truncated")
     return counts
 
 
 def _checked(box: tuple[float, ...], height: int, width: int) -> tuple[float, ...]:
-    """Return a box of x0, y0, x1, y1 that is in its image; others raise ``ValueError``."""
+    """Return a box (x0, y0, x1, y1); raise ``ValueError`` if it is empty or outside its image."""
     x0, y0, x1, y1 = box
     if not (x0 < x1 and y0 < y1 and x0 < width and y0 < height and x1 > 0 and y1 > 0):
         raise ValueError(f"the box {list(box)} is empty or outside its image of {width} x {height}")

@@ -1,4 +1,4 @@
-"""Batches of annotated images: which, how large, flipped or not, by seed and step alone."""
+"""Training batches of annotated images: order, sizes and flips depend on seed and step only."""
 
 from __future__ import annotations
 
@@ -26,27 +26,28 @@ from .protocol import schedule_of
 
 Target = dict[str, Tensor]
 Sample = tuple[Tensor, Target]
-"""An image (3, H, W) of 0 to 1, and its objects: "boxes" (n, 4), "labels" (n,) from 1, and for
+"""An image (3, H, W) from 0 to 1, and its objects: "boxes" (n, 4), "labels" (n,) from 1, and for
 COCO "masks" (n, H, W) of 0 and 1."""
 
 _AHEAD = 3
-"""Steps that are loaded before they are asked for."""
+"""Number of steps that are prefetched."""
 
 
 class Draw(NamedTuple):
-    """What is drawn for one image of one step."""
+    """Random choices for one image of one step."""
 
     image: int
-    """Position among the images trained on."""
+    """Position among the images to train on."""
     side: int
-    """Its shorter side, in pixels."""
+    """Shorter side to resize the image to, in pixels."""
     flip: bool
 
 
 def draw_position(seed: int, position: int, images: int, sides: Sequence[int]) -> Draw:
-    """Return what is drawn for a position (step x batch + place) in the endless row of images.
+    """Draw the image, its size and its flip for a position in the endless sequence of images.
 
-    Each pass over the images has an order of its own.
+    The sequence repeats the images, shuffled anew in each pass. The image at index i of a batch has
+    the position step x batch size + i.
     """
     image = int(_order(seed, position // images, images)[position % images])
     generator = np.random.default_rng([seed, 1, position])
@@ -54,18 +55,18 @@ def draw_position(seed: int, position: int, images: int, sides: Sequence[int]) -
     return Draw(image=image, side=side, flip=bool(generator.random() < 0.5))
 
 
-@lru_cache(4)  # batches overlap two passes, and trials two seeds
+@lru_cache(4)  # a batch may overlap two passes, and trials two seeds
 def _order(seed: int, epoch: int, images: int) -> NDArray[np.int64]:
     return np.random.default_rng([seed, 0, epoch]).permutation(images)
 
 
 def resized(image: Image.Image, side: int, longest: int) -> Tensor:
-    """Return an image as (3, H, W), float32 of 0 to 1, with sides rounded as in detectron2.
+    """Resize an image to (3, H, W) float32 from 0 to 1, with sides rounded as in detectron2.
 
     Args:
         image: RGB.
-        side: shorter side to resize to, less where the longer side would be above ``longest``.
-        longest: most pixels of the longer side.
+        side: shorter side in pixels; reduced if the longer side would exceed ``longest``.
+        longest: largest longer side, in pixels.
     """
     scale = min(side / min(image.size), longest / max(image.size))
     width, height = (max(1, int(pixel * scale + 0.5)) for pixel in image.size)
@@ -74,14 +75,13 @@ def resized(image: Image.Image, side: int, longest: int) -> Tensor:
 
 
 class TrainingImages:
-    """The batches of a training run, from any step on; this rank's share of each.
+    """This rank's share of the batches of a training run, from any step on.
 
-    Images without objects (crowds do not count) are left out, as in detectron2.
-
-    Order, sizes and flips are by the seed. Targets have masks if the set is COCO's.
+    Images without objects (crowds do not count) are left out, as in detectron2. Order, sizes and
+    flips depend on the seed. Targets have masks if the data set is COCO's.
 
     Raises:
-        FastSiamError: no image has an object, or the ranks cannot share the batch.
+        FastSiamError: no image has an object, or the batch cannot be divided among the ranks.
     """
 
     def __init__(
@@ -92,16 +92,16 @@ class TrainingImages:
         share, left = divmod(config.batch_size, place.world)
         if left:
             raise FastSiamError(
-                f"--batch-size {config.batch_size} cannot be shared equally by {place.world} ranks"
+                f"--batch-size {config.batch_size} is not divisible by {place.world} ranks"
             )
         self._own = range(place.rank * share, (place.rank + 1) * share)
         self.used = [index for index, picture in enumerate(dataset.pictures) if len(picture)]
-        """Positions of the images that are trained on."""
+        """Positions of the images to train on."""
         if not self.used:
-            raise DataError(f"{dataset.name} has no image with an object to train on")
+            raise DataError(f"{dataset.name} has no images with objects to train on")
 
     def from_step(self, first: int, steps: int) -> Generator[list[Sample]]:
-        """Yield the batches of steps ``first`` to ``steps``, the last one left out."""
+        """Yield the batches from step ``first`` up to, but not including, step ``steps``."""
         pending: deque[list[Future[Sample]]] = deque()
         batch, workers = self._config.batch_size, self._config.workers
         threads = torch.get_num_threads() if workers < 0 else max(1, workers)
@@ -118,7 +118,7 @@ class TrainingImages:
             pool.shutdown(cancel_futures=True)
 
     def sample(self, position: int) -> Sample:
-        """Return the image at a position in the endless row of images, and its objects."""
+        """Return the augmented image at a position in the endless sequence, and its objects."""
         draw = draw_position(self._seed, position, len(self.used), self._sides)
         index = self.used[draw.image]
         picture, coco = self._dataset.pictures[index], self._dataset.coco
@@ -134,5 +134,5 @@ class TrainingImages:
             parts = {name: F.horizontal_flip(part) for name, part in parts.items()}
         image, boxes = parts.pop("image"), parts["boxes"]
         parts["labels"] = torch.from_numpy(picture.labels) + 1
-        full = (boxes[:, 2:] > boxes[:, :2]).all(1)  # some vanish when they shrink
+        full = (boxes[:, 2:] > boxes[:, :2]).all(1)  # resizing can make boxes empty
         return image, {name: part[full] for name, part in parts.items()}

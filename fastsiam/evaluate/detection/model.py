@@ -1,7 +1,7 @@
-"""Detectors on a ResNet, of torchvision's parts: Faster and Mask R-CNN, as C4 or with an FPN.
+"""Faster and Mask R-CNN on a ResNet, as C4 or with an FPN, built from torchvision's parts.
 
-detectron2's C4 (Base-RCNN-C4.yaml; MoCo's Res5ROIHeadsExtraNorm) has the network up to its third
-stage for proposals, and its fourth stage, with one BN after it, for each proposed box.
+As in detectron2's C4 (Base-RCNN-C4.yaml; MoCo's Res5ROIHeadsExtraNorm), proposals come from the
+network's first three stages. The fourth stage, followed by a BN, runs on each proposed box.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from fastsiam.model.backbones import ResNet
 from fastsiam.model.numerics import autocast
 
 _SIZES, _RATIOS = (32, 64, 128, 256, 512), (0.5, 1.0, 2.0)
-"""Of the anchors: side in pixels, and height by width."""
+"""Anchors: side in pixels, and aspect ratio (height / width)."""
 _POOLED = 14
-"""Side of what is cut out of the third stage for a box; the fourth halves it."""
+"""Side of a box's features from RoIAlign on the third stage; the fourth stage halves it."""
 
 
 class Detector(GeneralizedRCNN):  # type: ignore[misc]
-    """A detector whose backbone alone runs under autocast, to ``dtype``.
+    """A detector that runs only its backbone under autocast, in ``dtype``.
 
-    Boxes and anchors are coordinates in pixels: bfloat16 has steps of 4 to 8 from 512 to 2,048.
+    Boxes and anchors are pixel coordinates, which bfloat16 would round to multiples of 4 or 8 from
+    512 to 2,048.
     """
 
     def __init__(self, *parts: nn.Module, dtype: torch.dtype) -> None:
@@ -50,16 +51,17 @@ class Detector(GeneralizedRCNN):  # type: ignore[misc]
         targets: list[dict[str, Tensor]] | None = None,
         sizes: list[tuple[int, int]] | None = None,
     ) -> Any:
-        """Return losses by name in training, else what is detected.
+        """Return the losses by name in training mode, otherwise the detections.
 
         Args:
-            images: (3, H, W) each, of 0 to 1, already resized.
-            targets: in training, the objects of each.
-            sizes: otherwise, the height and width of each that boxes and masks are scaled to.
+            images: images (3, H, W) from 0 to 1, already resized.
+            targets: for training, the objects of each image.
+            sizes: for detection, the (height, width) to scale each image's boxes and masks to.
 
         Returns:
-            In training float32 losses, else for each image "boxes" (n, 4), "scores" (n,), "labels"
-            (n,) from 1 and, of a model with masks, "masks" (n, 1, height, width) of 0 to 1.
+            In training float32 losses; otherwise for each image "boxes" (n, 4), "scores" (n,),
+            "labels" (n,) from 1 and, if the model has masks, "masks" (n, 1, height, width) from 0
+            to 1.
         """
         listed, targets = self.transform(images, targets)
         with autocast(listed.tensors.device, self.dtype):
@@ -81,23 +83,22 @@ def build_detector(
     std: Sequence[float],
     dtype: torch.dtype = torch.float32,
 ) -> Detector:
-    """Build a detector around a backbone, all of which is trained.
+    """Build a detector on a backbone; all layers are trained.
 
     Args:
-        backbone: one of fastsiam's ResNets; the detector trains its very modules.
-        config: with what heads, whether it finds masks too (of COCO), and how many proposed boxes
-            of an image the heads are trained on.
-        classes: of objects. Labels count from 1; 0 is background.
-        mean, std: of each channel of images.
-        dtype: autocast type.
+        backbone: one of fastsiam's ResNets; the detector uses its modules without a copy.
+        config: type of the heads, whether they predict masks (COCO), and the number of proposed
+            boxes per image that the heads are trained on.
+        classes: number of object classes. Labels start at 1; 0 is background.
+        mean, std: normalisation of each channel.
 
     Raises:
         FastSiamError: the backbone is not one of fastsiam's ResNets.
     """
     if not isinstance(backbone, ResNet):
         raise FastSiamError(
-            f"{type(backbone).__name__} cannot be made a detector: detection takes the ResNets "
-            "resnet10 to resnet152"
+            f"{type(backbone).__name__} cannot be the backbone of a detector: detection supports "
+            "the ResNets resnet10 to resnet152"
         )
     is_c4, masks = config.detector == "c4", config.task == "coco"
     parts: tuple[Any, Any, Any]
@@ -111,7 +112,7 @@ def build_detector(
 
 
 class _Normalisation(GeneralizedRCNNTransform):  # type: ignore[misc]
-    """Normalises images and puts them into a batch; they have their size already."""
+    """Normalises images and batches them, without torchvision's resizing."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], divisor: int) -> None:
         super().__init__(0, 0, list(mean), list(std), size_divisible=divisor)
@@ -121,17 +122,17 @@ class _Normalisation(GeneralizedRCNNTransform):  # type: ignore[misc]
 
 
 class _BoxFeatures(nn.Module):
-    """The fourth stage on what was cut out for each box, with one BN after it: (R, C)."""
+    """The fourth stage, followed by a BN, on the features of each of R boxes: returns (R, C)."""
 
     def __init__(self, stage: nn.Module, channels: int, dtype: torch.dtype, masks: bool) -> None:
         super().__init__()
         self.stage, self.norm, self.dtype = stage, nn.BatchNorm2d(channels), dtype
         self._masks = masks
         self.maps: Tensor | None = None
-        """Of the last call in training, (R, C, 7, 7): masks are found in them."""
+        """Feature maps (R, C, 7, 7) of the last call in training, for the mask predictor."""
 
     def of(self, x: Tensor) -> Tensor:
-        """Return maps (R, C, 7, 7), float32."""
+        """Return feature maps (R, C, 7, 7), float32, of RoIAlign's output."""
         with autocast(x.device, self.dtype):
             maps: Tensor = self.norm(self.stage(x))
         return maps.float()
@@ -143,11 +144,11 @@ class _BoxFeatures(nn.Module):
 
 
 class _Anchors(AnchorGenerator):  # type: ignore[misc]
-    """Anchors at the features' cells, as detectron2 has them: around their upper left corners.
+    """Anchors like detectron2's, centred on the upper left corner of each feature cell.
 
-    torchvision takes the side of the image, divided by that of the features and rounded down, for
-    the stride, which is less than the stride for a side that it does not divide. It also rounds the
-    sides of the anchors.
+    torchvision computes the stride as the image's side divided by the feature map's, rounded down.
+    That is too small if the true stride does not divide the image's side. torchvision also rounds
+    the sides of the anchors.
     """
 
     def __init__(self, stride: int) -> None:
@@ -155,7 +156,7 @@ class _Anchors(AnchorGenerator):  # type: ignore[misc]
         self._stride = stride
 
     def generate_anchors(self, scales: Any, aspect_ratios: Any, **kind: Any) -> Tensor:
-        """Return (ratios * scales, 4) corners of the anchors around a point."""
+        """Return (ratios * scales, 4) corners of the anchors around the origin."""
         ratio = torch.tensor(aspect_ratios, **kind)[:, None, None].sqrt()
         sides = torch.tensor(scales, **kind)[:, None] * torch.cat([1 / ratio, ratio], -1)
         return (torch.cat([-sides, sides], -1) / 2).flatten(0, 1)
@@ -165,18 +166,18 @@ class _Anchors(AnchorGenerator):  # type: ignore[misc]
 
 
 class _Cut(RoIAlign):  # type: ignore[misc]
-    """RoIAlign as detectron2 has it: "aligned", as many samples as the box has pixels."""
+    """RoIAlign like detectron2's: aligned, with an adaptive number of samples."""
 
     def __init__(self, stride: int) -> None:
         super().__init__(_POOLED, 1 / stride, sampling_ratio=0, aligned=True)
 
     def forward(self, features: dict[str, Tensor], boxes: list[Tensor], sizes: Any) -> Any:
-        """Return (R, C, 14, 14)."""
+        """Return features (R, C, 14, 14) of R boxes."""
         return super().forward(features["0"], boxes)
 
 
 class _C4Heads(RoIHeads):  # type: ignore[misc]
-    """Heads that share the fourth stage: in training, masks take what it made of their boxes."""
+    """Heads that share the fourth stage: in training, the mask head reuses the box head's maps."""
 
     def select_training_samples(self, proposals: Any, targets: Any) -> Any:
         found = super().select_training_samples(proposals, targets)
@@ -184,7 +185,7 @@ class _C4Heads(RoIHeads):  # type: ignore[misc]
         return found
 
     def mask_maps(self, features: Any, boxes: Any, sizes: Any) -> Tensor:
-        """Return what the mask predictor takes: in training, the maps of the boxes of objects."""
+        """Return the mask predictor's input; in training, the maps of the boxes with objects."""
         if self.training:
             maps, self.box_head.maps = self.box_head.maps, None
             shared: Tensor = maps[self._objects]
@@ -194,7 +195,7 @@ class _C4Heads(RoIHeads):  # type: ignore[misc]
 
 
 def _c4(backbone: ResNet, classes: int, masks: bool, rois: int, dtype: torch.dtype) -> Any:
-    """Return the backbone, proposals and heads of a C4 detector."""
+    """Return the backbone, the region proposal network and the heads of a C4 detector."""
     channels, features = backbone.features // 2, backbone.features
     pool = 1 if isinstance(backbone.maxpool, nn.Identity) else 2
     stride = int(backbone.conv1.stride[0]) * pool * 4
@@ -229,7 +230,7 @@ def _c4(backbone: ResNet, classes: int, masks: bool, rois: int, dtype: torch.dty
 
 
 def _fpn(backbone: ResNet, classes: int, masks: bool, rois: int) -> Any:
-    """Return torchvision's detector with an FPN; its own defaults are the settings left out."""
+    """Return torchvision's FPN detector, with torchvision's defaults for all other settings."""
     layers = {f"layer{n}": f"{n - 1}" for n in (1, 2, 3, 4)}
     channels = [backbone.features // 8 * 2**n for n in range(4)]
     return (MaskRCNN if masks else FasterRCNN)(
@@ -241,7 +242,7 @@ def _fpn(backbone: ResNet, classes: int, masks: bool, rois: int) -> Any:
 
 
 def _initialise(rpn_head: nn.Module, predictor: Any, mask_predictor: Any) -> None:
-    """Draw the first weights as detectron2 does."""
+    """Initialise the weights like detectron2."""
     if mask_predictor is not None:
         nn.init.normal_(mask_predictor.mask_fcn_logits.weight, std=0.001)
         for layer in (mask_predictor.conv5_mask, mask_predictor.mask_fcn_logits):

@@ -1,13 +1,13 @@
-"""The protocol of the paper's Table 5, its figures, and how a run's settings differ from it.
+"""Protocol and results of Table 5 in the SimSiam paper, and how settings differ from the protocol.
 
-Wu et al., detectron2, as MoCo's public code configures it (detection/configs of
-facebookresearch/moco), which SimSiam's paper follows: batch 16, rate 0.02, a linear warm-up, two
-drops to a tenth, weight decay 1e-4 on all but BN, SyncBN everywhere, nothing frozen.
+The paper follows MoCo's public code, which uses detectron2 (Wu et al.) with the settings in
+detection/configs of facebookresearch/moco: batch 16, rate 0.02, linear warm-up, two drops to a
+tenth, weight decay 1e-4 on all parameters except BN's, SyncBN everywhere, no frozen layers.
 
 VOC's 24,000 steps are those of MoCo's ``pascal_voc_R_50_C4_24k_moco.yaml``, which trains on 2007
-and 2012. That the paper trained as long on 2007 alone is a guess. COCO's 90,000 steps are
-detectron2's 1x schedule, which the paper names; MoCo's file has 2x. The paper searched the rate of
-fine-tuning for each method and does not print it: 0.02 is MoCo's.
+and 2012. It is a guess that the paper used the same number on 2007 alone. COCO's 90,000 steps are
+detectron2's 1x schedule, which the paper names; MoCo's file has 2x. The paper searched the learning
+rate for each method but does not report it; 0.02 is MoCo's.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from .datasets import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """How a detector is trained."""
+    """Schedule of the training of a detector."""
 
     steps: int
     drops: tuple[int, ...]
-    """Steps from which on the rate is a tenth of what it was."""
+    """Steps at which the learning rate drops to a tenth."""
     warmup: int
-    """Steps in which the rate grows from a thousandth of its value."""
+    """Steps in which the learning rate grows linearly from a thousandth of its value."""
     sides: tuple[int, ...]
-    """Shorter sides of the images, in pixels, one of which is drawn; the largest is tested at."""
+    """Shorter sides of the images, in pixels: training draws one of them, tests use the largest."""
 
     def rate(self, base: float, step: int) -> float:
-        """Return the rate of a step, from 0."""
+        """Return the learning rate of a step; steps count from 0."""
         rate = base * 0.1 ** sum(step >= drop for drop in self.drops)
         if step >= self.warmup:
             return rate
@@ -51,7 +51,7 @@ PROTOCOL: dict[Task, Schedule] = {
 }
 
 NAMES = {"c4": "C4 of torchvision's parts", "fpn": "FPN of torchvision"}
-"""What outputs call the detectors."""
+"""Names of the detectors in records and messages."""
 
 FIGURES = ("AP50", "AP", "AP75")
 Row = tuple[float, ...]
@@ -78,8 +78,8 @@ def _papers_figures() -> dict[str, dict[str, Row]]:
 
 
 PAPER = _papers_figures()
-"""Table 5: ResNet-50, 200 epochs on ImageNet; AP50, AP, AP75. The other methods are the authors'
-reproductions."""
+"""AP50, AP and AP75 from Table 5: ResNet-50, 200 epochs on ImageNet. The other methods are
+reproductions by the paper's authors."""
 
 _PAPERS_NETWORK = {
     "backbone": "resnet50",
@@ -88,11 +88,11 @@ _PAPERS_NETWORK = {
     "BN statistics": "of all ranks",
     "precision": "float32",
 }
-"""The network, whose images the statistics of a BN are of in training, and the autocast type."""
+"""The paper's network, the scope of BN statistics in training, and the autocast type."""
 
 
 def schedule_of(config: DetectConfig) -> Schedule:
-    """Return the schedule of some settings; other lengths have their drops at the same shares."""
+    """Return the schedule for these settings; its drops are scaled with the number of steps."""
     own = PROTOCOL[config.task]
     steps = config.steps or own.steps
     return Schedule(
@@ -104,7 +104,7 @@ def schedule_of(config: DetectConfig) -> Schedule:
 
 
 def protocol_of(config: DetectConfig) -> dict[str, Any]:
-    """Return for a record the settings that figures depend on."""
+    """Return the settings that results depend on, for a record."""
     schedule = schedule_of(config)
     return {
         "task": config.task,
@@ -125,11 +125,10 @@ def protocol_of(config: DetectConfig) -> dict[str, Any]:
 
 
 def differences(config: DetectConfig, network: dict[str, Any]) -> list[str]:
-    """Say which settings are not the protocol's, each with the protocol's value.
+    """List the settings that differ from the paper's protocol, each with the protocol's value.
 
     Args:
-        config: the settings.
-        network: what is not as in ``_PAPERS_NETWORK``.
+        network: values that replace those of ``_PAPERS_NETWORK``.
     """
     trials = 1 if config.task == "coco" else DetectConfig().trials
     papers = DetectConfig(task=config.task, trials=trials, seed=config.seed)
@@ -138,7 +137,7 @@ def differences(config: DetectConfig, network: dict[str, Any]) -> list[str]:
     return [
         f"{name.replace('_', ' ')} {_text(own[name])} (not {_text(value)})"
         for name, value in expected.items()
-        if own[name] != value and name != "drops"  # they are at the same shares of the steps
+        if own[name] != value and name != "drops"  # drops are scaled with the steps
     ]
 
 
@@ -149,7 +148,7 @@ def _text(value: Any) -> str:
 
 
 def papers_rows(task: str) -> str:
-    """Return the rows of Table 5 for people, in one line.
+    """Format the rows of Table 5 for a task in one line.
 
     Args:
         task: a key of ``PAPER``.

@@ -1,9 +1,9 @@
-"""Average precision of detections: VOC's two rules, and COCO's by pycocotools.
+"""Average precision of detections: VOC's two rules, and COCO's with pycocotools.
 
-The figures beside the papers' rows for VOC are those of ``voc_scores``: detectron2's evaluation,
-with which MoCo and SimSiam were measured, takes VOC's own rule of eleven points for the 2007 test
-set at overlaps of 0.50, 0.55, ... 0.95, and calls their mean AP. It rounds scores to three decimals
-and boxes to one; here nothing is rounded.
+``voc_scores`` is comparable with the papers' results on VOC. MoCo and SimSiam were measured with
+detectron2, which applies VOC's eleven-point rule for the 2007 test set at overlaps of 0.50, 0.55,
+... 0.95, and calls their mean AP. detectron2 rounds scores to three decimals and boxes to one;
+``voc_scores`` does not round.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from fastsiam.errors import DataError
 from .datasets import DetectionSet, Picture
 
 Rule = Literal["11 points", "area"]
-"""How VOC makes one figure of precision and recall: the mean of the precisions at recalls 0, 0.1,
-... 1 (until 2009), or the area under the curve (since 2010)."""
+"""How VOC averages precision over recall: the mean precision at recalls 0, 0.1, ... 1 (until 2009),
+or the area under the curve (since 2010)."""
 
 OVERLAPS = tuple(percent / 100 for percent in range(50, 100, 5))
-"""Overlaps (intersection over union) that AP is the mean over."""
+"""Overlap thresholds (intersection over union) over which AP is the mean."""
 
 _POINTS = np.arange(0.0, 1.1, 0.1)
-"""Recalls of the eleven points, with the rounding that detectron2's have: 0.30000000000000004."""
+"""Recalls of the eleven points, with the rounding errors of detectron2's: 0.30000000000000004."""
 
 
 @dataclass(frozen=True)
@@ -41,34 +41,34 @@ class Detections:
     image_id: int
     """``Picture.image_id`` of the image."""
     boxes: NDArray[np.float32]
-    """(n, 4) x0, y0, x1, y1 in the image's own pixels."""
+    """(n, 4) x0, y0, x1, y1 in pixels of the original image."""
     scores: NDArray[np.float32]
-    """(n,) confidences; only their order counts."""
+    """(n,) confidences; only their order matters."""
     labels: NDArray[np.int64]
-    """(n,) positions among the data set's classes."""
+    """(n,) indices into the data set's classes."""
     masks: tuple[dict[str, Any], ...] = ()
-    """(n,) run lengths, as ``pycocotools.mask.encode`` returns them; empty without masks."""
+    """(n,) run lengths from ``pycocotools.mask.encode``; empty without masks."""
 
 
 def voc_scores(
     dataset: DetectionSet, detections: Sequence[Detections], rule: Rule = "11 points"
 ) -> dict[str, float]:
-    """Return AP, AP50 and AP75 in percent as detectron2 measures them on VOC, means over classes.
+    """Return AP, AP50 and AP75 in percent, averaged over classes, as detectron2 does on VOC.
 
-    Of the two rules detectron2 takes "11 points" for the 2007 test set, "area" for 2012.
+    detectron2 uses the rule "11 points" for the 2007 test set and "area" for 2012.
 
-    A detection is right if it overlaps, of the objects of its class in its image, the one that it
-    overlaps most by more than the threshold, and no detection with a higher score took that one.
-    One of a difficult object counts as nothing. Detections of the same score stay in the order
-    that they are given in. Classes without any object, difficult ones apart, are left out.
+    Each detection is matched with the object of its class in its image that it overlaps most. It is
+    correct if this overlap exceeds the threshold and no detection with a higher score has taken the
+    object. A match with a difficult object is ignored. Detections with equal scores keep their
+    order. Classes without objects that are not difficult are left out.
 
     Args:
         dataset: the ground truth.
-        detections: of its images, at most one entry for each.
-        rule: how a curve becomes one figure.
+        detections: detections in the data set's images, at most one entry for each image.
+        rule: how the precision-recall curve is averaged.
 
     Raises:
-        DataError: the set has no object, difficult ones apart.
+        DataError: all objects in the data set are difficult, or it has none.
     """
     pictures = {picture.image_id: picture for picture in dataset.pictures}
     counting = np.concatenate([one.labels[~one.difficult] for one in dataset.pictures])
@@ -78,7 +78,7 @@ def voc_scores(
             matches = _matches(pictures, detections, label)
             rows.append([_average(*_curve(matches, least, wanted), rule) for least in OVERLAPS])
     if not rows:
-        raise DataError(f"{dataset.name} has no object to detect")
+        raise DataError(f"{dataset.name} has no objects to detect")
     mean = 100 * np.array(rows).mean(axis=0)
     return {"AP50": float(mean[0]), "AP": float(mean.mean()), "AP75": float(mean[5])}
 
@@ -88,11 +88,11 @@ def coco_scores(
     detections: Sequence[Detections],
     kind: Literal["bbox", "segm"] = "bbox",
 ) -> dict[str, float]:
-    """Return AP, AP50 and AP75 in percent, as pycocotools measures them on COCO.
+    """Return AP, AP50 and AP75 in percent, measured with pycocotools.
 
     Args:
-        dataset: of COCO's annotations.
-        detections: of its images.
+        dataset: the ground truth, with COCO's annotations.
+        detections: detections in the data set's images.
         kind: "bbox" compares boxes, "segm" masks.
     """
     from pycocotools.coco import COCO
@@ -122,11 +122,12 @@ def coco_scores(
 def _matches(
     pictures: dict[int, Picture], detections: Sequence[Detections], label: int
 ) -> NDArray[np.float64]:
-    """Find the object that each detection of a class overlaps most, the first of several such.
+    """Match each detection of a class with the object that it overlaps most, the first if tied.
 
     Returns:
-        (3, detections) by falling score: the overlap, -1 where the image has no object of the
-        class; whether that object is difficult; and its number in the data set.
+        (3, detections) by descending score: the overlap, or -1 if the image has no object of the
+        class; whether the object is difficult; its number among the class's objects in images with
+        detections.
     """
     scores, rows, count = [np.zeros(0)], [np.zeros((3, 0))], 0
     for found in detections:
@@ -148,7 +149,7 @@ def _matches(
 def _curve(
     matches: NDArray[np.float64], least: float, wanted: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return recall and precision after each detection, by falling score."""
+    """Return recall and precision after each detection, in the order of ``matches``."""
     hit, ignored = matches[0] > least, matches[1] > 0
     right = np.zeros(len(hit), bool)
     candidates = np.flatnonzero(hit & ~ignored)
@@ -160,8 +161,8 @@ def _curve(
 
 
 def _average(recall: NDArray[np.float64], precision: NDArray[np.float64], rule: Rule) -> float:
-    """Return the average precision of a curve, 0 to 1."""
-    best = np.maximum.accumulate(precision[::-1])[::-1]  # at this recall or a higher one
+    """Return the average precision of a curve, from 0 to 1."""
+    best = np.maximum.accumulate(precision[::-1])[::-1]  # at this or a higher recall
     if rule == "11 points":
         places = np.searchsorted(recall, _POINTS)
         return float(np.append(best, 0.0)[places].sum() / len(_POINTS))
@@ -169,6 +170,6 @@ def _average(recall: NDArray[np.float64], precision: NDArray[np.float64], rule: 
 
 
 def _as_coco(box: NDArray[np.float32]) -> list[float]:
-    """Return a box as COCO writes it: x, y, width, height."""
+    """Convert a box to COCO's format: x, y, width, height."""
     x0, y0, x1, y1 = map(float, box)
     return [x0, y0, x1 - x0, y1 - y0]

@@ -1,4 +1,4 @@
-"""Training of a detector: its steps, precise BN, and what is found in images at the end."""
+"""Training of a detector, with precise BN at the end, and detection in images."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from .scores import Detections
 
 MOMENTUM = 0.9
 _LOOKED_AT = 20
-"""Steps between looks at the loss, which wait for the GPU, and chances to save."""
+"""Steps between reads of the loss, which wait for the GPU, and opportunities to save the state."""
 
 
 class DetectorTraining(Training):
-    """Trains a detector in place.
+    """Training of a detector in place.
 
-    What is drawn in a step (the sampled boxes) is a function of seed, step and rank.
+    Random choices in a step (the sampled boxes) depend on seed, step and rank only.
 
-    All parameters but BN's decay. On GPUs BN statistics are those of all ranks; torch's
-    ``SyncBatchNorm`` does not work on CPUs, where each rank has its own.
+    Weight decay applies to all parameters except BN's. On GPUs, BN statistics are computed over all
+    ranks. On CPUs each rank has its own, because torch's ``SyncBatchNorm`` does not support CPUs.
     """
 
     def __init__(self, model: Detector, config: DetectConfig, *, seed: int, place: Place) -> None:
         self._config, self._schedule = config, schedule_of(config)
         self._seed, self._place = seed, place
-        # Not channels-last: with it, backward passes of detectors on a CPU corrupted memory with
-        # torch 2.15's oneDNN; not without oneDNN, and not in this layout.
+        # Not channels-last: with that layout, torch 2.15's oneDNN corrupted memory in backward
+        # passes of detectors on a CPU. Without oneDNN, or in the default layout, it did not.
         model.to(place.device)
         if place.device.type == "cuda" and (group := bn_group(place, NumericsConfig())) is not None:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)
@@ -56,9 +56,9 @@ class DetectorTraining(Training):
         super().__init__(model, with_momenta(sgd), dtype=model.dtype, place=place)
 
     def fit(self, dataset: DetectionSet, files: RecordFiles, unit: str) -> None:
-        """Train on a set to the end of the schedule, then make BN's statistics precise.
+        """Train on a data set to the end of the schedule, then compute precise BN statistics.
 
-        Files and unit are as for ``run``.
+        ``files`` and ``unit`` are those of ``run``.
 
         Raises:
             FastSiamError: no image has an object, or the loss is not finite.
@@ -77,7 +77,7 @@ class DetectorTraining(Training):
         self.settle_batch_norm(images.from_step(steps, steps + config.precise_bn))
 
     def step(self, number: int, batch: Sequence[Sample]) -> Tensor:
-        """Train on images and their objects; return the losses' sum, on the device."""
+        """Train on images and their objects; return the sum of the losses, on the device."""
         self.network.train()
         for group in self.optimizer.param_groups:
             group["lr"] = self._schedule.rate(self._config.lr, number)
@@ -87,9 +87,9 @@ class DetectorTraining(Training):
         return loss.detach()
 
     def settle_batch_norm(self, batches: Iterable[Sequence[Sample]]) -> None:
-        """Replace BN's running statistics by the means over batches, without training on them.
+        """Replace BN's running statistics by their means over batches, without training on them.
 
-        Where BN is each rank's own, the ranks' means are averaged.
+        If each rank has its own BN statistics, the means are averaged over ranks.
         """
         momenta = [norm.momentum for norm in self._norms]
         self.network.train()
@@ -109,9 +109,9 @@ class DetectorTraining(Training):
     def detections(
         self, dataset: DetectionSet, done: Callable[[], object] = int
     ) -> list[Detections]:
-        """Return what is found in each image of a set, in its order, on every rank.
+        """Detect objects in all images of a data set; return them in its order, on every rank.
 
-        The ranks share the work, and call ``done`` after each of their images.
+        The images are divided among the ranks. Each rank calls ``done`` after each of its images.
         """
         self.network.eval()
         found = []
@@ -150,16 +150,16 @@ class DetectorTraining(Training):
         return total
 
     def _sow(self, what: int, number: int) -> None:
-        """Seed torch's draws, which boxes are sampled by."""
+        """Seed torch's random generator, which samples boxes."""
         words = np.random.SeedSequence([self._seed, 2 + what, number, self._place.rank])
         torch.manual_seed(int(words.generate_state(1, np.uint64)[0]) % 2**63)
 
 
 def _loss_text(step: int, loss: Tensor) -> str:
-    """Return a loss for the progress.
+    """Format the loss for the progress bar.
 
     Raises:
-        FastSiamError: it is not finite.
+        FastSiamError: the loss is not finite.
     """
     value = float(loss)
     if not np.isfinite(value):

@@ -106,7 +106,7 @@ def test_detection_of_a_run_that_is_killed_and_resumed_bit_for_bit(
     assert Forked(killed_at, 6, run, config).wait().returncode == -signal.SIGKILL
     assert file.with_suffix(".partial").exists()
     resumed = evaluate_detection(run, config, HERE)
-    assert "continuing after trial 2 of 2, step 2 of 3" in capsys.readouterr().err
+    assert "resuming after trial 2 of 2, step 2 of 3" in capsys.readouterr().err
     assert resumed.results == record.results and not file.with_suffix(".partial").exists()
     _, last, again = ends
     for name, value in last.items():
@@ -119,7 +119,7 @@ def test_a_test_set_without_objects_is_refused_before_the_training(
     shutil.copytree(made / "voc", tmp_path / "voc")
     for name in (tmp_path / "voc").rglob("*.xml"):
         name.write_text(name.read_text().replace("<difficult>0", "<difficult>1"))
-    with pytest.raises(DataError, match=r"^VOC test 2007 in .* has no object to detect$"):
+    with pytest.raises(DataError, match=r"^VOC test 2007 in .* has no objects to detect$"):
         detect.preflight(run, replace(QUICK, data=str(tmp_path / "voc")))
 
 

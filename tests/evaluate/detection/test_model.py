@@ -126,5 +126,5 @@ def test_masks_begin_as_detectron2s() -> None:
 
 
 def test_other_networks_are_refused() -> None:
-    with pytest.raises(FastSiamError, match="detection takes the ResNets"):
+    with pytest.raises(FastSiamError, match="detection supports the ResNets"):
         build_detector(nn.Linear(2, 2), DetectConfig(), classes=2, mean=MEAN, std=MEAN)

@@ -123,9 +123,9 @@ def test_images_without_objects_are_not_trained_on(data: DetectionSet) -> None:
     images = images_of(data)
     assert images.used == [0, 1, 2, 3, 4, 5]
     empty = DetectionSet("empty", ("a",), data.pictures[-1:])
-    with pytest.raises(DataError, match="no image with an object"):
+    with pytest.raises(DataError, match="no images with objects"):
         images_of(empty)
-    with pytest.raises(FastSiamError, match=r"^--batch-size 2 cannot be shared equally by 3 ranks"):
+    with pytest.raises(FastSiamError, match=r"^--batch-size 2 is not divisible by 3 ranks"):
         images_of(data, place=replace(HERE, world=3))
     boxes = [(-5, 0, 80, 64), (63.999999, 0, 64, 64)]
     one = DetectionSet("one", ("a",), [picture(1, boxes, file=data.pictures[0].file)])
