@@ -77,7 +77,7 @@ class Method(nn.Module, ABC):
 
     Args:
         config: the method's settings.
-        backbone: the encoder.
+        backbone: the network to train.
         images: number of images in the data set, for buffers with one row per image; 0 if the
             method will not be trained.
     """

@@ -38,7 +38,7 @@ class SimSiam(Method):
         )
 
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
-        """Compute the loss of two views, in [-1, 1]; the embedding is z1, (N, d)."""
+        """Compute the loss of two views, in [-1, 1]; embeddings are the first view's z, (N, d)."""
         f, h = (self.backbone, self.projector), self.predictor
         *_, (z1, z2), (p1, p2) = self.by_view(views, *f, h)
         loss = (D(p1, z2.detach()) + D(p2, z1.detach())) / 2
