@@ -125,9 +125,7 @@ class Method(nn.Module, ABC):
                 module.copy_parts()
 
     def after_step(self, outputs: Sequence[Output], *, at: Moment) -> None:
-        """Update state that has no gradient, such as queues, after each optimizer step.
-
-        It is called under ``no_grad``.
+        """Update state without gradients, such as queues, under ``no_grad`` after each step.
 
         Args:
             outputs: results of this rank's forward passes, one per micro-batch (``accumulate``).

@@ -319,7 +319,6 @@ def _bad_images(resolved: ResolvedConfig, folder: RunFolder) -> BadImages:
 
 
 def _loader(resolved: ResolvedConfig, bad: BadImages) -> Loader:
-    """Build the loader of this rank's share of the training images."""
     config, images = resolved.config, resolved.images
     return build_loader(
         config.data,
