@@ -214,8 +214,8 @@ def check_backbone(config: BackboneConfig, *, crop: int, joins_views: bool = Fal
     check_crop(config, crop, training=True)
     if joins_views and _norm_batches(config, crop) - {2}:
         raise BackendError(
-            f"{config.backbone} passes parts of images to BN as images, which would mix up views: "
-            "pass --compile off and no --bn-images"
+            f"{config.backbone} folds parts of images into the batch dimension, so BN would mix up "
+            "views; pass --compile off, without --bn-images"
         )
 
 

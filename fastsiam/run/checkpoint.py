@@ -275,7 +275,7 @@ def load_newest(run: Path) -> tuple[Checkpoint | None, str]:
             found = load(before, resumes=True)
         except CheckpointError:
             raise error from None
-    return found, f"{path} is {what}: resuming from the previous one, at step {found.step:,}"
+    return found, f"{path} is {what}: resuming from the previous checkpoint, at step {found.step:,}"
 
 
 def rename_corrupt(run: Path) -> None:
@@ -298,13 +298,13 @@ def parse(path: Path, state: Any) -> Checkpoint:
     """
     if _differs(state):
         raise DamagedError(
-            f"cannot read {path}: it is corrupt, its content does not match its checksum"
+            f"cannot read {path}: it is corrupt (its content does not match its checksum)"
             f"{other_one(path)}"
         )
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(
-            f"{path} is not a checkpoint of this version of fastsiam, or too old: version 0.2 and "
-            "newer ones are read"
+            f"{path} is not a checkpoint of this version of fastsiam, or too old: only checkpoints "
+            "of version 0.2 and newer can be read"
         )
     try:
         config = TrainConfig.from_dict(state["config"])

@@ -206,7 +206,7 @@ class Record(Evaluation):
     def class_lines(self) -> list[str]:
         """Return the accuracies of the classes as text, one line each below a heading."""
         heading = self.summary[self.results.index(self.headline)]
-        return [f"of each class, {heading}:"] + [
+        return [f"per class, {heading}:"] + [
             f"  {name}: " + ("no images" if top1 is None else f"{top1:.2f}%")
             for name, top1 in self.per_class.items()
         ]
@@ -244,7 +244,7 @@ class Record(Evaluation):
         known = {f.name: plain[f.name] for f in fields(cls) if f.name in plain}
         record = cls(**known | nested)
         if record.kind == "knn" and not record.network.untrained:
-            require(any(x["features"] == "trained" for x in record.results), "none is trained")
+            require(any(x["features"] == "trained" for x in record.results), "no trained features")
         record.to_dict()  # raises an error if any other main result is missing
         return record
 
@@ -281,6 +281,6 @@ def read_records(run: Path) -> list[Record]:
             found.append(Record.from_dict(parsed_json(content)))
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
-                f"{path} is not a record of an evaluation; move it out of this folder"
+                f"{path} is not an evaluation record; move it out of this folder"
             ) from error
     return found

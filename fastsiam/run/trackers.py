@@ -31,7 +31,7 @@ class _TensorBoard:
 
     def log(self, step: int, figures: dict[str, float]) -> None:
         if shutil.disk_usage(self._folder).free < _EVENTS_BYTES:
-            raise OSError("no space left on its disk")
+            raise OSError("no space left on the disk")
         for name, value in figures.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()

@@ -74,7 +74,7 @@ def preflight(config: TrainConfig, *, world: int) -> None:
     if config.step.cuda_graphs and (
         world > 1 or config.run.device == "cpu" or not torch.cuda.is_available()
     ):
-        raise DeviceError("--cuda-graphs works on one GPU; pass --no-cuda-graphs here")
+        raise DeviceError("--cuda-graphs needs exactly one GPU; pass --no-cuda-graphs")
     if (
         config.step.activation_memory < 1
         and not config.model.is_own
@@ -131,13 +131,13 @@ def check_shares(config: TrainConfig, world: int) -> None:
     if batch < 2 * parts:
         raise ValueError(
             f"batch {batch} gives each of {world} ranks {batch // parts} image at a time; "
-            "BN needs 2"
+            "BN needs at least 2"
         )
     if (images := config.numerics.bn_images) and batch // parts % images:
         raise ValueError(
             f"the {batch // parts} images that a rank processes at a time (batch {batch}, {world} "
             f"ranks x {config.optim.accumulate} parts) cannot be divided into groups of {images}: "
-            "choose --bn-images that divides them, or another --batch"
+            "choose a --bn-images value that divides them, or another --batch"
         )
     if (ranks := config.numerics.sync_bn_ranks) and world % ranks:
         raise ValueError(
@@ -181,8 +181,8 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
         console.say(f"restart {restarts} of {of}, from the last checkpoint")
     if config.run.max_restarts and not distributed.is_worker():
         console.warn(
-            "--max-restarts restarts several ranks, not a run of one process; if it ends, start "
-            "the same command again"
+            "--max-restarts has no effect on a run of one process; if it fails, start the same "
+            "command again"
         )
     with contextlib.ExitStack() as stack:
         own = _folder_of(config, recipe)
@@ -351,7 +351,7 @@ def prepared_step(
         step.prepare()
         return resolved, step
     try:
-        with console.status("compiling, about a minute; --compile off skips it"):
+        with console.status("compiling, which takes about a minute; pass --compile off to skip it"):
             line = step.prepare()
         console.say(line)
         return resolved, step
@@ -392,7 +392,7 @@ def knn_monitor(
     except DataError as error:
         reason = str(error)
     if not _on_all_ranks(loaders is not None):
-        console.say(f"no kNN monitor: {reason}")
+        console.say(f"kNN monitor disabled: {reason}")
         return None
     assert loaders is not None
     console.say(f"kNN monitor: {images}")

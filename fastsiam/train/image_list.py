@@ -75,7 +75,7 @@ class ImageList:
                 files = parsed_json(str(file["files"])) if "files" in file else []
                 blocks = file.get("blocks")
                 if blocks is not None and (blocks.dtype, blocks.shape) != (np.int32, (len(names),)):
-                    raise ValueError("the number of blocks is not that of the images")
+                    raise ValueError("the number of blocks differs from the number of images")
                 own = tuple(DataFile(*facts) for facts in files)
                 return cls(tuple(names), own, str(file["accepted"]), blocks)
         except Exception as error:  # numpy and zipfile may raise anything on a corrupt archive

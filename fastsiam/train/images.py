@@ -32,7 +32,7 @@ from fastsiam.train.image_list import (
 
 _ADVICE = "restore the data, or choose another --out for a new run"
 _ADVICE_TO_ACCEPT = (
-    "restore the data, pass --data-changed accept to continue with the present images, or choose "
+    "restore the data, pass --data-changed accept to continue with the current images, or choose "
     "another --out for a new run"
 )
 _NAMES = 3
@@ -123,7 +123,9 @@ def _opened(
         if not gone:
             raise
         more = f" and {len(gone) - 1:,} more files" if len(gone) > 1 else ""
-        raise DataError(f"missing files of the run's images: {gone[0]}{more}; {_ADVICE}") from error
+        raise DataError(
+            f"files of the run's images are missing: {gone[0]}{more}; {_ADVICE}"
+        ) from error
 
 
 def _places(
@@ -152,8 +154,8 @@ def _places(
     gone = [listed.names[i] for i in np.flatnonzero(places < 0).tolist()]
     if len(gone) == len(kept) == len(listed.names) and not config.data.holdout:
         note = (
-            "warning: all images have other names than when the run started, as in another "
-            f"container: the {len(kept):,} images are assumed to be the same, in the same order"
+            "warning: all image names changed since the run started, as in another container; "
+            f"the {len(kept):,} images are assumed to be the same, in the same order"
         )
         return kept, listed, [note]
     others = np.setdiff1d(np.arange(len(names)), np.concatenate([places, held]))
@@ -174,7 +176,7 @@ def _places(
         raise CheckpointError(f"{change}; {_ADVICE_TO_ACCEPT}")
     if gone and image_rows(config.model):
         raise CheckpointError(
-            f"{change}; {config.model.method.name} keeps a row for each image with these settings, "
+            f"{change}; {config.model.method.name} stores a row per image with these settings, "
             f"so missing images cannot be replaced; {_ADVICE}"
         )
     note = (

@@ -154,9 +154,11 @@ class Trainer:
         """
         step, total = self._step, self._step.total
         if self.done >= self.end:
-            more = "--max-steps 0 continues" if self.done < total else "--extend N trains longer"
+            more = (
+                "--max-steps 0 to continue" if self.done < total else "--extend N to train longer"
+            )
             at = f"{self.path} is at step {self.done:,} of {total:,}"
-            self._console.say(f"nothing left to do: {at}; {more}")
+            self._console.say(f"nothing left to do: {at}; pass {more}")
         progress = self._console.progress(self.end, self.done)
         with self._stop, progress, self._saved_whatever_ends_it():
             while self.done < self.end:
@@ -433,7 +435,7 @@ class Trainer:
         is_saved = self._saved == self.done
         message += f", saved {self.path}" if is_saved else f"; {self._last_good}"
         if self._saved is not None:
-            message += f"; --resume {quoted(self._folder)} continues from there"
+            message += f"; pass --resume {quoted(self._folder)} to continue from there"
         return Interrupted(message, exit_code=128 + signalled)
 
     def _save_for(self, error: FastSiamError) -> None:
@@ -444,7 +446,7 @@ class Trainer:
         except FastSiamError as failure:  # the caller raises the original error
             error.add_note(f"step {self.done:,} could not be saved: {failure}")
         else:
-            way_on = "; --bad-images replace continues with another image in its place"
+            way_on = "; pass --bad-images replace to continue with another image in its place"
             more = way_on if isinstance(error, ImageError) else ""
             error.add_note(f"saved {self.path} at step {self.done:,}{more}")
         finally:

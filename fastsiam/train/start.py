@@ -170,9 +170,9 @@ def _starting_point(config: TrainConfig, run: Path) -> Start:
             )
         elif start.step < given.step:
             raise CheckpointError(
-                f"{run} already holds a run at step {start.step:,}, before step {given.step:,} of "
-                f"{path}; pass --resume {quoted(run)} to resume that run, or choose another --out "
-                "for a new branch"
+                f"{run} already contains a run at step {start.step:,}, before step {given.step:,} "
+                f"of {path}; pass --resume {quoted(run)} to resume that run, or choose another "
+                "--out for a new branch"
             )
     steps = torch.tensor([-1 if start is None else start.step])
     if distributed.gather(steps).unique().numel() > 1:
@@ -191,7 +191,7 @@ def refuse_existing_run(run: Path) -> None:
     """
     if checkpoints.exists(run):
         raise CheckpointError(
-            f"--resume never: {run} already holds a run; choose another --out or delete it"
+            f"--resume never: {run} already contains a run; choose another --out or delete it"
         )
 
 
@@ -257,7 +257,7 @@ def initial_weights(config: TrainConfig) -> tuple[Pretrained, tuple[str, ...]]:
     other_stem = pretrained.model.stem != config.model.stem and not pretrained.stem_assumed
     if "backbone" not in fitting or other_stem:
         raise CheckpointError(
-            f"--init {quoted(config.run.init)} holds {pretrained.model.backbone} (stem "
+            f"--init {quoted(config.run.init)} contains {pretrained.model.backbone} (stem "
             f"{pretrained.model.stem}, width {pretrained.model.width}), not the network of the "
             "settings; pass the same --backbone, --stem and --width"
         )
@@ -273,7 +273,9 @@ def take_weights(method: Method, config: TrainConfig) -> str:
     pretrained, fitting = initial_weights(config)
     method.start_from(pretrained.part(*fitting))
     fresh = [part for part in method.parts if part not in fitting]
-    return f"starts from {pretrained}" + (f"; new: {', '.join(fresh)}" if fresh else "")
+    return f"starts from {pretrained}" + (
+        f"; randomly initialised: {', '.join(fresh)}" if fresh else ""
+    )
 
 
 def _shapes(state: Mapping[str, Tensor], part: str) -> dict[str, torch.Size]:
