@@ -136,7 +136,7 @@ class Method(nn.Module, ABC):
         """Modify gradients before each optimizer step, for example drop those of frozen weights.
 
         Gradients are summed over micro-batches and averaged over ranks. With fp16 they are still
-        multiplied by the loss scale: set them to zero or None, but do not clip them.
+        multiplied by the loss scale, so set them only to zero or None, and do not clip them.
 
         Args:
             at: the step.

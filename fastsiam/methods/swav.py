@@ -53,7 +53,7 @@ class SwAV(Method):
             self.register_buffer("pushed", torch.zeros((), dtype=torch.int64))
 
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
-        """Compute the loss, at least 0, of two or more views; embeddings are the first view's."""
+        """Compute the loss (>= 0) of two or more views; embeddings are the first view's z."""
         _, z, p = self.by_view(views, self.backbone, self.projector, self.predictor)
         z = tuple(unit(view) for view in z[:_ASSIGNED])
         with torch.autocast(views[0].device.type, enabled=False):

@@ -31,7 +31,7 @@ class ViewBatchNorm(_BatchNorm):
 
     Statistics are float32, as in torch's kernels. With a group, each layer communicates once in
     each pass, for all views together. The forward pass gathers means and variances, so that they
-    can be combined without cancellation. The backward pass gathers their gradients.
+    can be combined without cancellation. The backward pass reduces their gradients.
     """
 
     images: int = 0

@@ -60,8 +60,7 @@ def with_resolved_precision(
 ) -> TrainConfig:
     """Resolve the precision "auto"; a resumed run keeps the precision of its checkpoint.
 
-    Every rank must call this, and gets the same result. ``began_with`` has the settings of the
-    checkpoint.
+    Every rank must call this, and gets the same result. ``began_with``: the checkpoint's settings.
     """
     precision = config.numerics.precision
     own = began_with.numerics.precision if began_with else "auto"
@@ -89,8 +88,8 @@ def use_numerics(config: TrainConfig, place: Place) -> None:
 def keep_freed_memory() -> None:
     """Make glibc reuse the memory of freed tensors; other C libraries are left unchanged.
 
-    By default glibc maps new memory for every large tensor in every step. The kernel zeroes each
-    page, which takes 10% of a small network's step.
+    By default glibc maps new memory for every large tensor in every step. The operating system
+    zeroes each page, which takes 10% of a small network's step.
     """
     with contextlib.suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt

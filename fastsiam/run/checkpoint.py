@@ -172,7 +172,7 @@ def locate(path: Path) -> Path:
 
     Raises:
         CheckpointError: the file does not exist, or the folder cannot be read.
-        FastSiamError: the path is a URL.
+        FastSiamError: the path is a URL, or has a ``~`` that the shell did not expand.
     """
     require_local(path, reads=True)
     with explained(CheckpointError, f"cannot read {path}"):
@@ -253,8 +253,7 @@ def load_newest(run: Path) -> tuple[Checkpoint | None, str]:
     """Read a run's last checkpoint, or the previous one if the last is corrupt or missing.
 
     Returns:
-        The checkpoint, or None if the run has not saved any; and a warning about the last one, or
-        "".
+        The checkpoint, or None if the run has none; and a warning about the last one, or "".
 
     Raises:
         CheckpointError: the run has checkpoints, but none is readable, or it cannot be resumed.

@@ -86,7 +86,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def taken(self, *, patience: float = 0.0) -> Iterator[None]:
-        """Lock the folder inside a ``with`` block, after at most ``patience`` seconds.
+        """Lock the folder inside a ``with`` block; wait for it at most ``patience`` seconds.
 
         Raises:
             FastSiamError: another process uses the folder, or it cannot be written.

@@ -199,7 +199,6 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
 
 
 def _train(config: TrainConfig, recipe: str, folder: RunFolder, place: Place) -> None:
-    """Train in a folder that is locked for this run."""
     _refuse_other_settings(config)
     resolved = resolve(config, folder.path, place)
     listed = resolved.images.listed

@@ -52,7 +52,7 @@ Evaluate = Callable[[nn.Module, StopSignals], KnnResult]
 
 
 def last_step(config: TrainConfig, steps_per_epoch: int) -> int:
-    """Return the step at which a run ends: the schedule's last, or ``max_steps`` if earlier."""
+    """Return the number of steps after which a run ends: ``max_steps`` or the entire schedule."""
     total = config.optim.epochs * steps_per_epoch
     return min(total, config.run.max_steps or total)
 
@@ -97,7 +97,7 @@ class Trainer:
         self.done = self.first = 0 if start is None else start.step
         """Number of steps taken so far (``done``) and before this process started (``first``)."""
         self.end = last_step(config, step.steps_per_epoch)
-        """Step at which the run ends."""
+        """Number of steps after which the run ends."""
         self._folder = folder.path
         self.path = checkpoints.last(folder.path)
         """Path of the last checkpoint."""
@@ -409,8 +409,7 @@ class Trainer:
         try:
             yield
         except Signalled as asked:
-            # Do not log a step that is already saved: the checkpoint's digest covers the steps
-            # since the previous log line.
+            # A saved step is not logged: its checkpoint's digest starts at the previous log line.
             if self._unlogged and self._saved != self.done:
                 self.check_finite()
                 self.log()

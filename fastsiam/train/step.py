@@ -211,8 +211,7 @@ class TrainingStep:
     def _take_no_steps(self, count: int) -> None:
         """Run forward and backward passes on noise; restore the state afterwards.
 
-        Per-image rows may be too large to copy. They need no copy: only ``after_step`` changes
-        them.
+        Per-image rows are not copied: they may be too large, and only ``after_step`` changes them.
         """
         batch = self._noise()
         rows = image_rows(self.config.model)
