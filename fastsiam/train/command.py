@@ -361,7 +361,7 @@ def prepared_step(
 
 
 def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> None:
-    """Write the settings and the list of images; for a branch, copy the checkpoint."""
+    """Write settings and the list of images; save the resumed checkpoint if last.pt is missing."""
     own, start = checkpoints.last(folder.path), resolved.start
     if (listed := resolved.images.listed) is not None:
         folder.keep(image_list.FILE, listed.to_bytes())
