@@ -1,4 +1,4 @@
-"""Self-supervised methods, one module for each, with ``Method`` as their interface."""
+"""Self-supervised methods, one module each; ``Method`` is their common interface."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from .swav import SwAV as SwAV
 
 
 def build_method(config: ModelConfig, *, images: int = 0) -> Method:
-    """Build a method with a newly initialised backbone, on the CPU.
+    """Build a method with a randomly initialised backbone, on the CPU.
 
     Call ``torch.manual_seed`` first for reproducible weights.
 
     Args:
         config: names the backbone and the method.
-        images: number of images in the data set, for methods that store a row for each.
+        images: number of images in the data set, for methods that store one row per image.
 
     Raises:
         ValueError, BackendError: as ``build_backbone``.
@@ -40,7 +40,7 @@ def build_method(config: ModelConfig, *, images: int = 0) -> Method:
 
 
 def method_skeleton(config: ModelConfig, *, images: int = 0) -> Method:
-    """Build the method on the meta device: names and shapes, without memory.
+    """Build a method on the meta device: parameter names and shapes, without memory.
 
     Raises:
         ValueError, BackendError: as ``build_backbone``.
@@ -52,10 +52,10 @@ def method_skeleton(config: ModelConfig, *, images: int = 0) -> Method:
 
 @cache
 def image_rows(config: ModelConfig) -> dict[str, Tensor]:
-    """Return one row of each buffer in which a method stores a row per image, by buffer names.
+    """Return a sample row of each buffer that has one row per image, by buffer name.
 
-    These are the buffers whose length depends on the number of images. The rows have shape
-    (1, ...) and lie on the meta device.
+    These are the buffers whose shape depends on the number of images. The sample rows have shape
+    (1, ...) and are on the meta device.
 
     Raises:
         ValueError, BackendError: as ``build_backbone``.

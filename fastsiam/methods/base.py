@@ -1,8 +1,8 @@
-"""The interface of methods: SimSiam, its ablations and related methods.
+"""The interface of self-supervised methods, such as SimSiam, BYOL and MoCo v2.
 
-The loop, the step, checkpoints, import, export, evaluation and benchmarks use this interface alone.
-A new method needs a settings class that names its builder, a ``Method`` class, and a line in
-``fastsiam.config.METHOD_CONFIGS``.
+Training, checkpoints, import, export, evaluation and benchmarks use only this interface. To add a
+method, write a subclass of ``Method`` and a settings class that names its builder, and add the
+settings class to ``fastsiam.config.METHOD_CONFIGS``.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from fastsiam.model.backbones import Backbone
 from .momentum import MomentumEncoder
 
 Schedule = Literal["cosine", "constant"]
-"""Schedule of a learning rate: warm-up and cosine decay, or constant."""
+"""Learning rate schedule: warm-up and cosine decay, or constant."""
 
 
 class Output(NamedTuple):
-    """The result of a forward pass."""
+    """Result of a method's forward pass."""
 
     loss: Tensor
-    """Scalar float32, the mean over this rank's images."""
+    """Scalar float32, averaged over this rank's images."""
     embedding: Tensor
-    """(N, d) embeddings of one view that the loss compares, without gradient; used to detect
+    """(N, d) embeddings of one view, as the loss compares them, detached; used to detect
     collapse."""
     carry: dict[str, Tensor]
-    """Tensors of this pass for ``after_step``, without gradient; may be empty."""
+    """Detached tensors that ``after_step`` needs from this pass; may be empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,50 +41,50 @@ class Moment:
     """The position of a step in the schedule."""
 
     step: int
-    """Number of the step, from 0."""
+    """Step number, from 0."""
     steps_per_epoch: int
     total: int
-    """Steps of the whole schedule."""
+    """Number of steps in the entire schedule."""
 
     @property
     def done(self) -> int:
-        """Number of steps done, including this one."""
+        """Number of completed steps, including this one."""
         return self.step + 1
 
     @property
     def progress(self) -> float:
-        """Share of the schedule before this step, in [0, 1)."""
+        """Fraction of the schedule completed before this step, in [0, 1)."""
         return self.step / self.total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamGroup:
-    """Parameters that share a learning rate and a weight decay."""
+    """Parameters with the same learning rate schedule and weight decay."""
 
     name: str
     params: list[nn.Parameter]
     schedule: Schedule = "cosine"
     weight_decay: float | None = None
-    """None means the optimizer's default."""
+    """None means that of the optimizer settings."""
 
 
 class Method(nn.Module, ABC):
-    """A method that trains a backbone without labels.
+    """Base class of self-supervised methods: a backbone, its heads and a loss.
 
-    All state (momentum encoders, queues, a row for each image) is in parameters and buffers, so
-    that checkpoints and ranks handle it like weights. Buffers must be equal on all ranks:
-    ``after_step`` gathers what it writes to them (``fastsiam.distributed.gather``).
+    All state, such as momentum encoders, queues and per-image rows, is in parameters and buffers,
+    so it is saved, loaded and moved to a device like weights. Buffers must be equal on all ranks:
+    ``after_step`` must gather the values that it writes to them (``fastsiam.distributed.gather``).
 
     Args:
         config: the method's settings.
-        backbone: the encoder.
+        backbone: the network to train.
         images: number of images in the data set, for buffers with one row per image; 0 if the
-            method is not trained.
+            method will not be trained.
     """
 
     parts: tuple[str, ...]
-    """Names of the modules that are exported and that ``--init`` can load, the backbone first. Each
-    takes the output of the previous one."""
+    """Names of the submodules that are exported and that ``--init`` can load, in forward order: the
+    backbone first, then modules that each take the output of the previous one."""
 
     @abstractmethod
     def __init__(self, config: Any, backbone: Backbone, *, images: int = 0) -> None:
@@ -94,30 +94,30 @@ class Method(nn.Module, ABC):
     dim: int
     """Dimension of the embeddings."""
     views_together: bool = False
-    """Whether views of the same size go through the layers as one batch; see ``by_view``."""
+    """Whether adjacent views of the same size are processed as one batch; see ``by_view``."""
 
     @abstractmethod
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
-        """Compute the loss of one batch, in a single call: DDP wraps this method.
+        """Compute the loss of one batch. DDP wraps this method, so it does the entire forward pass.
 
         Args:
-            views: view v of all images is (N, 3, S_v, S_v), normalised.
+            views: one tensor per view, normalised; view v is (N, 3, S_v, S_v).
             index: (N,) int64 positions of the images in the data set.
         """
 
     def param_groups(self) -> list[ParamGroup]:
-        """Return the trained parameters, each in one group; the backbone is in the first group.
+        """Return the trainable parameters, each in one group; the backbone is in the first group.
 
-        By default a single group has all parameters that require a gradient.
+        The default is a single group of all parameters that require a gradient.
         """
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return [ParamGroup(name="all", params=trained)]
 
     def start_from(self, weights: dict[str, Tensor]) -> None:
-        """Load the weights of some parts, and copy them to momentum encoders.
+        """Load pretrained weights of some parts, and copy them to momentum encoders.
 
         Args:
-            weights: weights of complete parts, by their names in this method's state dict.
+            weights: all weights of one or more parts, with the keys of this method's state dict.
         """
         self.load_state_dict(self.state_dict() | weights)
         for module in self.modules():
@@ -125,36 +125,36 @@ class Method(nn.Module, ABC):
                 module.copy_parts()
 
     def after_step(self, outputs: Sequence[Output], *, at: Moment) -> None:
-        """Update state that has no gradient, after the optimizer's step, under ``no_grad``.
+        """Update state without gradients, such as queues, under ``no_grad`` after each step.
 
         Args:
-            outputs: outputs of this rank's forward passes, one for each accumulated part.
+            outputs: results of this rank's forward passes, one per micro-batch (``accumulate``).
             at: the step.
         """
 
     def before_optimizer(self, *, at: Moment) -> None:
-        """Change gradients before the optimizer's step, for example drop those of frozen weights.
+        """Modify gradients before each optimizer step, for example drop those of frozen weights.
 
-        Gradients are summed over parts and averaged over ranks. With fp16 they are multiplied by
-        the loss scale, so only set them to zero or None; do not compare them with thresholds.
+        Gradients are summed over micro-batches and averaged over ranks. With fp16 they are still
+        multiplied by the loss scale, so set them only to zero or None, and do not clip them.
 
         Args:
             at: the step.
         """
 
     def by_view(self, views: Sequence[Tensor], *modules: nn.Module) -> list[tuple[Tensor, ...]]:
-        """Apply modules one after the other to views; return the outputs of each module.
+        """Apply modules to views in sequence, and return the outputs of every module.
 
-        With ``views_together``, adjacent views of the same size are one batch, for which the
-        compiler generates faster kernels; otherwise each view is a batch. BN normalises each view
-        by its own statistics in both cases (``ViewBatchNorm``).
+        With ``views_together``, adjacent views of the same size are concatenated into one batch,
+        for which the compiler generates faster kernels. Otherwise each view is a batch. In both
+        cases BN normalises each view with its own statistics (``ViewBatchNorm``).
 
         Args:
             views: (N, 3, S_v, S_v) each.
-            modules: the first takes the views, each other one the outputs of the one before.
+            modules: the first takes the views, the others the output of the previous module.
 
         Returns:
-            For each module, its outputs (N, ...) by view.
+            A tuple for each module: its output (N, ...) for each view.
         """
         images, batches = len(views[0]), list(views)
         if self.views_together:

@@ -17,7 +17,7 @@ from .momentum import MomentumEncoder, rising_momentum
 
 
 class BYOL(Method):
-    """An online network (encoder, projector, predictor) and a momentum encoder as the target."""
+    """BYOL: an online network (encoder, projector, predictor), and a momentum encoder as target."""
 
     parts: tuple[str, ...] = ("backbone", "projector", "predictor")
 
@@ -29,9 +29,9 @@ class BYOL(Method):
         self.target = MomentumEncoder(self.backbone, self.projector)
 
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
-        """Return the loss of two views, in [0, 8], and the first view's projections.
+        """Compute the loss of two views, in [0, 8]; embeddings are the first view's projections.
 
-        The loss is the paper's equation 2, 2 - 2 cos, added up over both directions.
+        The loss is the paper's equation 2, 2 - 2 cos, summed over both directions.
         """
         _, z, p = self.by_view(views, self.backbone, self.projector, self.predictor)
         with torch.no_grad():
@@ -40,7 +40,7 @@ class BYOL(Method):
         return Output(4 + 2 * cosines, z[0].detach(), {})
 
     def after_step(self, outputs: Sequence[Output], *, at: Moment) -> None:
-        """Move the target towards the online network."""
+        """Update the target as a moving average of the online network."""
         momentum = self.config.encoder_momentum
         if self.config.momentum_schedule == "cosine":
             momentum = rising_momentum(momentum, at.progress)

@@ -6,13 +6,13 @@ from .simsiam_variants import Comparison, SimSiamVariant
 
 
 class FastSiam(SimSiamVariant):
-    """SimSiam that compares each view's prediction with the mean projection of the other views.
+    """FastSiam: compares each view's prediction with the mean projection of the other views.
 
     With two views it is SimSiam.
     """
 
     def comparisons(self, views: int) -> list[Comparison]:
-        """Compare each view, or the first one only, with all others."""
+        """Compare each view with all others; without ``symmetric``, only the first view."""
         every = tuple(range(views))
         predicted = every if self.config.symmetric else every[:1]
         return [(view, every[:view] + every[view + 1 :]) for view in predicted]

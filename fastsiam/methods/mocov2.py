@@ -1,10 +1,10 @@
-"""MoCo v2 (He et al., CVPR 2020; Chen et al., 2020), its loss symmetrised as SimSiam's authors did.
+"""MoCo v2 (He et al., CVPR 2020; Chen et al., 2020), with the SimSiam paper's symmetrised loss.
 
 If BN normalised a query and its key with the same images, it would leak which key belongs to which
-query. The authors encode the keys in a random order over the GPUs (ShuffleBN). Here the order is
-fixed: images that BN normalises together as queries are distributed evenly over the parts of the
-global batch as keys. Batches are random already; a fixed order is the same for any number of ranks
-and needs no state.
+query. MoCo's authors encode the keys in a random order over the GPUs (ShuffleBN). Here the order is
+a fixed permutation: images that BN normalises together as queries are distributed evenly over its
+groups as keys. Batches are random already. A fixed permutation needs no state, and is the same for
+any number of ranks.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .momentum import MomentumEncoder, push
 
 
 class MoCoV2(Method):
-    """Encoder and projector, with a momentum encoder for the keys and a queue of negatives.
+    """MoCo v2: encoder, projector, a momentum encoder for the keys and a queue of negatives.
 
-    ``queue`` is (queue, dim) float32: l2-normalised keys of all ranks, random at first. Each batch
-    adds the keys of its first view, then those of its second, and overwrites the oldest. ``pushed``
-    counts all keys added.
+    The buffer ``queue`` is (queue, dim) float32: l2-normalised keys of all ranks, random at first.
+    Each batch overwrites the oldest keys with those of its first view, then of its second.
+    ``pushed`` is the number of keys added so far.
     """
 
     parts: tuple[str, ...] = ("backbone", "projector")
@@ -47,7 +47,7 @@ class MoCoV2(Method):
         self.register_buffer("pushed", torch.zeros((), dtype=torch.int64))
 
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
-        """Return the loss of two views, and the first view's queries."""
+        """Compute the loss of two views; the embeddings are the first view's queries."""
         asking, answering = views, views[::-1]
         if not self.config.symmetric:
             asking, answering = views[:1], views[1:]
@@ -59,7 +59,7 @@ class MoCoV2(Method):
             info_nce(query, key, self.queue, temperature=self.config.temperature)
             for query, key in zip(queries, keys, strict=True)
         ]
-        kept = torch.stack(keys[::-1], 1)  # (N, views, dim), the first view's first
+        kept = torch.stack(keys[::-1], 1)  # (N, views, dim), first view first
         return Output(torch.stack(losses).mean(), queries[0].detach(), {"keys": kept})
 
     def after_step(self, outputs: Sequence[Output], *, at: Moment) -> None:
@@ -69,11 +69,11 @@ class MoCoV2(Method):
         push(self.queue, self.pushed, keys.transpose(0, 1).flatten(0, 1))
 
     def _keys(self, views: Sequence[Tensor]) -> list[Tensor]:
-        """Return the momentum encoder's projections, l2-normalised: (N, dim) of each view."""
+        """Return the momentum encoder's projections, l2-normalised: (N, dim) for each view."""
         images = len(views[0])
         rank, world = rank_and_world()
         parts = groups_of(self, images, world)
-        if parts == 1:  # BN normalises the whole global batch together: nothing to shuffle
+        if parts == 1:  # BN normalises the entire global batch together: nothing to shuffle
             [keys] = self.by_view(views, self.target)
             return [unit(key) for key in keys]
         order = torch.arange(images * world, device=views[0].device)
@@ -85,7 +85,7 @@ class MoCoV2(Method):
 
 
 def _gather_rows(rows: Tensor, which: Tensor) -> Tensor:
-    """Gather rows from all ranks and return some of them, in the same memory format."""
+    """Gather rows from all ranks, and return the selected ones in the same memory format."""
     if rows.dim() < 4:
         return gather_with_gradient(rows)[which]
     # Gather with channels last, so that channels-last images need no copy.

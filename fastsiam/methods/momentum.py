@@ -10,25 +10,25 @@ from torch import Tensor, nn
 
 
 class MomentumEncoder(nn.Sequential):
-    """A sequential copy of some modules whose parameters need no gradient.
+    """A copy of some modules, in sequence, whose parameters require no gradient.
 
-    Its BN layers have their own statistics, as in the authors' code of MoCo and BYOL.
+    Its BN layers keep their own running statistics, as in the authors' code of MoCo and BYOL.
     """
 
     def __init__(self, *parts: nn.Module) -> None:
         super().__init__(*copy.deepcopy(parts))
         self.requires_grad_(False)
-        self._parts = parts  # in a tuple, so that they are no submodules
+        self._parts = parts  # a tuple, so that they are not registered as submodules
 
     def copy_parts(self) -> None:
-        """Copy the parts' weights and BN statistics."""
+        """Copy the weights and BN statistics of the original modules."""
         self.load_state_dict(nn.Sequential(*self._parts).state_dict())
 
     def follow(self, momentum: float) -> None:
-        """Update the parameters as a moving average of the parts' parameters.
+        """Update the parameters as a moving average of the original modules' parameters.
 
         Args:
-            momentum: weight of the old values, 0 to 1.
+            momentum: weight of the old values, in [0, 1].
         """
         own: list[Tensor] = list(nn.Sequential(*self._parts).parameters())
         torch._foreach_lerp_(list(self.parameters()), own, 1 - momentum)
@@ -38,8 +38,8 @@ def rising_momentum(momentum: float, progress: float) -> float:
     """Return a momentum that rises to 1 along a cosine (Grill et al. 2020, section 3.3).
 
     Args:
-        momentum: at the start.
-        progress: share of the schedule that is done.
+        momentum: initial momentum.
+        progress: fraction of the schedule completed.
     """
     return 1 - (1 - momentum) * (math.cos(math.pi * progress) + 1) / 2
 
@@ -49,8 +49,8 @@ def push(queue: Tensor, pushed: Tensor, rows: Tensor) -> None:
 
     Args:
         queue: (K, ...).
-        pushed: () int64, number of rows added so far; row i is stored at i modulo K.
-        rows: (R, ...), the oldest first.
+        pushed: () int64, number of rows added so far; updated. Row i is stored at i modulo K.
+        rows: (R, ...), oldest first.
     """
     places = torch.arange(len(rows), device=rows.device) + pushed
     most = len(queue)

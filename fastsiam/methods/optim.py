@@ -13,11 +13,11 @@ from fastsiam.config import OptimConfig
 from fastsiam.methods import ParamGroup
 
 SETTINGS = ("momentum", "weight_decay", "trust", "adapt_all")
-"""Settings in a parameter group, besides the learning rate, which every step sets."""
+"""Settings of a parameter group, except the learning rate, which every step sets."""
 
 
 def build_optimizer(config: OptimConfig, groups: Sequence[ParamGroup]) -> torch.optim.Optimizer:
-    """Build the optimizer for a method's parameter groups, with all momenta set to zero."""
+    """Build the optimizer for a method's parameter groups, with zeroed momentum buffers."""
     own = [
         {"params": group.params, "name": group.name}
         | ({} if group.weight_decay is None else {"weight_decay": group.weight_decay})
@@ -31,9 +31,9 @@ def build_optimizer(config: OptimConfig, groups: Sequence[ParamGroup]) -> torch.
 
 
 def with_momenta(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Set the momentum of every parameter to zero, before the first step.
+    """Create a zero momentum buffer for every parameter, before the first step.
 
-    Without this, the fused kernel leaves it uninitialised if loss scaling skips the first step.
+    Otherwise the fused kernel leaves it uninitialised if loss scaling skips the first step.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -44,22 +44,22 @@ def with_momenta(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 class Lars(torch.optim.Optimizer):
     """Layer-wise adaptive rate scaling (You, Gitman, Ginsburg 2017, arXiv:1708.03888).
 
-    A weight w with gradient g moves by momentum SGD with the gradient
+    LARS is momentum SGD in which a weight w with gradient g uses the gradient
 
         (g + wd w) * trust |w| / (|g| + wd |w|)
 
-    instead of g + wd w; if a norm is zero, with g + wd w. One-dimensional parameters (BN and
-    biases) are neither scaled nor decayed, as in SimCLR (Chen et al. 2020, appendix B.9), unless
-    ``adapt_all``. torch has no LARS. A step does not synchronise with the device, even under a
-    ``GradScaler``: if gradients overflowed, it leaves weights and momenta unchanged.
+    instead of g + wd w, unless |w| or |g| is zero. One-dimensional parameters (BN and biases) are
+    neither scaled nor decayed, as in SimCLR (Chen et al. 2020, appendix B.9), unless ``adapt_all``.
+    torch does not provide LARS. A step does not synchronise with the device, even under a
+    ``GradScaler``. If gradients overflowed, it leaves weights and momentum buffers unchanged.
 
     Args:
-        groups: parameters, as torch's optimizers take them.
+        groups: parameters or parameter groups, as for torch's optimizers.
         lr: learning rate.
-        momentum: 0 to below 1.
-        weight_decay: wd above.
-        trust: the trust coefficient above (0.001 in the paper).
-        adapt_all: scale and decay all parameters.
+        momentum: in [0, 1).
+        weight_decay: wd in the formula.
+        trust: trust coefficient in the formula (0.001 in the paper).
+        adapt_all: scale and decay one-dimensional parameters too.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Lars(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Take one step; parameters without a gradient are left unchanged."""
+        """Take one step; parameters without a gradient stay unchanged."""
         assert closure is None
         scale: Tensor | None = getattr(self, "grad_scale", None)
         overflow: Tensor | None = getattr(self, "found_inf", None)
@@ -122,26 +122,26 @@ def _scaled_gradients(
     norms = torch.stack(torch._foreach_norm(weights))
     gradient_norms = torch.stack(torch._foreach_norm(gradients))
     scales = trust * norms / (gradient_norms + weight_decay * norms)
-    # Not 0: the norm of a single subnormal number would make the scale infinite.
+    # Not > 0: the norm of a single subnormal number would make the scale infinite.
     scales = torch.where((norms > 0) & (gradient_norms > 1e-30), scales, 1.0)
     decayed = torch._foreach_add(gradients, weights, alpha=weight_decay)
     return list(torch._foreach_mul(decayed, list(scales.unbind())))
 
 
 def peak_lr(config: OptimConfig) -> float:
-    """Return the peak learning rate, "lr x BatchSize / 256" (section 3).
+    """Return the peak learning rate, "lr x BatchSize / 256" (section 3 of the SimSiam paper).
 
-    The batch is that of one optimizer step, over all ranks and accumulated parts.
+    The batch has all images of an optimizer step, over all ranks and micro-batches.
     """
     return config.lr * config.batch / 256
 
 
 def cosine(peak: float, step: int, *, total: int, end: float = 0.0) -> float:
-    """Return a rate that decays along a cosine.
+    """Return the rate at a step of a cosine decay.
 
     Args:
         peak: rate at the first step.
-        step: number of the step, from 0.
+        step: step number, from 0.
         total: number of steps.
         end: rate after the last step.
     """
@@ -151,9 +151,9 @@ def cosine(peak: float, step: int, *, total: int, end: float = 0.0) -> float:
 def rates_at(
     config: OptimConfig, groups: Sequence[ParamGroup], step: int, steps_per_epoch: int
 ) -> dict[str, float]:
-    """Return the learning rate of each parameter group at a step, by the groups' names.
+    """Return the learning rate of each parameter group at a step, by group name.
 
-    Groups with schedule "cosine" warm up and decay; "constant" ones stay at the peak rate. Steps
+    Groups with schedule "cosine" warm up and decay. "constant" groups stay at the peak rate. Steps
     are counted from 0.
     """
     peak, decaying = peak_lr(config), decaying_rate(config, step, steps_per_epoch)
@@ -163,7 +163,7 @@ def rates_at(
 def decaying_rate(config: OptimConfig, step: int, steps_per_epoch: int) -> float:
     """Return the learning rate of the groups with schedule "cosine" at a step, counted from 0.
 
-    It rises linearly to the peak at the end of the warm-up, then decays along a cosine.
+    It rises linearly to the peak during the warm-up, then decays along a cosine.
     """
     peak, warmup = peak_lr(config), round(config.warmup_epochs * steps_per_epoch)
     if step < warmup:

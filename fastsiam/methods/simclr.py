@@ -1,8 +1,8 @@
 """SimCLR (Chen, Kornblith, Norouzi and Hinton, ICML 2020), and its variants in the SimSiam paper.
 
 The paper's section 6.2 "append[s] the extra predictor to one branch and stop-gradient to the other
-branch, and symmetrize[s] this by swapping": a predicted projection is the anchor, which is compared
-with plain projections.
+branch, and symmetrize[s] this by swapping". So the anchors are the predictor's outputs, and they
+are compared with plain projections.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .base import Method, Output
 
 
 class SimCLR(Method):
-    """Encoder and projector with a contrastive loss over all images of a batch."""
+    """SimCLR: encoder and projector, with a contrastive loss over all images of a batch."""
 
     parts: tuple[str, ...] = ("backbone", "projector")
 
@@ -33,7 +33,7 @@ class SimCLR(Method):
             self.predictor = mlp(config.dim, config.predictor_dim, config.dim)
 
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
-        """Return the loss of two views over all ranks' images, and the first view's projections."""
+        """Compute the loss over all ranks' images; embeddings are the first view's projections."""
         _, *outputs = self.by_view(views, self.backbone, self.projector, self.predictor)
         z, p = ([unit(view) for view in output] for output in outputs)
         stop = self.config.stop_gradient

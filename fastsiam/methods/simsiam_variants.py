@@ -1,4 +1,4 @@
-"""The variants of SimSiam in its paper's experiments; each is a setting of ``SimSiamConfig``."""
+"""The ablations of the SimSiam paper, which settings of ``SimSiamConfig`` select."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .momentum import MomentumEncoder
 from .simsiam import SimSiam
 
 SIMILARITIES = {"cosine": negative_cosine, "cross-entropy": softmax_cross_entropy}
-"""Losses of section 4.5, by the values of ``similarity``."""
+"""Loss functions (section 4.5) for the values of the setting ``similarity``."""
 
 Comparison = tuple[int, tuple[int, ...]]
-"""A predicted view, and the views whose mean projection is its target."""
+"""Index of a predicting view, and those of the views whose mean projection is its target."""
 
 
 def build_simsiam(config: SimSiamConfig, backbone: Backbone, *, images: int = 0) -> SimSiam:
-    """Return SimSiam, or the variant that the settings describe."""
+    """Build SimSiam, or a variant if the settings ask for one."""
     usual = replace(
         config,
         predictor="trained",
@@ -45,14 +45,15 @@ def build_simsiam(config: SimSiamConfig, backbone: Backbone, *, images: int = 0)
 class SimSiamVariant(SimSiam):
     """SimSiam with other targets, comparisons, losses or predictors.
 
-    ``frozen`` exists if the targets come from another encoder than the trained one. In the k-step
-    alternation of section 5.2 it is the encoder from before the k steps. The paper computes the
-    targets before the steps and caches them; a frozen encoder gives the same targets with the
-    memory of one network for any k. With ``encoder_momentum`` it is BYOL's momentum encoder.
+    The submodule ``frozen`` exists if a separate encoder computes the targets. In the k-step
+    alternation of section 5.2 it is a copy of the encoder from before the k steps. The paper
+    computes the targets before the steps and caches them. A frozen copy gives the same targets,
+    with the memory of one network for any k. With ``encoder_momentum`` it is a momentum encoder, as
+    in BYOL.
 
-    ``averages`` exists for section 5.2's expectation over augmentations: (images, dim) float32, a
-    moving average of each image's l2-normalised projections (footnote 2). The cosine loss
-    normalises the average.
+    The buffer ``averages`` exists for section 5.2's expectation over augmentations. It is (images,
+    dim) float32, a moving average of each image's l2-normalised projections (footnote 2). The
+    cosine loss normalises the average.
     """
 
     averages: Tensor
@@ -68,7 +69,7 @@ class SimSiamVariant(SimSiam):
             self.register_buffer("averages", torch.zeros(images, config.dim))
 
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
-        """Return the loss (a cosine is in [-1, 1]) and the first view's projections (N, d)."""
+        """Compute the loss (a cosine is in [-1, 1]); embeddings are the first view's z, (N, d)."""
         comparisons = self.comparisons(len(views))
         predicting = [view for view, _ in comparisons]
         own = [views[view] for view in predicting]
@@ -90,17 +91,17 @@ class SimSiamVariant(SimSiam):
         return Output(torch.stack(losses).mean(), z[0].detach(), carry)
 
     def comparisons(self, views: int) -> list[Comparison]:
-        """Compare both of two views with the other, or only the first one of each pair."""
+        """Compare two views in both directions; without ``symmetric``, pairs in one direction."""
         if self.config.symmetric:
             return [(0, (1,)), (1, (0,))]
         return [(first, (first + 1,)) for first in range(0, views, 2)]
 
     def param_groups(self) -> list[ParamGroup]:
-        """Return encoder and predictor as two groups, without an untrained predictor (Table 1)."""
+        """Return groups for the encoder and, if it is trained (Table 1), the predictor."""
         return super().param_groups()[: 2 if self.config.predictor == "trained" else 1]
 
     def after_step(self, outputs: Sequence[Output], *, at: Moment) -> None:
-        """Store the images' averages, and update the frozen encoder."""
+        """Store the averages of the batch's images, and update the frozen encoder."""
         if self.config.target_average:
             rows, index = (
                 gather(torch.cat([output.carry[name] for output in outputs]))
@@ -120,14 +121,14 @@ class SimSiamVariant(SimSiam):
     def _targets(
         self, views: tuple[Tensor, ...], z: dict[int, Tensor], wanted: set[int]
     ) -> dict[int, Tensor]:
-        """Return the targets, (N, dim) for each wanted view.
+        """Return the targets of some views, (N, dim) each, by view index.
 
         Without the stop-gradient of section 4.1 training collapses (Fig. 2).
 
         Args:
-            views: of all images.
-            z: projections of the predicting views, by the views' numbers.
-            wanted: numbers of views.
+            views: all views.
+            z: projections of the predicting views, by view index.
+            wanted: indices of the views that need targets.
         """
         stop, targets, encoder = self.config.stop_gradient, z, [self.backbone, self.projector]
         if self._has_frozen:
@@ -139,14 +140,15 @@ class SimSiamVariant(SimSiam):
         return {view: targets[view].detach() if stop else targets[view] for view in sorted(wanted)}
 
     def _averaged(self, rows: Tensor | None, targets: list[Tensor]) -> Tensor:
-        """Return the mean of some views' targets, float32; given rows, their moving average.
+        """Return the mean of some views' targets, in float32; with ``rows``, the moving average.
 
-        The row of an image that was not trained on yet is zero, and is replaced by the mean: the
-        paper's first targets are the network's output (section 5.3).
+        The moving average is over l2-normalised targets. An image's row is zero until it was
+        trained on. Its first average is the mean of the targets: the paper's first targets are the
+        network's output (section 5.3).
 
         Args:
             rows: (N, dim) averages so far, or None.
-            targets: (N, dim) each.
+            targets: (N, dim) for each view.
         """
         each = torch.stack(targets).float()
         if rows is None:

@@ -1,9 +1,9 @@
-"""SwAV (Caron et al., NeurIPS 2020), in the form of the SimSiam paper's section 6.2.
+"""SwAV (Caron et al., NeurIPS 2020), as described in section 6.2 of the SimSiam paper.
 
 Prototypes are normalised within the graph ("weight-normalized [...] by full gradient computation"),
 so that the ablation without stop-gradient trains through the assignments. Assignments are computed
 over the images of all ranks: each rank gathers the projections and computes all assignments. This
-is cheaper than an exchange of the sums of each round, and the same for any number of ranks.
+is cheaper than an all-reduce in each round, and gives the same result for any number of ranks.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .base import Method, Moment, Output
 from .momentum import push
 
 _ASSIGNED = 2
-"""Number of views with assignments: the first ones, which are the large ones in multi-crop."""
+"""Number of views with assignments: the first ones, which are the large crops in multi-crop."""
 
 
 class SwAV(Method):
-    """Encoder, projector and prototypes; each view predicts the prototypes of the other views.
+    """SwAV: encoder, projector and prototypes; each view predicts the other views' assignments.
 
-    ``queue`` exists for small batches only: (queue, 2, dim) float32, l2-normalised projections of
-    the first two views of earlier batches, which are assigned together with the batch once the
-    queue is full. ``pushed`` counts all projections added.
+    The buffer ``queue``, for small batches, exists if the setting is not 0. It is (queue, 2, dim)
+    float32: l2-normalised projections of the first two views of earlier batches. Once it is full,
+    they are assigned together with the batch. ``pushed`` is the number of rows added so far.
     """
 
     parts: tuple[str, ...] = ("backbone", "projector", "prototypes")
@@ -53,7 +53,7 @@ class SwAV(Method):
             self.register_buffer("pushed", torch.zeros((), dtype=torch.int64))
 
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
-        """Return the loss of two or more views, 0 or more, and the first view's projections."""
+        """Compute the loss (>= 0) of two or more views; embeddings are the first view's z."""
         _, z, p = self.by_view(views, self.backbone, self.projector, self.predictor)
         z = tuple(unit(view) for view in z[:_ASSIGNED])
         with torch.autocast(views[0].device.type, enabled=False):
@@ -71,7 +71,7 @@ class SwAV(Method):
         return Output(torch.stack(losses).mean(), z[0].detach(), kept)
 
     def before_optimizer(self, *, at: Moment) -> None:
-        """Freeze the prototypes during the first ``frozen_epochs``."""
+        """Freeze the prototypes in the first ``frozen_epochs`` epochs."""
         if at.step < round(self.config.frozen_epochs * at.steps_per_epoch):
             self.prototypes.weight.grad = None
 
@@ -82,7 +82,7 @@ class SwAV(Method):
             push(self.queue, self.pushed, rows)
 
     def _assignments(self, z: Tensor, prototypes: Tensor, view: int) -> Tensor:
-        """Return the assignments of this rank's images to the prototypes, (N, prototypes)."""
+        """Compute the assignments of this rank's images to the prototypes, (N, prototypes)."""
         every = gather_with_gradient(z)
         weights = every.new_ones(len(every))
         if self.config.queue:

@@ -1,1 +1,1 @@
-"""Building blocks of networks: backbones, heads, batch normalisation, losses."""
+"""Building blocks of networks: backbones, heads, batch normalisation, losses and numerics."""

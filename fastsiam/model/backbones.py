@@ -34,7 +34,7 @@ BLOCKS: dict[str, tuple[type[BasicBlock | Bottleneck], tuple[int, int, int, int]
     "resnet101": (Bottleneck, (3, 4, 23, 3)),
     "resnet152": (Bottleneck, (3, 8, 36, 3)),
 }
-"""fastsiam's ResNets: type of block, and number of blocks in each stage."""
+"""fastsiam's ResNets: block type, and number of blocks in each stage."""
 assert tuple(BLOCKS) == OWN_BACKBONES
 
 _STEMS = {
@@ -43,7 +43,7 @@ _STEMS = {
     "cifar-pad2": (3, 1, 2),
     "cifar-no-relu": (3, 1, 1),
 }
-"""The first convolution: kernel, stride, padding."""
+"""Kernel size, stride and padding of the first convolution."""
 
 _SIDE = 224
 """Image side, in pixels, of torchvision's networks that accept only one size."""
@@ -53,15 +53,15 @@ _FEWEST_SAFE_CHANNELS = 16
 
 
 class StridedPointwise(nn.Conv2d):
-    """A strided 1x1 convolution, computed on a CPU as an unstrided one of every s-th pixel.
+    """A strided 1x1 convolution that, on a CPU, subsamples its input and convolves without stride.
 
-    This avoids a bug: oneDNN in torch 2.11 to 2.15 writes out of bounds in the backward pass of a
-    channels-last strided 1x1 convolution with fewer than 16 input channels, if the batch is not a
-    multiple of the number of threads. The compiler makes any convolution channels-last.
+    This works around a bug: oneDNN in torch 2.11 to 2.15 writes out of bounds in the backward pass
+    of a channels-last strided 1x1 convolution with fewer than 16 input channels, if the batch size
+    is not a multiple of the number of threads. The compiler makes every convolution channels-last.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Convolve (N, C, H, W); on a CPU the result differs from ``nn.Conv2d`` by rounding."""
+        """Convolve (N, C, H, W); the result differs from ``nn.Conv2d`` only by rounding."""
         if input.device.type != "cpu":
             return super().forward(input)
         down, right = self.stride
@@ -69,7 +69,7 @@ class StridedPointwise(nn.Conv2d):
 
 
 def _without_unsafe_convolutions(network: nn.Module) -> None:
-    """Replace affected convolutions by ``StridedPointwise``; names and weights stay the same."""
+    """Convert affected convolutions to ``StridedPointwise``; keys and weights stay the same."""
     for conv in network.modules():
         if (
             type(conv) is nn.Conv2d
@@ -90,18 +90,18 @@ class Backbone(nn.Module):
     classifier: str = "fc"
     """torchvision's name of the removed classifier; "" for timm's networks."""
     recompute: bool = False
-    """Whether to save only each block's input for the backward pass and recompute the rest."""
+    """Whether to checkpoint activations: save only each block's input, recompute in backward."""
 
 
 class ResNet(Backbone):
     """A ResNet up to its pooled features ("pool5"): (N, 3, S, S) to (N, ``features``).
 
-    It has the modules and names of torchvision's ``ResNet``, so that weights can be exchanged
-    (except ``fc``), but its width need not be 64. The "cifar" stem is that of He et al. for
-    32-pixel images (CVPR 2016, section 4.2): 3x3, stride 1, no pool. "cifar-pad2" has padding 2, as
-    in solo-learn (solo/methods/base.py). "cifar-no-relu" has no ReLU: lightly's ``ResNetGenerator``
-    calls that ReLU in ``forward`` only, so it is lost when the network's children are put into an
-    ``nn.Sequential``.
+    Modules and state dict keys are those of torchvision's ``ResNet`` without ``fc``, so that
+    weights can be exchanged, but other widths than 64 are possible. The "cifar" stem is that of He
+    et al. for 32-pixel images (CVPR 2016, section 4.2): 3x3, stride 1, no pooling. "cifar-pad2" has
+    padding 2, as in solo-learn (solo/methods/base.py). "cifar-no-relu" has no ReLU: lightly's
+    ``ResNetGenerator`` calls that ReLU only in ``forward``, so it is lost when the network's
+    children are put into an ``nn.Sequential``.
     """
 
     def __init__(self, name: str, *, stem: str, width: int) -> None:
@@ -135,7 +135,7 @@ class ResNet(Backbone):
 
 
 class ForeignNetwork(Backbone):
-    """A network of another library, with that library's names in its state dict.
+    """A network from torchvision or timm, with that library's state dict keys.
 
     The network is a submodule because some (ConvNeXt, DenseNet) have a module called ``features``.
     """
@@ -151,7 +151,7 @@ class ForeignNetwork(Backbone):
         return features
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the network's state dict, with the library's names."""
+        """Return the network's state dict, with the library's keys."""
         return self.network.state_dict(*args, **kwargs)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -161,7 +161,7 @@ class ForeignNetwork(Backbone):
 
 
 def build_backbone(config: BackboneConfig) -> Backbone:
-    """Build the encoder that the config names, without any download.
+    """Build the backbone that the config names, randomly initialised; nothing is downloaded.
 
     fastsiam's ResNets are initialised like torchvision's (He et al., fan-out), other networks by
     their library. With ``zero_init_residual`` the last BN of each block starts at scale 0 (Goyal et
@@ -193,12 +193,12 @@ def build_backbone(config: BackboneConfig) -> Backbone:
 
 
 def check_backbone(config: BackboneConfig, *, crop: int, joins_views: bool = False) -> None:
-    """Check that the encoder can be trained on views of a size.
+    """Check that the backbone can be trained on views of a given size.
 
     Args:
         config: names the network.
         crop: side of the views, in pixels.
-        joins_views: whether BN gets several views in one batch, and has to tell them apart.
+        joins_views: whether batches may contain several views, which BN must normalise separately.
 
     Raises:
         ValueError: as ``check_crop``.
@@ -214,13 +214,13 @@ def check_backbone(config: BackboneConfig, *, crop: int, joins_views: bool = Fal
     check_crop(config, crop, training=True)
     if joins_views and _norm_batches(config, crop) - {2}:
         raise BackendError(
-            f"{config.backbone} passes parts of images to BN as images, which would mix up views: "
-            "pass --compile off and no --bn-images"
+            f"{config.backbone} folds parts of images into the batch dimension, so BN would mix up "
+            "views; pass --compile off, without --bn-images"
         )
 
 
 def _norm_batches(config: BackboneConfig, crop: int) -> set[int]:
-    """Return the sizes of the batches that BN layers get for two images."""
+    """Return the batch sizes that BN layers receive when the network gets two images."""
     backbone, sizes = skeleton(config).train(), set[int]()
     for module in backbone.modules():
         if isinstance(module, _BatchNorm):
@@ -230,12 +230,12 @@ def _norm_batches(config: BackboneConfig, crop: int) -> set[int]:
 
 
 def check_crop(config: BackboneConfig, crop: int, *, training: bool) -> None:
-    """Check, on the meta device, that the encoder works on images of a size.
+    """Check, on the meta device, that the backbone works on images of a given size.
 
     Args:
         config: names the network.
         crop: side of the images, in pixels.
-        training: whether the encoder is used in training mode, where some have other outputs.
+        training: whether to check training mode, in which some networks have other outputs.
 
     Raises:
         ValueError: the network is unknown, does not accept this size, or has no (N, d) features.
@@ -268,7 +268,7 @@ def check_crop(config: BackboneConfig, crop: int, *, training: bool) -> None:
 
 
 def skeleton(config: BackboneConfig) -> Backbone:
-    """Build the encoder on the meta device: names and shapes, without memory.
+    """Build the backbone on the meta device: parameter names and shapes, without memory.
 
     Raises:
         ValueError, BackendError: as ``build_backbone``.
@@ -280,12 +280,12 @@ def _on_meta(build: Callable[[], Network]) -> Network:
     try:
         with torch.device("meta"):
             return build()
-    except (NotImplementedError, RuntimeError):  # some (RegNet) compute with tensors on build
+    except (NotImplementedError, RuntimeError):  # RegNet's constructor computes with tensors
         return build().to("meta")
 
 
 def classifier_keys(config: BackboneConfig) -> set[str]:
-    """Return the names of the library's weights that the encoder does not have: the classifier's.
+    """Return the state dict keys of the library's classifier, which the backbone lacks.
 
     Raises:
         ValueError, BackendError: as ``build_backbone``.
@@ -301,7 +301,7 @@ def classifier_keys(config: BackboneConfig) -> set[str]:
 
 
 def _tried(backbone: Backbone, side: int) -> Any:
-    """Return the output for two images, on the meta device."""
+    """Run the backbone on two images on the meta device; return its output."""
     return backbone(torch.empty(2, 3, side, side, device="meta"))
 
 
@@ -367,7 +367,7 @@ def _without_randomness(module: nn.Module) -> None:
     """Set the probabilities of dropout and stochastic depth to 0."""
     if isinstance(module, _DropoutNd | StochasticDepth):
         module.p = 0.0
-    for name in ("drop_prob", "drop_rate"):  # of timm, which may apply them without a module
+    for name in ("drop_prob", "drop_rate"):  # timm may apply these without a module
         if isinstance(getattr(module, name, None), float):
             setattr(module, name, 0.0)
 

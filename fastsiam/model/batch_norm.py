@@ -1,4 +1,4 @@
-"""Batch normalisation of each view separately, over one or several ranks.
+"""Batch normalisation of each view separately, on one rank or synchronised over several.
 
 BN is the only layer whose output for an image depends on the rest of the batch. So it must know
 which images belong to the same view, and which ranks have the rest of the batch.
@@ -22,21 +22,21 @@ _recomputing = False
 
 
 class ViewBatchNorm(_BatchNorm):
-    """A ``BatchNorm`` for batches of several views, distributed over several ranks.
+    """A ``BatchNorm`` that normalises each view of a batch separately, over one or several ranks.
 
-    In training mode each view is normalised by its own mean and variance over all ranks of the
-    group, and updates the running statistics in turn, as if it were called once for each view of
-    the global batch. In evaluation mode, and in its parameters, buffers and names, it is a plain
-    ``BatchNorm``. Batches must have the same shape on all ranks.
+    In training mode it behaves as if it were called once for each view of the global batch: each
+    view is normalised by its own mean and variance over all ranks of the group, and updates the
+    running statistics in turn. In evaluation mode it is a plain ``BatchNorm``, whose parameters,
+    buffers and state dict keys it has. Batches must have the same shape on all ranks.
 
-    Statistics are float32, as in torch's kernels. With a group, each layer communicates once per
-    direction, for all views together: means and variances in the forward pass (gathered, so that
-    they can be combined without cancellation), and their gradients in the backward pass.
+    Statistics are float32, as in torch's kernels. With a group, each layer communicates once in
+    each pass, for all views together. The forward pass gathers means and variances, so that they
+    can be combined without cancellation. The backward pass reduces their gradients.
     """
 
     images: int = 0
-    """Number of consecutive images that share statistics: a view, or a part of one. 0 means that
-    the whole batch does, as a batch of fewer images does."""
+    """Number of consecutive images that share statistics: a view, or a part of one. With 0, and in
+    smaller batches, the entire batch shares them."""
     group: dist.ProcessGroup | None = None
     """Ranks that share statistics; None means this rank alone."""
 
@@ -44,10 +44,10 @@ class ViewBatchNorm(_BatchNorm):
         assert input.dim() >= 2
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise (views * N, C, ...), in any floating type, over all axes but C.
+        """Normalise (views * N, C, ...), in any floating type, over all axes except C.
 
         Raises:
-            ValueError: the batch is larger than a view, but does not consist of whole views.
+            ValueError: the batch size exceeds that of a view, but is not a multiple of it.
         """
         if not self.training:
             return super().forward(input)
@@ -56,14 +56,14 @@ class ViewBatchNorm(_BatchNorm):
         views, rest = divmod(len(input), self.images) if several else (1, 0)
         if rest:
             raise ValueError(
-                f"BN got {len(input)} images, which are no whole views of {self.images}: pass the "
-                "views through Method.by_view"
+                f"BN got {len(input)} images, not a multiple of the {self.images} of a view; pass "
+                "the views through Method.by_view"
             )
         assert self.num_batches_tracked is not None and self.momentum is not None
         assert self.running_mean is not None and self.running_var is not None
         running = self.running_mean, self.running_var
         if _recomputing:
-            # Copies, not None, so that torch's kernel saves the same tensors for backward.
+            # Copies instead of None, so that torch's kernel saves the same tensors for backward.
             running = self.running_mean.clone(), self.running_var.clone()
         else:
             self.num_batches_tracked += views
@@ -89,9 +89,9 @@ class ViewBatchNorm(_BatchNorm):
     ) -> Tensor:
         """Normalise with elementwise operations, which ``torch.compile`` fuses.
 
-        Channels are the last dimension inside, because otherwise the compiler loses the layout of a
-        five-dimensional tensor and copies it. The result is rounded after the permutation, because
-        otherwise torch 2.11 writes NCHW gradients.
+        Channels are the last dimension during the computation, because otherwise the compiler loses
+        the layout of the five-dimensional tensor and copies it. The result is cast after the
+        permutation, because otherwise torch 2.11 writes NCHW gradients.
         """
         x = input.movedim(1, -1).unflatten(0, (views, -1))  # (views, N, ..., C)
         axes = tuple(range(1, x.dim() - 1))
@@ -116,7 +116,7 @@ class ViewBatchNorm(_BatchNorm):
         return out
 
     def _move(self, running: Tensor, seen: Tensor) -> None:
-        """Update running statistics, (C,), with those of each part in turn, (parts, C)."""
+        """Update running statistics (C,) with the statistics of each part (parts, C), in order."""
         assert self.momentum is not None
         stays = 1 - self.momentum
         ages = torch.arange(len(seen) - 1, -1, -1, device=seen.device)
@@ -131,13 +131,13 @@ class ViewBatchNormAct(ViewBatchNorm):
     act: nn.Module
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise as ``ViewBatchNorm``, then apply dropout and activation."""
+        """Normalise like ``ViewBatchNorm``, then apply dropout and activation."""
         out: Tensor = self.act(self.drop(super().forward(input)))
         return out
 
 
 def unknown_batch_norm(module: nn.Module) -> str:
-    """Return the type of a batch normalisation layer that is unsupported, or ""."""
+    """Return the class name of an unsupported batch normalisation layer, or "" if all work."""
     for child in module.modules():
         if _view_kind(child) is None and (
             isinstance(child, _BatchNorm)
@@ -150,14 +150,14 @@ def unknown_batch_norm(module: nn.Module) -> str:
 def use_view_batch_norm(
     module: nn.Module, *, images: int = 0, group: dist.ProcessGroup | None = None
 ) -> None:
-    """Replace a module's BatchNorms by ``ViewBatchNorm``; parameters and buffers stay the same.
+    """Convert a module's BatchNorms to ``ViewBatchNorm``; parameters and buffers stay the same.
 
-    Call ``unknown_batch_norm`` first: layers that it names stay as they are.
+    Unsupported layers are left unchanged, so check for them with ``unknown_batch_norm`` first.
 
     Args:
         module: changed in place.
         images: number of consecutive images on this rank that share statistics: a view or a part of
-            one; 0 means that the whole batch does.
+            one; 0 means the entire batch.
         group: ranks that share statistics; None means this rank alone.
     """
     for child in module.modules():
@@ -169,7 +169,7 @@ def use_view_batch_norm(
 
 @contextlib.contextmanager
 def recomputation() -> Iterator[None]:
-    """Leave running statistics unchanged inside: the first forward pass has updated them."""
+    """Freeze running statistics while a pass is recomputed: the first pass has updated them."""
     global _recomputing
     before, _recomputing = _recomputing, True
     try:
@@ -194,12 +194,12 @@ def groups_of(module: nn.Module, images: int, ranks: int) -> int:
 
 
 def _view_kind(module: nn.Module) -> type[ViewBatchNorm] | None:
-    """Return the equivalent class for a BatchNorm; None for other layers and unsupported ones."""
+    """Return the ``ViewBatchNorm`` class for a BatchNorm; None for other or unsupported layers."""
     if isinstance(module, ViewBatchNorm):
         return type(module)
     if not isinstance(module, _BatchNorm):
         return None
-    if not module.track_running_stats or module.momentum is None:  # other running averages
+    if not module.track_running_stats or module.momentum is None:  # no exponential average
         return None
     if type(module).forward is _BatchNorm.forward:
         return ViewBatchNorm
@@ -208,7 +208,7 @@ def _view_kind(module: nn.Module) -> type[ViewBatchNorm] | None:
 
 
 def _joined(mean: Tensor, var: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
-    """Combine the ranks' means and biased variances, which are of equally many samples."""
+    """Combine the ranks' means and biased variances; every rank has the same number of samples."""
     own = torch.stack([mean, var])[None]
     means, variances = gather_with_gradient(own, group).unbind(1)
     mean = means.mean(0)

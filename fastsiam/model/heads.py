@@ -1,7 +1,7 @@
 """Projection and prediction MLPs.
 
-Weights are initialised by PyTorch's defaults. A layer without BN has a bias, and an identity
-instead of the BN, so that weights have the same names in all variants: layer i is module 3 i.
+Weights have PyTorch's default initialisation. A layer without BN has a bias, and ``nn.Identity`` in
+place of BN, so that state dict keys are the same in all variants: layer i is module 3 i.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ def mlp(
     """Build fully connected layers with ReLUs between: (N, first width) to (N, last width).
 
     Args:
-        widths: of the input, the hidden layers and the output.
+        widths: widths of the input, the hidden layers and the output.
         hidden_bn: whether hidden layers have BN.
         output_bn: whether the output has BN.
-        output_affine: whether that BN has a scale and an offset.
+        output_affine: whether the output's BN has a scale and an offset.
     """
     modules: list[nn.Module] = []
     for width, to in pairwise(widths[:-1]):

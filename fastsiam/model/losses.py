@@ -1,7 +1,7 @@
-"""Losses of methods, which compare predictions with targets.
+"""Loss functions that compare predictions with targets, and SwAV's assignments.
 
 They are computed in float32 without autocast, because normalisation in half precision overflows for
-large inputs. For the stop-gradient, the caller detaches the targets.
+large inputs. For a stop-gradient, the caller detaches the targets.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 
 def negative_cosine(p: Tensor, z: Tensor) -> Tensor:
-    """Return the negative cosine similarity (equation 1 of the paper), averaged over the batch.
+    """Return SimSiam's negative cosine similarity (equation 1), averaged over the batch.
 
     Args:
         p: (N, d) predictions, any floating type.
@@ -28,14 +28,14 @@ def negative_cosine(p: Tensor, z: Tensor) -> Tensor:
 
 
 def softmax_cross_entropy(p: Tensor, z: Tensor) -> Tensor:
-    """Return the cross-entropy of softmaxes over channels (section 4.5), averaged over the batch.
+    """Return SimSiam's softmax cross-entropy over channels (section 4.5), averaged over the batch.
 
     Args:
         p: (N, d) predictions, any floating type.
         z: (N, d) targets: "the probabilities of belonging to each of d pseudo-categories".
 
     Returns:
-        Scalar float32, 0 or more; log d if both are constant.
+        Scalar float32, at least 0; log d if the rows of p and z are constant.
     """
     with torch.autocast(p.device.type, enabled=False):
         return cross_entropy(F.softmax(z.float(), 1), p)
@@ -45,18 +45,18 @@ def cross_entropy(shares: Tensor, logits: Tensor) -> Tensor:
     """Return the cross-entropy of logits with target probabilities, averaged over the batch.
 
     Args:
-        shares: (N, K) float32 probabilities; each row has sum 1.
+        shares: (N, K) float32 target probabilities; each row has sum 1.
         logits: (N, K), any floating type.
 
     Returns:
-        Scalar float32, 0 or more.
+        Scalar float32, at least 0.
     """
     with torch.autocast(logits.device.type, enabled=False):
         return -(shares * F.log_softmax(logits.float(), 1)).sum(1).mean()
 
 
 def unit(x: Tensor) -> Tensor:
-    """Return the rows normalised to length 1: (N, d) of any floating type to (N, d) float32."""
+    """Normalise rows to length 1: (N, d) of any floating type to (N, d) float32."""
     return F.normalize(x.float(), dim=1)
 
 
@@ -65,14 +65,14 @@ def nt_xent(
 ) -> Tensor:
     """Return SimCLR's loss (Chen et al. 2020, equation 1).
 
-    Each anchor's positive is the other view of its image. It is compared with the projections of
-    both views of all images, except itself.
+    The positive of each anchor is the other view of its image. The anchor is compared with both
+    views of all images, except itself.
 
     Args:
-        anchors: (N, d) for each of two views, l2-normalised, of this rank's images.
-        others: (B, d) for each of two views, l2-normalised, of all ranks' images.
+        anchors: this rank's projections, l2-normalised: (N, d) for each of two views.
+        others: all ranks' projections, l2-normalised: (B, d) for each of two views.
         first: index of this rank's first image among those of all ranks.
-        temperature: of the softmax.
+        temperature: softmax temperature.
 
     Returns:
         Scalar float32, the mean over 2 N anchors.
@@ -91,9 +91,9 @@ def info_nce(queries: Tensor, keys: Tensor, negatives: Tensor, *, temperature: f
 
     Args:
         queries: (N, d) float32, l2-normalised.
-        keys: (N, d), each query's positive, l2-normalised.
+        keys: (N, d), the positive of each query, l2-normalised.
         negatives: (K, d), l2-normalised.
-        temperature: of the softmax.
+        temperature: softmax temperature.
 
     Returns:
         Scalar float32, the mean over the queries.
@@ -107,15 +107,15 @@ def info_nce(queries: Tensor, keys: Tensor, negatives: Tensor, *, temperature: f
 def sinkhorn(scores: Tensor, *, epsilon: float, rounds: int, weights: Tensor) -> Tensor:
     """Assign images to prototypes with equal total weight for each prototype (Cuturi 2013).
 
-    These are SwAV's assignments (Caron et al. 2020, equations 3 to 5): each round normalises the
-    sums over prototypes, then those over images. Constant factors are left out, because the next
-    division cancels them.
+    These are SwAV's assignments (Caron et al. 2020, equations 3 to 5). Each round divides by the
+    total of each prototype, then by that of each image. Constant factors are left out, because the
+    next division cancels them.
 
     Args:
         scores: (B, K) float32 cosines.
-        epsilon: temperature; with small values each image has nearly one prototype.
+        epsilon: temperature; small values give almost one-hot assignments.
         rounds: number of rounds, at least 1.
-        weights: (B,) float32, 1 for images to assign, 0 for others.
+        weights: (B,) float32, 1 for images to assign, 0 for images to ignore.
 
     Returns:
         (B, K) float32; rows with weight 1 have sum 1.

@@ -1,4 +1,4 @@
-"""Numerics of a run: precision, memory formats, torch's global options, and finite checks."""
+"""Numerics of a run: precision, memory format, torch's global options and finite checks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ _TYPES: dict[Precision, torch.dtype] = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
 }
-"""Of the types that "auto" means on the ranks, all of them support the first one here."""
+"""Dtype of each precision. If "auto" differs between ranks, the first of their choices in this
+order is the one that all ranks support."""
 
 
 def autocast_type(precision: Precision, device: torch.device) -> torch.dtype:
-    """Return the dtype of a precision.
+    """Return the autocast dtype of a precision.
 
     On a GPU, "auto" is bf16 if the hardware supports it, else fp16. On a CPU, it is bf16 with AMX,
-    else fp32: AVX-512 alone does not multiply bf16 faster than fp32, and casts take extra time.
+    else fp32: with AVX-512 alone, bf16 is no faster than fp32, and casts take extra time.
     """
     if precision != "auto":
         return _TYPES[precision]
@@ -37,14 +38,14 @@ def autocast_type(precision: Precision, device: torch.device) -> torch.dtype:
 
 
 def resolved_precision(precision: Precision, device: torch.device) -> Precision:
-    """Return the precision of all ranks, whose hardware may differ; every rank must call it."""
+    """Return a precision that all ranks support, on any mix of hardware; every rank calls this."""
     dtype = autocast_type(precision, device)
     names = from_all(next(name for name, known in _TYPES.items() if known == dtype))
     return next(name for name in _TYPES if name in names)
 
 
 def check_precision(precision: str, device: str) -> None:
-    """Raise a ``DeviceError`` if ``--precision`` asks for one that ``--device`` lacks."""
+    """Raise ``DeviceError`` if ``--device`` does not support ``--precision``."""
     if precision == "fp16" and (device == "cpu" or not torch.cuda.is_available()):
         raise DeviceError("--precision fp16 needs a GPU; use bf16 or fp32 on the CPU")
 
@@ -57,14 +58,13 @@ def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
 def with_resolved_precision(
     config: TrainConfig, device: torch.device, *, began_with: TrainConfig | None = None
 ) -> TrainConfig:
-    """Replace the precision "auto"; a resumed run keeps the precision of its checkpoint.
+    """Resolve the precision "auto"; a resumed run keeps the precision of its checkpoint.
 
-    Every rank must call it, and gets the same result. ``began_with`` are the settings of the
-    checkpoint.
+    Every rank must call this, and gets the same result. ``began_with``: the checkpoint's settings.
     """
     precision = config.numerics.precision
     own = began_with.numerics.precision if began_with else "auto"
-    if precision == "auto" and (own != "fp16" or device.type == "cuda"):  # else a check fails later
+    if precision == "auto" and (own != "fp16" or device.type == "cuda"):  # or a later check fails
         precision = own
     precision = resolved_precision(precision, device)
     return replace(config, numerics=replace(config.numerics, precision=precision))
@@ -76,7 +76,7 @@ def memory_format_of(config: TrainConfig) -> torch.memory_format:
 
 
 def use_numerics(config: TrainConfig, place: Place) -> None:
-    """Set torch's global options in this process."""
+    """Set the global options of torch and glibc in this process."""
     tf32 = config.numerics.tf32
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = tf32
@@ -86,10 +86,10 @@ def use_numerics(config: TrainConfig, place: Place) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc reuse the memory of freed tensors.
+    """Make glibc reuse the memory of freed tensors; other C libraries are left unchanged.
 
-    By default it maps new memory for each large tensor in each step, and the system clears every
-    page, which takes a tenth of a small network's step. Other C libraries are left unchanged.
+    By default glibc maps new memory for every large tensor in every step. The operating system
+    zeroes each page, which takes 10% of a small network's step.
     """
     with contextlib.suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -99,7 +99,7 @@ def keep_freed_memory() -> None:
 
 
 class FiniteCheck:
-    """Detector of the first step with a value that is not finite, without synchronisation."""
+    """Detector of the first step with a non-finite value, without device synchronisation."""
 
     def __init__(self, device: torch.device) -> None:
         self._first = torch.full((), math.inf, device=device, dtype=torch.float64)
@@ -117,6 +117,6 @@ class FiniteCheck:
         self._first = torch.minimum(self._first, at.to(self._first.dtype))
 
     def verdict(self) -> int | None:
-        """Return the first bad step of any rank, or None; every rank must call it, and waits."""
+        """Return the first bad step of any rank, or None; every rank must call this and waits."""
         first = minimum_across_ranks(self._first).item()
         return None if math.isinf(first) else int(first)

@@ -1,1 +1,1 @@
-"""Folders of runs: checkpoints, metrics, records of evaluations."""
+"""The folder of a run: its lock, checkpoints, metrics, trackers and evaluation records."""

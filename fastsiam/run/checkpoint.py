@@ -1,6 +1,6 @@
-"""Checkpoints: written atomically, read without executing code.
+"""Checkpoints, written atomically and read without executing code.
 
-A run's randomness is a pure function of (seed, epoch, image), so a checkpoint contains only the
+A run's randomness is a pure function of (seed, epoch, image). So a checkpoint contains only the
 weights, the optimizer and the number of steps, without the state of generators or loaders.
 """
 
@@ -33,7 +33,7 @@ from fastsiam.files import (
 )
 
 FORMAT = 2
-"""Version of the file format; that of fastsiam 0.1 was 1."""
+"""Version of the file format; fastsiam 0.1 wrote version 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +42,11 @@ class Checkpoint:
 
     config: TrainConfig
     step: int
-    """Optimizer steps done."""
+    """Number of completed optimizer steps."""
     seconds: float
     """Training time so far, without evaluation and saving."""
     images: int
-    """Images in the data set."""
+    """Number of images in the data set."""
     steps_per_epoch: int
     """Optimizer steps in an epoch."""
     model: dict[str, Any]
@@ -66,7 +66,7 @@ class Checkpoint:
 
     @property
     def epoch(self) -> float:
-        """Epochs done."""
+        """Completed epochs."""
         return self.step / self.steps_per_epoch
 
 
@@ -76,7 +76,7 @@ def last(run: Path) -> Path:
 
 
 def previous(run: Path) -> Path:
-    """Return the path of the checkpoint before a run's last."""
+    """Return the path of a run's second-to-last checkpoint."""
     return last(run).with_name("previous.pt")
 
 
@@ -111,17 +111,17 @@ def save(path: Path, checkpoint: Checkpoint, *, keep: Path | None = None) -> Non
             torch.save(state, temporary)
             if keep is not None:
                 with temporary.open("rb") as file:
-                    os.fsync(file.fileno())  # before the existing file has another name
+                    os.fsync(file.fileno())  # before the existing file is renamed
                 _keep(path, keep)
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"cannot save {path}: {reason(error)}") from error
 
 
 def _keep(path: Path, other: Path) -> None:
-    """Give an existing file a second name; at any moment one of the two names is a complete file.
+    """Hard-link a file to a second name; at any time one of the two names is a complete file.
 
-    On file systems without hard links the file is renamed. If it lies on another disk, because a
-    link leads there, it is copied.
+    On file systems without hard links the file is renamed. If ``path`` is a link to another disk,
+    the file is copied.
     """
     path = path.resolve()
     if not is_file(path):
@@ -142,7 +142,7 @@ def _keep(path: Path, other: Path) -> None:
 def digest_of(state: Mapping[Any, Any]) -> str:
     """Return the SHA-256 of nested containers of tensors and plain values, in hex digits.
 
-    It depends on names, types, shapes, values and the order of lists, not on that of dictionaries.
+    It depends on names, types, shapes, values and the order of lists, not the order of mappings.
     """
     digest = hashlib.sha256()
 
@@ -172,7 +172,7 @@ def locate(path: Path) -> Path:
 
     Raises:
         CheckpointError: the file does not exist, or the folder cannot be read.
-        FastSiamError: the path is an address.
+        FastSiamError: the path is a URL, or has a ``~`` that the shell did not expand.
     """
     require_local(path, reads=True)
     with explained(CheckpointError, f"cannot read {path}"):
@@ -191,7 +191,7 @@ def locate(path: Path) -> Path:
 
 
 def other_one(path: Path) -> str:
-    """Name the previous checkpoint beside a run's last one, for messages; "" without it."""
+    """Return the end of an error message that names the previous checkpoint; "" without one."""
     before = path.with_name("previous.pt")
     is_last = path.name == "last.pt" and before.is_file()
     return f"; the previous checkpoint is {before}" if is_last else ""
@@ -202,7 +202,7 @@ def load(path: Path, *, resumes: bool = False) -> Checkpoint:
 
     Args:
         path: a checkpoint, or a run's folder for its last one.
-        resumes: whether its run is to be resumed.
+        resumes: whether the run will be resumed, which some runs of version 0.2 do not allow.
 
     Raises:
         CheckpointError: it is missing, corrupt, not a fastsiam checkpoint, or its run cannot be
@@ -225,7 +225,7 @@ def load(path: Path, *, resumes: bool = False) -> Checkpoint:
 
 
 def _check_schedule(settings: Mapping[str, Any], run: Path) -> None:
-    """Check the settings of a run of 0.2, which could restart the cosine when it was extended.
+    """Check that a run was not extended with a restarted cosine, which version 0.2 could do.
 
     Raises:
         CheckpointError: the run's learning rate follows such a schedule.
@@ -239,7 +239,7 @@ def _check_schedule(settings: Mapping[str, Any], run: Path) -> None:
 
 
 def _differs(state: Any) -> bool:
-    """Return whether the content differs from its digest; files without a digest never do."""
+    """Return whether a file's content does not match its digest; False without a digest."""
     if not isinstance(state, dict) or not isinstance(state.get("digest"), str):
         return False
     written = {name: value for name, value in state.items() if name != "digest"}
@@ -253,11 +253,10 @@ def load_newest(run: Path) -> tuple[Checkpoint | None, str]:
     """Read a run's last checkpoint, or the previous one if the last is corrupt or missing.
 
     Returns:
-        The checkpoint, or None if the run has not saved any; and a warning about the last one, or
-        "".
+        The checkpoint, or None if the run has none; and a warning about the last one, or "".
 
     Raises:
-        CheckpointError: the run has checkpoints, but all are unreadable, or it cannot be resumed.
+        CheckpointError: the run has checkpoints, but none is readable, or it cannot be resumed.
     """
     path, before = last(run), previous(run)
     if not exists(run):
@@ -275,7 +274,7 @@ def load_newest(run: Path) -> tuple[Checkpoint | None, str]:
             found = load(before, resumes=True)
         except CheckpointError:
             raise error from None
-    return found, f"{path} is {what}: resuming from the previous one, at step {found.step:,}"
+    return found, f"{path} is {what}: resuming from the previous checkpoint, at step {found.step:,}"
 
 
 def rename_corrupt(run: Path) -> None:
@@ -291,20 +290,20 @@ def rename_corrupt(run: Path) -> None:
 
 
 def parse(path: Path, state: Any) -> Checkpoint:
-    """Return the checkpoint in the unpickled content of a file; messages name its path.
+    """Convert the unpickled content of a file to a checkpoint; ``path`` is for error messages.
 
     Raises:
         CheckpointError: it is corrupt, not a fastsiam checkpoint, or one of another version.
     """
     if _differs(state):
         raise DamagedError(
-            f"cannot read {path}: it is corrupt, its content does not match its checksum"
+            f"cannot read {path}: it is corrupt (its content does not match its checksum)"
             f"{other_one(path)}"
         )
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(
-            f"{path} is not a checkpoint of this version of fastsiam, or too old: version 0.2 and "
-            "newer ones are read"
+            f"{path} is not a checkpoint of this version of fastsiam, or too old: only checkpoints "
+            "of version 0.2 and newer can be read"
         )
     try:
         config = TrainConfig.from_dict(state["config"])

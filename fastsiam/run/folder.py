@@ -20,7 +20,7 @@ _POLL = 0.1
 _FILE = "lock"
 
 PATIENCE = 15.0
-"""Seconds that a restarted run waits for the folder while processes of the previous start save."""
+"""Seconds that a restarted run waits for the lock while processes of the previous start save."""
 
 
 @contextlib.contextmanager
@@ -61,7 +61,7 @@ def _lock(run: Path) -> FileLock:
 
 
 def _holder(run: Path) -> str:
-    """Return what the process that holds the lock wrote about itself."""
+    """Return the description of the process that holds the lock, from the lock file."""
     with contextlib.suppress(OSError):
         if text := (run / _FILE).read_text(errors="replace").strip():
             return text
@@ -71,13 +71,13 @@ def _holder(run: Path) -> str:
 class RunFolder:
     """A run's folder, which one process at a time can lock.
 
-    A process that uses the folder holds a lock of ``RUN/lock``. The operating system releases the
+    A process that uses the folder holds a lock on ``RUN/lock``. The operating system releases the
     lock when the process ends, even if it is killed and its forked children survive. The text of
     the file names the process.
 
     Args:
-        path: the folder, which exists.
-        console: for warnings.
+        path: the folder, which must exist.
+        console: prints warnings.
     """
 
     def __init__(self, path: Path, *, console: Console | None = None) -> None:
@@ -86,14 +86,14 @@ class RunFolder:
 
     @contextlib.contextmanager
     def taken(self, *, patience: float = 0.0) -> Iterator[None]:
-        """Lock the folder inside a ``with`` block, after at most ``patience`` seconds.
+        """Lock the folder inside a ``with`` block; wait for it at most ``patience`` seconds.
 
         Raises:
             FastSiamError: another process uses the folder, or it cannot be written.
         """
         path, inode = self.path / _FILE, 0
         with explained(FastSiamError, f"cannot write {path}"):
-            path.touch()  # raises errors of the folder, as opposed to those of the lock below
+            path.touch()  # raises the folder's errors, before the lock's errors below
         lock = _lock(self.path)
         try:
             # At least two attempts: `_is_used` in another process holds the lock for an instant.
@@ -116,12 +116,12 @@ class RunFolder:
             yield
         finally:
             with contextlib.suppress(OSError):
-                if path.stat().st_ino == inode:  # else it is another process's
+                if path.stat().st_ino == inode:  # otherwise another process owns the file
                     path.unlink()  # before the release, so that waiting processes notice
             lock.release()
 
     def keep(self, name: str, content: bytes) -> None:
-        """Write a small file of the folder.
+        """Write a small file to the folder, atomically.
 
         Raises:
             FastSiamError: the file cannot be written.

@@ -36,8 +36,8 @@ class MetricsLog:
     ) -> None:
         """Remove lines after step ``step`` from the file, and invalid lines with a warning.
 
-        Later lines are left by a run that was killed after its last checkpoint. A run that begins
-        removes all: they are of an earlier start, perhaps with other settings.
+        Later lines come from a run that was killed after its last checkpoint. A new run removes all
+        lines: they come from an earlier start, perhaps with other settings.
 
         Args:
             folder: the run's folder.
@@ -62,7 +62,7 @@ class MetricsLog:
                     try:
                         at = self._step_of(line or {})
                     except (ArithmeticError, LookupError, TypeError, ValueError):
-                        invalid += text.endswith("\n")  # a run that was killed leaves half a line
+                        invalid += text.endswith("\n")  # a killed run may leave half a line
                         continue
                     if line and at <= step:
                         self.is_evaluated |= line["kind"] == "knn" and at == step
@@ -80,7 +80,7 @@ class MetricsLog:
         )
 
     def write(self, kind: str, values: dict[str, Any]) -> None:
-        """Append one line, and pass its numbers to the trackers."""
+        """Append one line to the file, and pass its numbers to the trackers."""
         line = {"kind": kind, **values}
         self._last = max(self._last, self._step_of(line))
         self._unwritten.append(json.dumps(line) + "\n")
@@ -145,18 +145,18 @@ class MetricsLog:
 def read_metrics(
     run: Path, *, numbers: Mapping[str, Collection[str]] | None = None
 ) -> list[dict[str, Any]]:
-    """Read the lines of a run's ``metrics.jsonl``, without corrupt ones.
+    """Read the lines of a run's ``metrics.jsonl``, skipping corrupt ones.
 
     The last line may be incomplete if the process was killed or the disk was full.
 
     Args:
         run: folder of the run.
-        numbers: names of the numbers that the caller uses, by the kind of the line that has them.
+        numbers: names of the numbers that the caller uses, by the kind of line that has them.
 
     Raises:
         FastSiamError: the file cannot be read.
-        DataError: ``numbers`` are given, and a line lacks one of them or is corrupt and not the
-            last, such as one that was edited by hand.
+        DataError: ``numbers`` is given, and a line lacks one of them, or a line other than the last
+            is corrupt, for example because it was edited by hand.
     """
     path = run / "metrics.jsonl"
     lines, invalid = [], 0
@@ -195,5 +195,5 @@ def _lines(run: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
 
 
 def initial_spread(run: Path) -> float | None:
-    """Return the z_std of the untrained network from a run's log; None if it is not there."""
+    """Return the z_std of the untrained network from a run's log; None if it was not logged."""
     return next((x.get("z_std") for _, x in _lines(run) if x and x["kind"] == "initial"), None)

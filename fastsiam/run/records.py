@@ -29,7 +29,7 @@ _FIGURES: dict[str, tuple[str, ...]] = {
     "finetune": ("top1",),
     "detect": ("AP",),
 }
-"""What every result of a kind of evaluation has."""
+"""Names of the numbers that every result has, by kind of evaluation."""
 _RECORD = 1 << 16
 """Free disk space that a record needs, in bytes."""
 
@@ -44,11 +44,11 @@ class NetworkFacts:
     """Program that wrote the file: fastsiam or another one."""
     file: str
     epoch: float | None
-    """Epochs of training; None if the file does not have them."""
+    """Epochs of training; None if the file does not say."""
     untrained: bool
-    """Whether the weights are newly initialised."""
+    """Whether the weights are randomly initialised."""
     fingerprint: str
-    """Hash of its weights and statistics."""
+    """Hash of the network's state dict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +67,10 @@ class DataFacts:
     """Share of each class of the training images used for validation; None if the data set has a
     validation split."""
     image_column: str | None = None
-    """Column of the data with the images; None if the user named none."""
+    """Column of the data with the images; None if the user did not name one."""
     other_data: str | None = None
-    """Full path of the data if the network was not trained on them: others may have their labels;
-    None for the run's own."""
+    """Absolute path of the data if the network was not trained on them, because other data may have
+    the same labels; None for the run's own data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class TrainingDataFacts(DataFacts):
     """The images of an evaluation that trains with labels, on all or some training images."""
 
     percent: float
-    """Share of the training images, in percent."""
+    """Percentage of the training images used."""
     subset: str | None
     """File with the names of the images to use."""
     chosen_crc32: str | None
@@ -87,7 +87,7 @@ class TrainingDataFacts(DataFacts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFacts:
-    """Preprocessing of the images, and how the network ran."""
+    """Preprocessing of the images, and how the network was run."""
 
     crop: int
     """Side of the central crop, in pixels."""
@@ -103,7 +103,7 @@ class ImageFacts:
 
 
 def _plain(facts: DataFacts | ImageFacts) -> dict[str, Any]:
-    """Return plain values, without the defaults of fields that version 0.2 lacks."""
+    """Return plain values, without fields at their default: version 0.2 lacks these fields."""
     defaults = {f.name: f.default for f in fields(facts)}
     return {name: x for name, x in asdict(facts).items() if x != defaults[name]}
 
@@ -131,7 +131,7 @@ class Evaluation:
     def path(self, run: Path, *details: str) -> Path:
         """Return the path of the record in a run's folder.
 
-        The file name ends in a hash of ``identity``, so that other evaluations have other names.
+        The file name ends in a hash of ``identity``, so different evaluations have different names.
 
         Args:
             run: the run's folder.
@@ -142,7 +142,7 @@ class Evaluation:
         return run / "eval" / f"{'-'.join(parts)}.json"
 
     def record(self, **results: Any) -> Record:
-        """Return a record with this machine's environment and the date.
+        """Return a record of the results, with this machine's environment and the date.
 
         Args:
             results: the other fields of a record.
@@ -160,7 +160,7 @@ class Record(Evaluation):
     or for each learning rate (linear, finetune). Accuracies and average precisions are in
     percent."""
     summary: list[str]
-    """The results as text; for kNN one line for each entry of ``results``."""
+    """The results as text; for kNN one line per entry of ``results``."""
     per_class: dict[str, float | None]
     """Top-1 of each class for ``headline``, in percent; None for a class without images."""
     speed: dict[str, float]
@@ -206,7 +206,7 @@ class Record(Evaluation):
     def class_lines(self) -> list[str]:
         """Return the accuracies of the classes as text, one line each below a heading."""
         heading = self.summary[self.results.index(self.headline)]
-        return [f"of each class, {heading}:"] + [
+        return [f"per class, {heading}:"] + [
             f"  {name}: " + ("no images" if top1 is None else f"{top1:.2f}%")
             for name, top1 in self.per_class.items()
         ]
@@ -224,7 +224,7 @@ class Record(Evaluation):
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Record:
-        """Return the record that ``to_dict`` returned as ``plain``; unknown keys are ignored.
+        """Rebuild a record from the result of ``to_dict``; unknown keys are ignored.
 
         Raises:
             KeyError, TypeError, ValueError: it is not a record.
@@ -244,8 +244,8 @@ class Record(Evaluation):
         known = {f.name: plain[f.name] for f in fields(cls) if f.name in plain}
         record = cls(**known | nested)
         if record.kind == "knn" and not record.network.untrained:
-            require(any(x["features"] == "trained" for x in record.results), "none is trained")
-        record.to_dict()  # raises an error if other main results are missing
+            require(any(x["features"] == "trained" for x in record.results), "no trained features")
+        record.to_dict()  # raises an error if any other main result is missing
         return record
 
 
@@ -281,6 +281,6 @@ def read_records(run: Path) -> list[Record]:
             found.append(Record.from_dict(parsed_json(content)))
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
-                f"{path} is not a record of an evaluation; move it out of this folder"
+                f"{path} is not an evaluation record; move it out of this folder"
             ) from error
     return found

@@ -1,4 +1,4 @@
-"""Trackers of a run: TensorBoard, wandb and MLflow, each through its own client."""
+"""Experiment trackers of a run: TensorBoard, wandb and MLflow, each through its own client."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fastsiam.errors import BackendError
 from fastsiam.files import why
 
 _EVENTS_BYTES = 1 << 16
-"""Free space below which no events are written: the thread of torch's ``SummaryWriter`` would print
-a traceback."""
+"""Free disk space, in bytes, below which no events are written: the thread of torch's
+``SummaryWriter`` would print a traceback."""
 
 
 class _TensorBoard:
@@ -31,7 +31,7 @@ class _TensorBoard:
 
     def log(self, step: int, figures: dict[str, float]) -> None:
         if shutil.disk_usage(self._folder).free < _EVENTS_BYTES:
-            raise OSError("no space left on its disk")
+            raise OSError("no space left on the disk")
         for name, value in figures.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
@@ -74,20 +74,20 @@ class _MLflow:
         import mlflow
 
         logging.getLogger("urllib3").setLevel(logging.ERROR)  # it logs each attempt
-        # By default it tries for minutes, in which other ranks would wait for this one.
+        # By default MLflow retries for minutes, while other ranks would wait for this one.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         self._mlflow = mlflow
-        self._last: Any = None  # figures that a thread of MLflow's sends
+        self._last: Any = None  # the figures that an MLflow thread is sending
         if own := _known_id(run, "mlflow", step):
             try:
                 mlflow.start_run(run_id=own)
                 return
-            except mlflow.MlflowException as error:  # a run that was deleted becomes a new one
+            except mlflow.MlflowException as error:  # a new run replaces one that was deleted
                 if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                     raise
         started = mlflow.start_run(run_name=run.resolve().name)
-        mlflow.log_params(dict(settings))  # once: MLflow refuses to change them
+        mlflow.log_params(dict(settings))  # only for a new run: MLflow cannot change them later
         mlflow.set_tag("folder", str(run.resolve()))
         _keep_id(run, "mlflow", started.info.run_id)
 
@@ -106,18 +106,18 @@ class _MLflow:
             self._mlflow.end_run("FAILED")
 
     def _wait(self) -> None:
-        """Wait until the last figures were sent; raises the error if that failed."""
+        """Wait until the last figures are sent; raise the error if sending failed."""
         if self._last is not None:
             self._last.wait()
 
 
 TRACKERS: dict[str, Any] = {"tensorboard": _TensorBoard, "wandb": _Wandb, "mlflow": _MLflow}
-"""Class for each value of ``--tracker``. It continues the run if the number of steps done is not 0.
+"""Class for each value of ``--tracker``. If ``step`` is not 0, it continues the tracker's run.
 Figures have names such as ``train/loss``."""
 
 
 def _known_id(run: Path, tracker: str, step: int) -> str:
-    """Return the tracker's id of a run that is resumed; "" for a new run."""
+    """Return the tracker's id of a resumed run; "" for a new run."""
     path = run / "trackers" / f"{tracker}.txt"
     return path.read_text().strip() if step and path.is_file() else ""
 
@@ -139,7 +139,7 @@ def check_trackers(names: Iterable[str]) -> None:
         package = "torch.utils.tensorboard" if name == "tensorboard" else name
         try:
             module = import_module(package)
-            if module.__file__ is None:  # the folder of W&B's files, in the current folder
+            if module.__file__ is None:  # not the package, but a folder with W&B's files
                 raise ImportError(f"No module named '{package}'")
         except ImportError as error:
             raise BackendError(
@@ -147,7 +147,7 @@ def check_trackers(names: Iterable[str]) -> None:
                 + ("tensorboard" if name == "tensorboard" else f"'fastsiam[{name}]'")
             ) from error
         if name == "wandb":
-            with contextlib.suppress(module.Error):  # of the network
+            with contextlib.suppress(module.Error):  # network errors
                 online = module.setup().settings.mode == "online"
                 if online and not module.login(prompt=False):
                     raise BackendError(
@@ -157,14 +157,14 @@ def check_trackers(names: Iterable[str]) -> None:
 
 
 class Trackers:
-    """The trackers of a run. One that fails is disabled with a warning.
+    """The trackers of a run. A tracker that fails is disabled with a warning.
 
     Args:
         names: keys of ``TRACKERS``.
         run: the run's folder.
         settings: every setting by its flag's name.
         step: number of steps that the run resumes after; 0 for a new run.
-        console: for warnings.
+        console: prints warnings.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class Trackers:
                 tracker.log(step, figures)
 
     def close(self, *, complete: bool) -> None:
-        """End all trackers; ``complete``: whether the run reached its last step."""
+        """End all trackers; ``complete`` says whether the run reached its last step."""
         for name, tracker in list(self._trackers.items()):
             with self._disabled_on_error(name):
                 tracker.close(complete=complete)

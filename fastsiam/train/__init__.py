@@ -1,1 +1,1 @@
-"""Training: the loop, the step, the optimizer, and what is watched on the way."""
+"""Training: the start of a run, its images, the training step and loop, and monitoring."""

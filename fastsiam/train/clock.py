@@ -1,4 +1,4 @@
-"""Speed of a run: images per second, and the share of time spent waiting for data."""
+"""Speed of a run: images per second, and the fraction of time spent waiting for data."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ T = TypeVar("T")
 
 
 class Clock:
-    """Times the steps since the last reading and the part of them spent waiting for data.
+    """Clock of the steps since the last reading, and of the time they spent waiting for data.
 
     On a CPU, waiting is the time that the loop spends in the loader. On a GPU, it is the time
     between the end of a step's work and the moment the next batch is ready, measured with CUDA
-    events: the GPU is idle, or it copies and augments the batch in the training stream. The host's
-    time in the loader is meaningless there, because launches block while the GPU's queue is full.
+    events. In that time the GPU is idle, or copies and augments the batch in the training stream.
+    The host's time in the loader means nothing there: launches block while the GPU's queue is full.
 
     Args:
         seconds: training time so far.
-        device: the device that trains.
+        device: the training device.
     """
 
     def __init__(self, seconds: float = 0.0, *, device: torch.device | str = "cpu") -> None:
         self.seconds = seconds
-        """Training time of the whole run, without pauses."""
+        """Training time of the entire run, without pauses."""
         self._started: float | None = None
         self._elapsed = 0.0
         self._steps = 0
         self._device = torch.device(device)
         self._waited = 0.0
         self._waits: deque[tuple[Any, Any]] = deque()
-        """Events around each wait that the GPU may not have reached yet."""
+        """Start and end events of the waits that the GPU may not have reached yet."""
 
     def over(self, batches: Iterable[T]) -> Iterator[T]:
         """Yield the batches and time the wait for each; the clock must be running.
 
-        On a GPU this does not synchronise: it records two events for each batch.
+        This does not synchronise with a GPU: it records two events for each batch.
         """
         iterator = iter(batches)
         while True:
@@ -56,7 +56,7 @@ class Clock:
             yield batch
 
     def pause(self, *, after_steps: bool = False) -> None:
-        """Stop the clock until ``resume``, if asked after the GPU has finished the steps."""
+        """Stop the clock until ``resume``; with ``after_steps``, wait for the GPU's steps first."""
         if after_steps and self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         if self._started is not None:
@@ -70,7 +70,7 @@ class Clock:
         self._started = time.perf_counter()
 
     def read(self, images_per_step: int) -> dict[str, float]:
-        """Return speed, share of waiting and total time; start a new interval.
+        """Return speed, fraction of time spent waiting and total time; start a new interval.
 
         The clock must be paused and the steps finished. On a GPU this waits for the last batch.
         """
@@ -88,18 +88,18 @@ class Clock:
         return reading
 
     def _event(self) -> Any:
-        """Return a recorded event: the GPU's in the current stream, or the host's."""
+        """Record an event on the GPU's current stream, or on the host, and return it."""
         event = _cuda_event() if self._device.type == "cuda" else _HostEvent()
         event.record()
         return event
 
     def _add_wait(self) -> None:
         began, ended = self._waits.popleft()
-        self._waited += began.elapsed_time(ended) / 1000  # of milliseconds
+        self._waited += began.elapsed_time(ended) / 1000  # ms to s
 
 
 class _HostEvent:
-    """A moment on the host, with the methods of ``torch.cuda.Event``."""
+    """A point in time on the host, with the interface of ``torch.cuda.Event``."""
 
     def record(self) -> None:
         self._at = time.perf_counter()

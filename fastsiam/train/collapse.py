@@ -1,4 +1,4 @@
-"""Measures of collapse: the spread and the effective rank of the embeddings."""
+"""Collapse metrics: the spread and the effective rank of the embeddings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _RANK_ROWS = 1024
 
 
 def z_std(z: Tensor) -> Tensor:
-    """Measure the spread of projections (section 4.1 of the paper).
+    """Measure the spread of projections (section 4.1 of the SimSiam paper).
 
     Args:
         z: (N, d) projections of the global batch.
@@ -29,7 +29,7 @@ def gram(z: Tensor) -> Tensor:
     """Return the Gram matrix of the l2-normalised rows, or of the columns if those are fewer.
 
     Args:
-        z: (N, d) projections; of more than 1024 rows the first 1024 are used.
+        z: (N, d) projections; only the first 1024 rows are used.
 
     Returns:
         (n, n) float32 on the device of z, with n = min(N, 1024, d); input of ``rank_of_gram``.
@@ -39,10 +39,10 @@ def gram(z: Tensor) -> Tensor:
 
 
 def rank_of_gram(gram: Tensor) -> Tensor:
-    """Measure how many dimensions are in use; detects dimensional collapse, unlike ``z_std``.
+    """Compute the effective rank of projections; detects dimensional collapse, unlike ``z_std``.
 
     Args:
-        gram: (n, n) float32, of ``gram``.
+        gram: (n, n) float32, the result of ``gram``.
 
     Returns:
         float64 scalar: exp of the entropy of the normalised singular values of the l2-normalised

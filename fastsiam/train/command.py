@@ -1,4 +1,4 @@
-"""Start a training run: check the settings, start the ranks, open the data, run the loop."""
+"""The train command: check the settings, start the ranks, open the data, run the loop."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import EvalLoader, Loader
 
 _KNN_BATCH = {"cuda": 1024, "cpu": 256}
-"""Largest batch of the kNN monitor: on a GPU larger ones need fewer kernel launches."""
+"""Maximum batch size of the kNN monitor; larger batches need fewer kernel launches on a GPU."""
 _SHARED = ("pipeline", "bad_images", "extend", "log_every", "save_every", "max_steps")
-"""Settings of ``data`` and ``run`` on which it depends when ranks wait for each other."""
+"""Settings of ``data`` and ``run`` that determine when ranks wait for each other."""
 _FORWARD_ONLY = 8
-"""How many times as many images fit into a GPU's memory without the activations for gradients."""
+"""How many times more images fit into GPU memory if no activations are saved for backward."""
 
 
 def preflight(config: TrainConfig, *, world: int) -> None:
     """Check settings, devices and data before any process starts.
 
     Raises:
-        ValueError: settings that contradict each other.
-        FastSiamError: devices, data or initial weights are missing or do not fit.
+        ValueError: settings contradict each other.
+        FastSiamError: devices, data or initial weights are missing or do not fit the settings.
     """
     distributed.check_devices(config.run)
     if os.environ.get("RANK", "0") == "0":
@@ -74,7 +74,7 @@ def preflight(config: TrainConfig, *, world: int) -> None:
     if config.step.cuda_graphs and (
         world > 1 or config.run.device == "cpu" or not torch.cuda.is_available()
     ):
-        raise DeviceError("--cuda-graphs works on one GPU; pass --no-cuda-graphs here")
+        raise DeviceError("--cuda-graphs needs exactly one GPU; pass --no-cuda-graphs")
     if (
         config.step.activation_memory < 1
         and not config.model.is_own
@@ -95,7 +95,7 @@ def preflight(config: TrainConfig, *, world: int) -> None:
 
 
 def check_run(config: TrainConfig) -> int:
-    """Refuse what cannot work on as many machines as are asked for; return the most ranks.
+    """Check the settings for every allowed number of machines; return the largest number of ranks.
 
     Raises:
         ValueError, FastSiamError: as ``preflight``.
@@ -120,7 +120,7 @@ def check_shares(config: TrainConfig, world: int) -> None:
     """Check that the batch can be divided among the ranks.
 
     Raises:
-        ValueError: says why.
+        ValueError: it cannot; says why.
     """
     batch, parts = config.optim.batch, world * config.optim.accumulate
     if batch % parts:
@@ -131,13 +131,13 @@ def check_shares(config: TrainConfig, world: int) -> None:
     if batch < 2 * parts:
         raise ValueError(
             f"batch {batch} gives each of {world} ranks {batch // parts} image at a time; "
-            "BN needs 2"
+            "BN needs at least 2"
         )
     if (images := config.numerics.bn_images) and batch // parts % images:
         raise ValueError(
             f"the {batch // parts} images that a rank processes at a time (batch {batch}, {world} "
             f"ranks x {config.optim.accumulate} parts) cannot be divided into groups of {images}: "
-            "choose --bn-images that divides them, or another --batch"
+            "choose a --bn-images value that divides them, or another --batch"
         )
     if (ranks := config.numerics.sync_bn_ranks) and world % ranks:
         raise ValueError(
@@ -150,11 +150,11 @@ def _folder_of(config: TrainConfig, recipe: str) -> Path:
 
 
 def train_on_ranks(config: TrainConfig, recipe: str, arguments: Sequence[str]) -> int:
-    """Start the ranks of a run on this machine, by its command line; return the exit code.
+    """Start this machine's ranks of a run with the given command line; return the exit code.
 
     Raises:
         FastSiamError: the run's folder is in use or cannot be created.
-        CheckpointError: ``--resume never``, and the folder holds a run.
+        CheckpointError: ``--resume never``, but the folder has a run.
     """
     from fastsiam.distributed.launch import launch
 
@@ -166,14 +166,14 @@ def train_on_ranks(config: TrainConfig, recipe: str, arguments: Sequence[str]) -
                 pass  # fails here if it is in use, before ranks start
             more = ["--out", str(folder)]
         if config.run.resume == "never":
-            # Checked here, because a restarted rank must find its checkpoint.
+            # Checked only here, because a restarted rank must resume from the run's checkpoint.
             refuse_existing_run(folder)
             more += ["--resume", "auto"]
         return launch([*arguments, *more], config.run, max_restarts=config.run.max_restarts)
 
 
 def train_here(config: TrainConfig, recipe: str) -> Path:
-    """Train as one rank, in this process; return the run's folder."""
+    """Train in this process, as one rank; return the run's folder."""
     place = distributed.start(config.run, numa_binding=config.run.numa_binding)
     console = Console(quiet=not place.is_leader)
     if (restarts := os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) != "0":
@@ -181,8 +181,8 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
         console.say(f"restart {restarts} of {of}, from the last checkpoint")
     if config.run.max_restarts and not distributed.is_worker():
         console.warn(
-            "--max-restarts restarts several ranks, not a run of one process; if it ends, start "
-            "the same command again"
+            "--max-restarts has no effect on a run of one process; if it fails, start the same "
+            "command again"
         )
     with contextlib.ExitStack() as stack:
         own = _folder_of(config, recipe)
@@ -199,20 +199,19 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
 
 
 def _train(config: TrainConfig, recipe: str, folder: RunFolder, place: Place) -> None:
-    """Train in a folder that is locked for this run."""
     _refuse_other_settings(config)
     resolved = resolve(config, folder.path, place)
     listed = resolved.images.listed
     check_same_images(() if listed is None else listed.names, resolved.config.data.root)
     for note in resolved.notes:
         folder.console.say(note)
-    _on_all_ranks(True)  # all have read the list of images before rank 0 rewrites it
+    _on_all_ranks(True)  # a barrier: all ranks read the list of images before rank 0 rewrites it
     bad = _bad_images(resolved, folder)
     loader, trainer = _loader(resolved, bad), None
     try:
         with distributed.closing_unless_lost(loader):
             trainer = _trainer(resolved, loader, bad, recipe, folder)
-            del listed, resolved  # names of millions of images take gigabytes
+            del listed, resolved  # the names of millions of images take gigabytes
             with contextlib.closing(trainer):
                 trainer.run()
     except KeyboardInterrupt:  # while loader and trackers were closed
@@ -224,7 +223,7 @@ def _train(config: TrainConfig, recipe: str, folder: RunFolder, place: Place) ->
 def _trainer(
     resolved: ResolvedConfig, loader: Loader, bad: BadImages, recipe: str, folder: RunFolder
 ) -> Trainer:
-    """Build the model and what trains it, and begin the run's folder."""
+    """Build the model, the training step and the trainer; write the first files of the folder."""
     place, console = resolved.place, folder.console
     if place.is_leader:
         _introduce(resolved, loader, folder)
@@ -236,7 +235,7 @@ def _trainer(
         method = build_method(config.model, images=len(resolved.images))
         if resolved.start is None and config.run.init:
             console.say(take_weights(method, config))
-        # Compiling must not overlap with a loader at work: see TrainingStep.prepare.
+        # The loader must be idle while the step compiles: see TrainingStep.prepare.
         resolved, step = prepared_step(resolved, method, console)
     except (RuntimeError, MemoryError) as error:
         done = 0 if resolved.start is None else resolved.start.step
@@ -244,7 +243,7 @@ def _trainer(
             raise lacking from error
         raise
     if place.is_leader:  # write only after data, settings and model are known to work
-        bad.write()  # before a branch gets its checkpoint, after which it reads its own list
+        bad.write()  # first, because a branch that has a checkpoint reads its own list
         _begin_folder(resolved, recipe, folder)
     return Trainer(
         step,
@@ -257,7 +256,7 @@ def _trainer(
 
 
 def _introduce(resolved: ResolvedConfig, loader: Loader, folder: RunFolder) -> None:
-    """Print what is about to run, and the settings that results depend on."""
+    """Print a summary of the run, with the settings that results depend on."""
     console = folder.console
     config, place, start = resolved.config, resolved.place, resolved.start
     if place.device.type == "cpu" and config.run.device == "auto":
@@ -297,7 +296,7 @@ def _bad_images(resolved: ResolvedConfig, folder: RunFolder) -> BadImages:
     """Return the known bad images of a run; rank 0 writes the list to its folder.
 
     Raises:
-        CheckpointError: the list in the resumed run's folder is damaged.
+        CheckpointError: the list in the resumed run's folder is corrupt.
     """
     store, began_in = resolved.images.store, resolved.beginning.folder
 
@@ -319,7 +318,6 @@ def _bad_images(resolved: ResolvedConfig, folder: RunFolder) -> BadImages:
 
 
 def _loader(resolved: ResolvedConfig, bad: BadImages) -> Loader:
-    """Open this rank's part of the training images."""
     config, images = resolved.config, resolved.images
     return build_loader(
         config.data,
@@ -339,10 +337,10 @@ def _loader(resolved: ResolvedConfig, bad: BadImages) -> Loader:
 def prepared_step(
     resolved: ResolvedConfig, method: Method, console: Console
 ) -> tuple[ResolvedConfig, TrainingStep]:
-    """Build the training step, and compile it if the settings ask for it and it works.
+    """Build and prepare the training step; if compiling fails, continue without compilation.
 
     Returns:
-        The settings, without compilation if that failed, and the step.
+        The settings, without compilation if it failed, and the step.
     """
     config, steps = resolved.config, resolved.steps_per_epoch
     step = TrainingStep(config, method, resolved.place, steps_per_epoch=steps)
@@ -352,7 +350,7 @@ def prepared_step(
         step.prepare()
         return resolved, step
     try:
-        with console.status("compiling, about a minute; --compile off skips it"):
+        with console.status("compiling, which takes about a minute; pass --compile off to skip it"):
             line = step.prepare()
         console.say(line)
         return resolved, step
@@ -363,12 +361,12 @@ def prepared_step(
 
 
 def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> None:
-    """Write the settings and the list of images; copy the checkpoint that is resumed."""
+    """Write settings and the list of images; save the resumed checkpoint if last.pt is missing."""
     own, start = checkpoints.last(folder.path), resolved.start
     if (listed := resolved.images.listed) is not None:
         folder.keep(image_list.FILE, listed.to_bytes())
     if start is not None and not own.is_file():
-        checkpoints.save(own, start)  # a branch begins with a copy
+        checkpoints.save(own, start)
     settings = {"recipe": recipe, **resolved.record(), "environment": environment()}
     text = json.dumps(settings, indent=2, allow_nan=False) + "\n"
     folder.keep("config.json", text.encode())
@@ -377,7 +375,7 @@ def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> N
 def knn_monitor(
     config: TrainConfig, place: Place, console: Console, dtype: torch.dtype
 ) -> Evaluate | None:
-    """Return the kNN monitor; None, with a message, if any rank cannot read its images."""
+    """Return the kNN monitor; None if it is off or, with a message, a rank cannot read images."""
     if not config.monitor.knn_every or not config.data.loads_images:
         return None
     images = EvalImages(
@@ -393,14 +391,14 @@ def knn_monitor(
     except DataError as error:
         reason = str(error)
     if not _on_all_ranks(loaders is not None):
-        console.say(f"no kNN monitor: {reason}")
+        console.say(f"kNN monitor disabled: {reason}")
         return None
     assert loaders is not None
     console.say(f"kNN monitor: {images}")
     bank, queries = loaders
 
     def evaluate(backbone: nn.Module, stop: StopSignals) -> KnnResult:
-        distributed.share_buffers(backbone, place)  # as in checkpoints: those of rank 0
+        distributed.share_buffers(backbone, place)  # those of rank 0, as in checkpoints
         votes = [(config.monitor.knn_k, config.monitor.knn_temperature)]
         with console.tally("kNN: images", bank.images + queries.images) as done:
 
@@ -421,7 +419,7 @@ def knn_monitor(
 
 
 def _knn_batch(config: TrainConfig, place: Place) -> int:
-    """Return how many images the kNN monitor takes at once: what training has memory for."""
+    """Return the batch size of the kNN monitor, which must fit into the memory of training."""
     most = _KNN_BATCH[place.device.type]
     if place.device.type == "cpu":
         return most
@@ -433,7 +431,7 @@ def _refuse_other_settings(config: TrainConfig) -> None:
     """Check that all ranks were started with the same settings.
 
     Raises:
-        DeviceError: names the settings that differ from those of rank 0.
+        DeviceError: settings differ from those of rank 0; names them.
     """
     leader = TrainConfig.from_dict(
         json.loads(distributed.from_leader(json.dumps(config.to_dict())))
@@ -449,7 +447,7 @@ def _refuse_other_settings(config: TrainConfig) -> None:
 
 
 def _shared_settings(config: TrainConfig) -> dict[str, Any]:
-    """Return the settings that may change on resume, but not differ between ranks."""
+    """Return the settings that may change on resume but must be equal on all ranks."""
     flags = config.to_flags()
     shared = config.monitor.to_flags() | config.step.to_flags()
     return shared | {name: flags[name] for name in _SHARED}

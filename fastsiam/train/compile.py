@@ -1,4 +1,4 @@
-"""Compilation of the model: whether torch.compile works, its cache folder, and its errors."""
+"""Setup of torch.compile: a check that it works, its cache folder and its errors."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from fastsiam.kernels.cores import local_ranks, own_cores
 
 _CACHE = Path("~/.cache/fastsiam/torchinductor")
 _LINKED = 60.0
-"""Age in seconds from which an empty library counts as abandoned by its compiler."""
+"""Age, in seconds, at which an empty library counts as abandoned by its compiler."""
 _LONGEST_CAUSE = 200
-"""Longest part of an error, in characters, that a message quotes."""
+"""Maximum number of characters of an error that a message quotes."""
 
 
 class CompilationError(BackendError):
-    """The step cannot be compiled on any rank.
+    """Compiling the training step fails; raised on every rank.
 
     Args:
-        reason: one line.
+        reason: one line of text.
     """
 
     def __init__(self, reason: str) -> None:
@@ -44,10 +44,10 @@ class CompilationError(BackendError):
 
 
 def without_compilation(config: TrainConfig) -> TrainConfig:
-    """Return the settings without compilation and without the settings that depend on it.
+    """Return the settings with compilation disabled, and with it the settings that depend on it.
 
-    CUDA graphs need a compiled step. Only fastsiam's ResNets recompute activations without the
-    compiler.
+    CUDA graphs need a compiled step. Without the compiler, only fastsiam's ResNets recompute
+    activations.
     """
     kept = config.step.activation_memory if config.model.is_own else 1.0
     step = replace(config.step, compile="off", cuda_graphs=False, activation_memory=kept)
@@ -56,14 +56,14 @@ def without_compilation(config: TrainConfig) -> TrainConfig:
 
 @contextlib.contextmanager
 def compiling(config: TrainConfig) -> Iterator[None]:
-    """Set up torch.compile: its cache, its log level and the memory budget of activations.
+    """Configure torch.compile inside the block: cache, log level, activation memory budget.
 
     Raises:
         BackendError: another user could write code into the cache folder.
     """
     try:
         getpass.getuser()
-    except (KeyError, OSError):  # in a container; torch 2.11 asks for it at import
+    except (KeyError, OSError):  # an unknown user, in a container; torch 2.11 asks at import
         os.environ["USER"] = f"uid_{os.getuid()}"
     from torch._functorch import config as functorch
 
@@ -88,7 +88,7 @@ def compiling(config: TrainConfig) -> Iterator[None]:
 
 
 def _remove_empty_libraries(cache: Path) -> None:
-    """Remove the files that a killed compiler left: inductor would fail to load them every time."""
+    """Remove empty libraries of killed compilers, which inductor would fail to load every time."""
     for library in cache.glob("*/*.so"):
         with contextlib.suppress(OSError):  # another rank removes them too
             found = library.stat()
@@ -119,10 +119,10 @@ def compile_failure(place: Place) -> str:
 
 
 def cause_line(error: BaseException) -> str:
-    """Return the error's type and the line that names the cause of a failed compilation.
+    """Return the type of a compilation error, and the line of its message that names the cause.
 
-    This is the first line of the innermost error, unless it is only a heading: of a C++ compiler's
-    output, of a traceback from a compiler process, or of dynamo's explanation.
+    This is the first line of the innermost error, unless that line is only a heading: of a C++
+    compiler's output, of a traceback from a compiler process, or of dynamo's explanation.
     """
     while inner := getattr(error, "inner_exception", None) or error.__cause__:
         if isinstance(inner, subprocess.CalledProcessError):  # it names only the command
@@ -154,7 +154,7 @@ def _choose_cache() -> None:
     """Use a cache folder in the user's home directory, if it is writable."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    # torch itself sets the variable at import, to a folder under /tmp, which does not last.
+    # At import torch sets the variable to a folder under /tmp, which is not permanent.
     default = default_cache_dir()
     if os.environ.get("TORCHINDUCTOR_CACHE_DIR", default) != default:
         return

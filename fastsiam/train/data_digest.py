@@ -16,10 +16,10 @@ _HALF = 32
 class DataDigest:
     """Running sum of batch digests from one log line to the next.
 
-    Each rank adds its own batches; ``share`` sums over the ranks. All of it runs on the host.
+    Each rank adds its own batches; ``share`` sums over the ranks. All computation is on the host.
 
     Args:
-        start: the checkpoint that is resumed, with the digest of steps since its last log line.
+        start: checkpoint to resume from, with the digest of the steps since its last log line.
     """
 
     def __init__(self, start: Checkpoint | None) -> None:
@@ -33,9 +33,9 @@ class DataDigest:
         self._own = sum_digests(self._own, digest)
 
     def share(self) -> None:
-        """Sum over the ranks what they added since the last call; every rank must call it."""
-        # In halves, because a sum of 64-bit digests overflows every type that gloo can sum; on the
-        # host, to avoid a wait for the device.
+        """Sum the digests added since the last call over the ranks; every rank must call this."""
+        # In halves, because a sum of 64-bit digests overflows every type that gloo can sum. On the
+        # host, to avoid waiting for the device.
         halves = torch.tensor([self._own >> _HALF, self._own % (1 << _HALF)])
         high, low = sum_across_ranks(halves).tolist()
         self._shared, self._own = sum_digests(self._shared, high << _HALF, low), 0

@@ -18,15 +18,15 @@ from fastsiam.run.log import MetricsLog
 _WINDOW = 40
 """Number of log points whose median data wait is compared."""
 _WAIT_GROWTH = 0.1
-"""Growth of the data wait that is worth a warning, as a share of a step's time."""
+"""Increase of the data wait that triggers a warning, as a fraction of a step's time."""
 _LOW_MEMORY = 0.05
-"""Share of free host memory below which a warning is printed."""
+"""Fraction of free host memory below which a warning is printed."""
 _CHECKPOINTS = 2
-"""Checkpoints that must fit on the disk; a new one is written before the oldest is deleted."""
+"""Checkpoints that must fit on the disk: the oldest is deleted only after a new one is written."""
 
 
 class Gauges:
-    """Checks the machine at the log points of a run, on rank 0, and warns once of each problem."""
+    """Checks of the machine at a run's log points, on rank 0; each problem is reported once."""
 
     def __init__(self, log: MetricsLog, *, console: Console) -> None:
         self._log, self._console = log, console
@@ -35,7 +35,7 @@ class Gauges:
         self._warned: set[str] = set()
 
     def check(self, values: Mapping[str, Any]) -> None:
-        """Check everything at a log point, in a fraction of a millisecond."""
+        """Run all checks at a log point; this takes a fraction of a millisecond."""
         warnings = {
             "disk": _disk_warning(self._log.path.parent),
             "memory": _memory_warning(),

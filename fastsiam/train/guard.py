@@ -1,4 +1,4 @@
-"""Detection of collapse from the measures in ``collapse``; does not import torch."""
+"""Detection of collapse from the metrics in ``collapse``; does not import torch."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import math
 from fastsiam.errors import TrainingError
 
 SPREAD = 0.5
-"""A z_std below this share of the usual value counts as collapse; see ``lowest_spread``."""
+"""A z_std below this fraction of the usual value counts as collapse; see ``lowest_spread``."""
 UNTRAINED = 0.2
-"""Lower bound of untrained ResNets' z_std with any head; MoCo's is lowest, 0.42 to 0.57."""
+"""Lower bound of the z_std of untrained ResNets with any head; MoCo's is lowest, 0.42 to 0.57."""
 RANK = 4.0
-"""An effective rank below this counts as collapse, except in tiny batches and few dimensions."""
+"""An effective rank below this counts as collapse, except with tiny batches or few dimensions."""
 
 
 def lowest_spread(first: float, *, centred: bool) -> float:
-    """Return the z_std below which a representation collapses.
+    """Return the z_std below which a representation counts as collapsed: half its usual value.
 
-    The usual z_std is 1 if BN centres the embeddings (``centred``), else that of the untrained
-    network, which may be below 1, or of the first log point if that is unknown (``first``).
+    The usual value is 1 if BN centres the embeddings (``centred``). Otherwise it is ``first``: the
+    z_std of the untrained network, which may be below 1, or of the first log point if unknown.
     """
     return SPREAD * (1.0 if centred else min(max(first, UNTRAINED), 1.0))
 
@@ -32,18 +32,18 @@ def is_collapsed(
         spread: its ``z_std``.
         rank: its effective rank.
         batch: number of images that both were measured on.
-        dim: its dimensions, which limit its rank as the images do.
-        bound: ``lowest_spread``.
+        dim: its number of dimensions, which limits the rank like the number of images.
+        bound: smallest healthy ``z_std``, from ``lowest_spread``.
     """
     return not (spread >= bound and rank >= min(RANK, batch / 4, dim / 2))
 
 
 class CollapseGuard:
-    """Checks the measures of each log point; warns or stops when the representation collapses.
+    """Check of the metrics at each log point; warns or stops when the representation collapses.
 
     Args:
         on_collapse: "warn" or "stop".
-        batch: number of images that the measures are of.
+        batch: number of images that the metrics are measured on.
         dim: dimensions of the representation.
         centred: whether BN centres the embeddings.
         first: z_std of the untrained network; None if it is unknown.

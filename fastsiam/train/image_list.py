@@ -1,12 +1,12 @@
-"""The list of a run's images, by name and in order, which detects changes of the data.
+"""The ordered list of a run's image names, which detects changes of the data.
 
-A run's order and augmentations are functions of an image's place in the data set. A file that is
-added or removed would move all places after it; the list of names detects that, and keeps every
-image at its place, also in another container.
+A run's order and augmentations depend on each image's position in the data set. Adding or removing
+a file would shift all later positions. The list of names detects that, and keeps every image at its
+position, even in another container.
 
 For containers (.beton, tar, Arrow, parquet) the list also has the size and modification time of
-each file, because a changed file may contain images of the same names. For folders it has names
-only, because reading the sizes of ImageNet's files takes minutes on a network file system.
+each file, because a changed file may contain images with the same names. For folders it has only
+names, because reading the sizes of ImageNet's files takes minutes on a network file system.
 
 For the 1,281,167 names of ImageNet the list takes 3.8 MB. Writing it takes 0.9 s of CPU time,
 reading and comparing it 0.6 s.
@@ -50,7 +50,7 @@ class ImageList:
     names: tuple[str, ...]
     """Name of each image, in the order of the run's data set."""
     files: tuple[DataFile, ...] = ()
-    """Containers of the images when the run last used them."""
+    """Containers of the images, as of the run's last start."""
     accepted: str = ""
     """``fingerprint`` of the changed data that the user accepted; empty without such a change."""
     blocks: NDArray[np.int32] | None = field(default=None, compare=False)
@@ -75,7 +75,7 @@ class ImageList:
                 files = parsed_json(str(file["files"])) if "files" in file else []
                 blocks = file.get("blocks")
                 if blocks is not None and (blocks.dtype, blocks.shape) != (np.int32, (len(names),)):
-                    raise ValueError("the number of blocks is not that of the images")
+                    raise ValueError("the number of blocks differs from the number of images")
                 own = tuple(DataFile(*facts) for facts in files)
                 return cls(tuple(names), own, str(file["accepted"]), blocks)
         except Exception as error:  # numpy and zipfile may raise anything on a corrupt archive
@@ -107,13 +107,13 @@ class ImageList:
 
 
 def with_replacements(places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Replace the position of each missing image by that of the next image of the list.
+    """Replace the position of each missing image by that of the next present image in the list.
 
-    After the last image, the list starts again.
+    The search wraps around at the end of the list.
 
     Args:
         places: (listed,) position of each listed image in the data set; -1 if it is missing. At
-            least one is not.
+            least one image must be present.
     """
     present = np.flatnonzero(places >= 0)
     following = np.searchsorted(present, np.arange(len(places))) % len(present)
@@ -131,7 +131,7 @@ def files_of(store: Store) -> tuple[DataFile, ...]:
     """Return the containers of a store's images; () for a folder of images.
 
     Raises:
-        DataError: the size of one cannot be read.
+        DataError: the size of a container cannot be read.
     """
     paths = [file.path for file in store.files]
     if not paths and store.root.is_file():

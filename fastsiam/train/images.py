@@ -1,4 +1,4 @@
-"""The images that a run trains on: all except the holdout set, in the order of the run's start.
+"""The images that a run trains on: all except the holdout set, in their order at the run's start.
 
 A run saves the list of its images in its folder. If images are missing or new when it resumes, it
 stops with an error or, with ``--data-changed accept``, continues with the images that still exist.
@@ -32,11 +32,11 @@ from fastsiam.train.image_list import (
 
 _ADVICE = "restore the data, or choose another --out for a new run"
 _ADVICE_TO_ACCEPT = (
-    "restore the data, pass --data-changed accept to continue with the present images, or choose "
+    "restore the data, pass --data-changed accept to continue with the current images, or choose "
     "another --out for a new run"
 )
 _NAMES = 3
-"""Number of names that a message has at most."""
+"""Maximum number of names in a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class RunImages:
     """The images that a run trains on."""
 
     store: Store | None = None
-    """The images, each at its place; None if the pipeline generates noise."""
+    """The images, in the order of the list; None if the pipeline generates noise."""
     listed: ImageList | None = None
     """The list that is saved in the run's folder."""
     notes: tuple[str, ...] = ()
@@ -58,12 +58,12 @@ class RunImages:
 
 
 def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
-    """Open the training images, each at its place in the run that began in ``begun``, if any.
+    """Open the training images; for a resumed run in the order of the list in its folder ``begun``.
 
     Raises:
         BackendError: the pipeline's package is missing.
         DataError: the data cannot be read.
-        CheckpointError: the data changed since the run started, and are not accepted.
+        CheckpointError: the data changed since the run started, and the change is not accepted.
     """
     data = config.data
     if not data.loads_images:
@@ -73,7 +73,7 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
     listed = None if begun is None else ImageList.load(begun)
     whole, kept, held = _opened(data, listed)
     files, notes = files_of(whole), list[str]()
-    if listed is None:  # a new run, or one of a version without lists
+    if listed is None:  # a new run, or a run of a version that saved no list
         names = names_of(whole)
         listed = ImageList(tuple(names[i] for i in kept.tolist()))
     else:
@@ -112,18 +112,20 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
 def _opened(
     data: DataConfig, listed: ImageList | None
 ) -> tuple[Store, NDArray[np.int64], NDArray[np.int64]]:
-    """Open the images; if that fails, name the files of the run that are missing."""
+    """Open the images; if that fails, raise an error that names the run's missing files."""
     try:
         return open_training(data)
     except DataError as error:
-        # Opening a URL reports its missing files.
+        # URLs are left out: opening one reports its missing files.
         roots = [place.resolve() for place in data.places if isinstance(place, Path)]
         files = [Path(file.path) for file in (listed.files if listed else ())]
         gone = [x for x in files if any(map(x.is_relative_to, roots)) and not x.exists()]
         if not gone:
             raise
         more = f" and {len(gone) - 1:,} more files" if len(gone) > 1 else ""
-        raise DataError(f"missing files of the run's images: {gone[0]}{more}; {_ADVICE}") from error
+        raise DataError(
+            f"files of the run's images are missing: {gone[0]}{more}; {_ADVICE}"
+        ) from error
 
 
 def _places(
@@ -139,8 +141,8 @@ def _places(
     holdout set.
 
     Returns:
-        The position of the image that is used at each place of the list, (listed,); the list, with
-        an accepted change; messages.
+        The position in the data set of the image that is used for each list entry, (listed,); the
+        list, updated if the user accepts a change; messages.
 
     Raises:
         CheckpointError: images are missing or new, and the change is not accepted.
@@ -152,8 +154,8 @@ def _places(
     gone = [listed.names[i] for i in np.flatnonzero(places < 0).tolist()]
     if len(gone) == len(kept) == len(listed.names) and not config.data.holdout:
         note = (
-            "warning: all images have other names than when the run started, as in another "
-            f"container: the {len(kept):,} images are assumed to be the same, in the same order"
+            "warning: all image names changed since the run started, as in another container; "
+            f"the {len(kept):,} images are assumed to be the same, in the same order"
         )
         return kept, listed, [note]
     others = np.setdiff1d(np.arange(len(names)), np.concatenate([places, held]))
@@ -166,7 +168,7 @@ def _places(
         for some, what in parts
         if some
     )
-    has_names = not isinstance(store, BetonStore) or store.crc is not None  # else FFCV wrote it
+    has_names = not isinstance(store, BetonStore) or store.crc is not None  # FFCV writes no names
     if len(gone) == len(listed.names) or not has_names:
         raise CheckpointError(f"{change}; {_ADVICE}")
     accepted = fingerprint(names)
@@ -174,7 +176,7 @@ def _places(
         raise CheckpointError(f"{change}; {_ADVICE_TO_ACCEPT}")
     if gone and image_rows(config.model):
         raise CheckpointError(
-            f"{change}; {config.model.method.name} keeps a row for each image with these settings, "
+            f"{change}; {config.model.method.name} stores a row per image with these settings, "
             f"so missing images cannot be replaced; {_ADVICE}"
         )
     note = (
@@ -185,12 +187,12 @@ def _places(
 
 
 def _modified(listed: ImageList, files: Sequence[DataFile], config: TrainConfig) -> list[str]:
-    """Check that containers have the size that they had; return a message on one that changed.
+    """Check that containers still have the same size; return a message about a changed one.
 
-    Copies of a file have another modification time, which is only mentioned.
+    A new modification time alone is not an error, because copies of a file have one.
 
     Raises:
-        CheckpointError: a container has another size, which is not accepted.
+        CheckpointError: the size of a container changed, and the change is not accepted.
     """
     known = {file.path: file for file in listed.files}
     changed = [(known[now.path], now) for now in files if known.get(now.path, now) != now]

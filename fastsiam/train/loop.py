@@ -1,7 +1,4 @@
-"""The training loop: takes the steps of a run, and logs, saves and evaluates it.
-
-The loader and the evaluation are arguments.
-"""
+"""The training loop of a run, with logging, checkpoints, evaluation and error handling."""
 
 from __future__ import annotations
 
@@ -50,36 +47,36 @@ from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch, Loader
 
 Evaluate = Callable[[nn.Module, StopSignals], KnnResult]
-"""Evaluates a backbone; every rank calls it. Batches pass through ``StopSignals.over``, so that
-signals can end it."""
+"""Function that evaluates a backbone; every rank must call it. It iterates over its batches with
+``StopSignals.over``, so that a signal can interrupt it."""
 
 
 def last_step(config: TrainConfig, steps_per_epoch: int) -> int:
-    """Return the number of steps of a run: the whole schedule, or ``max_steps`` if that is less."""
+    """Return the number of steps after which a run ends: ``max_steps`` or the entire schedule."""
     total = config.optim.epochs * steps_per_epoch
     return min(total, config.run.max_steps or total)
 
 
 def host_is_idle(device: torch.device) -> bool:
-    """Return whether the host has time for other work while the device trains."""
+    """Return whether the host is free for other work while the device trains."""
     return device.type == "cuda"
 
 
 class Trainer:
-    """A run in progress. Every rank calls the same methods of its own; ``close`` it at the end.
+    """Trainer of a run. Every rank creates one and calls the same methods; ``close`` it at the end.
 
-    On a GPU a host thread computes the eigenvalues for the effective rank while training continues,
-    so a log line is written some steps later: at the first step after the thread is done, or by
-    ``settle``. On a CPU the line is written at once.
+    On a GPU a host thread computes the effective rank of the embeddings while training continues.
+    The log line is then written a few steps later: at the first step after the thread is done, or
+    by ``settle``. On a CPU the line is written immediately.
 
     Args:
-        step: the training step, prepared.
+        step: the training step, after ``prepare``.
         loader: batches of this rank, on its device.
-        folder: the run's, for metrics and checkpoints; its console shows the progress.
-        start: the checkpoint to resume from, of the same settings. On a CPU with the same number of
-            threads, the results are the same bits as those of an uninterrupted run.
-        knn: evaluates the backbone every ``knn_every`` epochs and after the last one.
-        before_saving: called before each checkpoint, for example to exchange data.
+        folder: the run's folder, for metrics and checkpoints; its console shows the progress.
+        start: checkpoint to resume from, with the same settings. On a CPU with the same number of
+            threads, the results are bitwise identical to those of an uninterrupted run.
+        knn: evaluates the backbone every ``knn_every`` epochs and after the last epoch.
+        before_saving: called on every rank before each checkpoint, for example to exchange data.
     """
 
     def __init__(
@@ -98,18 +95,18 @@ class Trainer:
         self._step, self._loader, self._knn, self._console = step, loader, knn, folder.console
         self._before_saving = before_saving
         self.done = self.first = 0 if start is None else start.step
-        """Steps taken so far, and before this process started."""
+        """Number of steps taken so far (``done``) and before this process started (``first``)."""
         self.end = last_step(config, step.steps_per_epoch)
         """Number of steps after which the run ends."""
         self._folder = folder.path
         self.path = checkpoints.last(folder.path)
-        """The last checkpoint."""
+        """Path of the last checkpoint."""
         self._saved = None if start is None else start.step
         self._branch = {} if start is None else start.branch
         self._unlogged: tuple[Tensor, Tensor] | None = None
-        """Loss and embedding of the last step, until they are logged."""
+        """Loss and embeddings of the last step; None once they are logged."""
         self.line: tuple[dict[str, Any], Future[Tensor]] | None = None
-        """The pending log line, and its effective rank."""
+        """Pending log line and the future of its effective rank; None without a pending line."""
         self._stop = StopSignals(place)
         self._clock = Clock(0.0 if start is None else start.seconds, device=place.device)
         self._digest = DataDigest(start)
@@ -127,7 +124,7 @@ class Trainer:
         first = initial_spread(folder.path)
         if first is None and "run" in self._branch:
             first = initial_spread(Path(self._branch["run"]))
-            if first is not None:  # a branch has its own copy, because its parent may be deleted
+            if first is not None:  # a branch keeps its own copy, because its parent may be deleted
                 self._log_initial(first)
         self._gauges = Gauges(self._log, console=self._console) if self._log else None
         self._guard = CollapseGuard(
@@ -142,24 +139,26 @@ class Trainer:
         self._thread = (
             ThreadPoolExecutor(1, "fastsiam-rank") if host_is_idle(place.device) else None
         )
-        # Ranks must stop at the same step, so the thread's timing must not decide.
+        # All ranks must stop at the same step, so it must not depend on the thread's timing.
         self._settles_early = place.world == 1 or not stops
 
     def run(self) -> None:
-        """Train to the last step.
+        """Train until the last step.
 
         Raises:
             Interrupted: a signal stopped the run; the state is saved.
             TrainingError: the loss is not finite, memory ran out, or the representation collapsed
                 and ``on_collapse`` is "stop".
             DataError: an image cannot be read; all ranks save the state first.
-            OtherRankError: another rank failed, and prints the reason.
+            OtherRankError: another rank failed; that rank prints the reason.
         """
         step, total = self._step, self._step.total
         if self.done >= self.end:
-            more = "--max-steps 0 continues" if self.done < total else "--extend N trains longer"
+            more = (
+                "--max-steps 0 to continue" if self.done < total else "--extend N to train longer"
+            )
             at = f"{self.path} is at step {self.done:,} of {total:,}"
-            self._console.say(f"nothing left to do: {at}; {more}")
+            self._console.say(f"nothing left to do: {at}; pass {more}")
         progress = self._console.progress(self.end, self.done)
         with self._stop, progress, self._saved_whatever_ends_it():
             while self.done < self.end:
@@ -182,7 +181,7 @@ class Trainer:
             self._console.say(f"{ended}: step {self.done:,} of {total:,}, saved {self.path}")
 
     def close(self) -> None:
-        """Write the pending log line without checking it; close the thread and the log."""
+        """Write the pending log line, without the collapse check; close the thread and the log."""
         try:
             if self.line:
                 values, rank = self.line
@@ -194,15 +193,15 @@ class Trainer:
                 self._log.close()
 
     def note(self, batch: Batch, loss: Tensor, embedding: Tensor) -> None:
-        """Note a step that was just taken; nothing waits for the device after the first one.
+        """Record the result of a step. Only the first step of a run waits for the device.
 
         Raises:
             TrainingError: the representation collapsed at the last log point, and ``on_collapse``
                 is "stop".
         """
-        if self.done == 0:  # collapse is judged by the embeddings before any update
+        if self.done == 0:  # the guard compares later values with the untrained network's
             spread = z_std(gather(embedding)).item()
-            if math.isfinite(spread):  # else the first check of the losses ends the run
+            if math.isfinite(spread):  # otherwise the first check_finite ends the run
                 self._guard.first = spread
                 self._log_initial(spread)
         self._unlogged = loss, embedding
@@ -218,7 +217,7 @@ class Trainer:
 
     @property
     def _evaluation_is_due(self) -> bool:
-        """Whether the settings ask for an evaluation after the last step."""
+        """Whether an evaluation is due after the current step."""
         epoch, within = divmod(self.done, self._step.steps_per_epoch)
         if self._knn is None or within:
             return False
@@ -226,7 +225,7 @@ class Trainer:
         return config.monitor.evaluates_after(epoch, config.optim.epochs)
 
     def _evaluate_if_due(self) -> None:
-        """Evaluate where the settings say so, after saving, unless an earlier start did."""
+        """Save and evaluate if an evaluation is due and was not done before the run was resumed."""
         self.settle()  # loaders may fork here, which is unsafe while a thread is working
         if self._evaluation_is_due and not (self.done == self.first and self._was_evaluated()):
             if self._unlogged:
@@ -236,7 +235,7 @@ class Trainer:
             self._evaluate()
 
     def _was_evaluated(self) -> bool:
-        """Return on all ranks whether rank 0's log has the evaluation that the run began after."""
+        """Return on all ranks whether rank 0's log has the evaluation of the resumed checkpoint."""
         has_line = self._log is not None and self._log.is_evaluated
         return bool(sum_across_ranks(torch.tensor(int(has_line))).item())
 
@@ -249,7 +248,7 @@ class Trainer:
         self._console.say(f"epoch {epoch:g}: {result}")
 
     def _log_and_save(self) -> None:
-        """Log and save after a step where the settings say so.
+        """Log and save if the settings ask for it after the current step.
 
         Both make the host wait for the device: logging reads losses and embeddings, saving reads
         all weights.
@@ -273,7 +272,7 @@ class Trainer:
         """Check that all losses and weights are finite; waits for the device.
 
         Raises:
-            TrainingError: names the first bad step, and the last good checkpoint.
+            TrainingError: a value is not finite; names the first bad step and the last checkpoint.
         """
         self._finite.note_weights(self.done, self._step.method)
         bad = self._finite.verdict()
@@ -284,7 +283,7 @@ class Trainer:
             )
 
     def log(self) -> None:
-        """Compute the metrics of the last step, unless that is done; waits for the device.
+        """Log the metrics of the last step, unless they are logged already; waits for the device.
 
         Raises:
             TrainingError: as ``settle``.
@@ -295,7 +294,7 @@ class Trainer:
         self.settle()
         self._digest.share()
         z = gather(embedding)
-        # The host waits once: when the two numbers have arrived, so has the earlier copy.
+        # The host waits only once: when the two numbers arrive, the earlier copy is complete.
         products = gram(z).to("cpu", non_blocking=True)
         numbers = torch.stack([mean_across_ranks(loss).double(), z_std(z).double()])
         mean, spread = numbers.tolist()
@@ -319,9 +318,9 @@ class Trainer:
             self._judge(values)
 
     def settle(self) -> None:
-        """Write and show the pending log line, if any; waits for its effective rank.
+        """Write and print the pending log line, if any; waits for its effective rank.
 
-        Must be called before every checkpoint, so that the log of a resumed run has no gap.
+        Call this before every checkpoint, so that the log of a resumed run has no gap.
 
         Raises:
             TrainingError: the representation collapsed, and ``on_collapse`` is "stop".
@@ -345,13 +344,13 @@ class Trainer:
             self._console.warn(warning)
 
     def _save(self) -> None:
-        """Save the state, unless it is saved already; the previous checkpoint is kept.
+        """Save the state unless it is saved already; keep the previous checkpoint as well.
 
         Raises:
-            CheckpointError: the file cannot be written; the previous checkpoint stays.
+            CheckpointError: the file cannot be written; the existing checkpoint is unchanged.
             OtherRankError: rank 0 cannot write the file; raised on the other ranks.
         """
-        # First the parts that all ranks must take part in.
+        # Collectives come first: every rank must take part in them.
         self.settle()
         self._before_saving()
         self._digest.share()
@@ -376,17 +375,17 @@ class Trainer:
                 checkpoints.save(self.path, state, keep=checkpoints.previous(self._folder))
             except (OSError, FastSiamError) as error:
                 failure = error
-        # All ranks wait for the file: when one of them exits, a launcher kills the others.
+        # All ranks wait for the file: when one rank exits, a launcher kills the others.
         if sum_across_ranks(torch.tensor(int(failure is not None))).item():
             raise failure or OtherRankError("rank 0 cannot save; see its own error message")
         self._saved = self.done
 
     def _try_to_save(self) -> None:
-        """Save during a run; if that fails, print a warning and continue.
+        """Save during a run; if saving fails, print a warning and continue.
 
-        Ending the run here would lose the steps that were to be saved; the next save may work.
+        Ending the run would lose all steps since the last checkpoint. The next save may succeed.
         """
-        self.settle()  # whose errors end the run
+        self.settle()  # outside of try, because its errors must end the run
         try:
             self._save()
         except (OSError, FastSiamError) as error:
@@ -394,23 +393,23 @@ class Trainer:
 
     @property
     def _last_good(self) -> str:
-        """The last good checkpoint, as text."""
+        """Description of the last good checkpoint, for messages."""
         if self._saved is None:
             return "nothing was saved yet"
         return f"the last good checkpoint is {self.path} (step {self._saved:,})"
 
     @contextmanager
     def _saved_whatever_ends_it(self) -> Iterator[None]:
-        """Save the run when a signal or an error that all ranks know of ends the block.
+        """Save the run if a signal, or an error that all ranks know of, ends the block.
 
         Raises:
-            Interrupted: a signal ended it; the message names the checkpoint.
+            Interrupted: a signal ended the block; the message names the checkpoint.
             TrainingError: a step ran out of memory.
         """
         try:
             yield
         except Signalled as asked:
-            # Not after a save: the checkpoint's digest begins at the log line before.
+            # A saved step is not logged: its checkpoint's digest starts at the previous log line.
             if self._unlogged and self._saved != self.done:
                 self.check_finite()
                 self.log()
@@ -430,23 +429,23 @@ class Trainer:
             raise
 
     def interrupted(self, signalled: int) -> Interrupted:
-        """Return the error after a signal; the message says what is saved and how to continue."""
+        """Return the error to raise after a signal; it says what is saved and how to resume."""
         message = f"{signal.Signals(signalled).name}: stopped after step {self.done:,}"
         is_saved = self._saved == self.done
         message += f", saved {self.path}" if is_saved else f"; {self._last_good}"
         if self._saved is not None:
-            message += f"; --resume {quoted(self._folder)} continues from there"
+            message += f"; pass --resume {quoted(self._folder)} to continue from there"
         return Interrupted(message, exit_code=128 + signalled)
 
     def _save_for(self, error: FastSiamError) -> None:
-        """Save before an error that all ranks know of ends the run; add the path to the error."""
+        """Save the run after an error that all ranks know of; add the path to the error."""
         try:
             self.check_finite()
             self._save()
-        except FastSiamError as failure:  # the first error is the one to raise
+        except FastSiamError as failure:  # the caller raises the original error
             error.add_note(f"step {self.done:,} could not be saved: {failure}")
         else:
-            way_on = "; --bad-images replace continues with another image in its place"
+            way_on = "; pass --bad-images replace to continue with another image in its place"
             more = way_on if isinstance(error, ImageError) else ""
             error.add_note(f"saved {self.path} at step {self.done:,}{more}")
         finally:

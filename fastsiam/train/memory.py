@@ -1,4 +1,4 @@
-"""Memory of training: an estimate before it starts, and the error when memory runs out."""
+"""Memory use of training: an estimate before it starts, and the error when memory runs out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastsiam.model.numerics import autocast_type
 _OF_EACH_WEIGHT = 3
 """Copies of each trained weight: the weight, its gradient and its momentum."""
 _ACTIVATIONS = 1.5
-"""Factor on the activations of the backward pass, for temporary tensors and fragmentation."""
+"""Factor on the saved activations, for temporary tensors and fragmentation."""
 _OF_EACH_VIEW = 5
 """Largest number of float32 copies of a batch's views: prefetched, in use and in transfer."""
 _GPU_BYTES = 2 * 2**30
@@ -23,16 +23,16 @@ _GPU_BYTES = 2 * 2**30
 
 
 def training_bytes(config: TrainConfig, place: Place, *, images: int) -> float:
-    """Estimate the memory of one rank's training, in bytes; the estimate is rather too high.
+    """Estimate the memory that training needs on one rank, in bytes; errs on the high side.
 
     The backbone's forward pass runs on the meta device, where tensors have shapes but no memory.
-    The tensors that it saves for the backward pass are added up, in the width of the autocast
-    type. Heads save little and are ignored.
+    The sizes of the tensors that it saves for the backward pass are added up, in the autocast
+    dtype. Heads save little and are ignored.
 
     Args:
-        config: of the run; ``activation_memory`` is assumed to be 1.
+        config: settings of the run; ``activation_memory`` is assumed to be 1.
         place: this rank.
-        images: in the data set, for methods that store a row for each.
+        images: number of images in the data set, for methods that store one row per image.
     """
     method = method_skeleton(config.model, images=images)
     local = config.optim.batch // place.world
@@ -64,13 +64,13 @@ def oom_error(
 ) -> TrainingError | None:
     """Return the error to raise if ``error`` means that memory ran out, else None.
 
-    A step may be half done, so nothing is saved.
+    A step may be incomplete, so the state is not saved.
 
     Args:
         error: raised by a step, a batch, an evaluation or the preparation of the steps.
         config: settings of the run.
-        at: the step that was not finished.
-        saved: names the last good checkpoint, as a string, or says that there is nothing to save.
+        at: number of the step that was not finished.
+        saved: text that names the last good checkpoint, or says that there is none.
     """
     if not lacks_memory(error):
         return None
@@ -78,7 +78,7 @@ def oom_error(
     lower = []
     if config.step.activation_memory > 0.5 and (config.model.is_own or config.step.compile == "on"):
         lower += ["--activation-memory 0.5"]
-    # Other pipelines than dali prepare at least two batches.
+    # All pipelines except dali prefetch at least two batches.
     if config.data.prefetch > (1 if config.data.pipeline == "dali" else 2):
         lower += ["--prefetch 1"]
     return TrainingError(

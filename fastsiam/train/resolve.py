@@ -1,4 +1,4 @@
-"""Resolve the settings of a run before it starts: each "auto", and those a checkpoint sets."""
+"""Resolution of a run's settings before it starts: each "auto", and those set by a checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fastsiam.train.memory import training_bytes
 from fastsiam.train.start import Start, start_of
 
 _WORTH_COMPILING = 1000
-"""Length of a run, in steps, from which it is compiled by default: compiling takes a minute."""
+"""Minimum length of a run, in steps, to compile it by default: compiling takes a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +33,9 @@ class ResolvedConfig:
     """The resolved settings, images and start of a run."""
 
     asked: TrainConfig
-    """The settings as the user gave them."""
+    """The settings as the user passed them."""
     config: TrainConfig
-    """The settings with each "auto" replaced, as saved in checkpoints and config.json."""
+    """The settings with each "auto" resolved, as saved in checkpoints and config.json."""
     place: Place
     beginning: Start
     images: RunImages
@@ -49,12 +49,12 @@ class ResolvedConfig:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of views and activations."""
+        """Dtype of views and activations."""
         return autocast_type(self.config.numerics.precision, self.place.device)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps in an epoch; images that do not fill a batch are left out."""
+        """Optimizer steps in an epoch; an incomplete last batch is dropped."""
         return len(self.images) // self.config.optim.batch
 
     @property
@@ -64,7 +64,7 @@ class ResolvedConfig:
 
     @property
     def is_done(self) -> bool:
-        """Whether all steps of the run are done."""
+        """Whether the checkpoint is at or past the run's last step."""
         return self.start is not None and self.start.step >= self.last_step
 
     def record(self) -> dict[str, Any]:
@@ -87,14 +87,14 @@ class ResolvedConfig:
 
 
 def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
-    """Resolve all settings of a run; every rank must call it, and gets the same result.
+    """Resolve all settings of a run; every rank must call this, and gets the same result.
 
     A resumed run keeps the resolved settings that it started with, unless the user changes them.
 
     Raises:
         BackendError: the pipeline's package is missing.
         CheckpointError: the run cannot be resumed, or not with these settings.
-        DataError: the training images cannot be read, or do not fill a batch.
+        DataError: the training images cannot be read, or are fewer than a batch.
     """
     data = asked.data
     if data.loads_images and not data.data:  # $FASTSIAM_DATA may name other images later
@@ -102,10 +102,10 @@ def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
     config, beginning = start_of(replace(asked, data=data), run, place)
     start = beginning.checkpoint
     images = run_images(config, beginning.folder)
-    # The consent to changed data holds for this change alone.
+    # The user accepts only this change of the data, not later ones.
     config = replace(config, run=replace(config.run, data_changed="refuse"))
     config, chosen = with_pipeline(config, place, images.store, start)
-    if start is not None and start.images != len(images):  # of a run without a list of images
+    if start is not None and start.images != len(images):  # the run saved no list of images
         raise CheckpointError(
             f"the data changed: {len(images):,} images now, {start.images:,} when the run started; "
             "restore the data, or choose another --out for a new run"
@@ -125,16 +125,16 @@ def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
 def with_pipeline(
     config: TrainConfig, place: Place, store: Store | None, start: Checkpoint | None
 ) -> tuple[TrainConfig, str]:
-    """Replace the pipeline "auto": by that of the resumed run, or by rank 0's choice.
+    """Resolve the pipeline "auto": keep that of the resumed run, or take rank 0's choice.
 
-    Every rank must call it. ``store`` is None if the pipeline generates noise.
+    Every rank must call this. ``store`` is None if the pipeline generates noise.
 
     Returns:
         The settings, and a message about the choice, which is empty if the user named a pipeline.
     """
     if store is None or config.data.pipeline != "auto":
         return config, ""
-    free = torch.tensor(float(free_bytes(place.device)), dtype=torch.float64)  # on the host: gloo
+    free = torch.tensor(float(free_bytes(place.device)), dtype=torch.float64)  # for gloo
     free = minimum_across_ranks(free)
     name = line = ""
     if place.is_leader:
@@ -150,7 +150,7 @@ def with_pipeline(
 
 
 def _pipeline_it_began_with(store: Store, start: Checkpoint | None) -> Choice | None:
-    """Return the pipeline of the resumed run; None if it does not work any more."""
+    """Return the pipeline of the resumed run; None for a new run or if it no longer works."""
     name = "auto" if start is None else start.config.data.pipeline
     if name == "auto" or name == CEILING or not BACKENDS[name].works_on(store):
         return None
@@ -158,9 +158,9 @@ def _pipeline_it_began_with(store: Store, start: Checkpoint | None) -> Choice | 
 
 
 def with_compilation(config: TrainConfig, start: Checkpoint | None, *, end: int) -> TrainConfig:
-    """Replace the compilation "auto": as in the resumed run, or by the run's last step."""
+    """Resolve ``compile`` "auto": as in the resumed run, or by the length of the run (``end``)."""
     began_with = "auto" if start is None else start.config.step.compile
-    if start is not None and start.step >= end:  # no step is left to compile
+    if start is not None and start.step >= end:  # no steps are left
         if began_with != "on":
             return without_compilation(config)
         return replace(config, step=replace(config.step, compile="on"))

@@ -27,12 +27,12 @@ from fastsiam.run.checkpoint import Checkpoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """The start of a run; without arguments that of a new one."""
+    """The starting point of a run; the defaults describe a new run."""
 
     checkpoint: Checkpoint | None = None
     """Checkpoint to resume from, with the run's settings; None for a new run."""
     folder: Path | None = None
-    """Folder of the run to resume: the run's own, or that of the run it branches off."""
+    """Folder of the run to resume: the run itself, or the run that it branches off."""
     damaged: str = ""
     """Warning about a corrupt last checkpoint, or ""."""
     note: str = ""
@@ -40,7 +40,7 @@ class Start:
 
 
 def start_of(config: TrainConfig, run: Path, place: Place) -> tuple[TrainConfig, Start]:
-    """Find where a run starts, and resolve the settings that depend on it; on every rank.
+    """Find where a run starts, and resolve the settings that depend on it; every rank calls this.
 
     Returns:
         The settings, with the precision resolved and ``--extend`` applied, and the start.
@@ -69,12 +69,12 @@ def start_of(config: TrainConfig, run: Path, place: Place) -> tuple[TrainConfig,
 
 
 def _with_optimiser_of(config: TrainConfig, start: Checkpoint) -> Checkpoint:
-    """Return the start of a branch: the checkpoint with the optimiser settings of ``config``.
+    """Return a branch's checkpoint with the branch's optimizer settings, from ``config``.
 
     If other settings differ, the checkpoint is returned unchanged, and a later check fails.
 
     Raises:
-        CheckpointError: the branch would end before it begins.
+        CheckpointError: the branch would end before its checkpoint.
     """
     changed = differences(start.config, config)
     if not changed.keys() <= set(BRANCH_SETTINGS):
@@ -92,7 +92,7 @@ def _check_same_settings(config: TrainConfig, start: Checkpoint, run: Path) -> N
     """Check that a run can be resumed with these settings.
 
     Raises:
-        CheckpointError: names the settings that differ, and the way to use them.
+        CheckpointError: settings differ; names them and says how to use them.
     """
     changed = differences(start.config, config)
     if not changed:
@@ -113,15 +113,15 @@ def _check_same_settings(config: TrainConfig, start: Checkpoint, run: Path) -> N
 
 
 def _branched(found: Checkpoint, start: Checkpoint, config: TrainConfig) -> tuple[Checkpoint, str]:
-    """Record in the start of a branch where it branched off and what changed.
+    """Record in a branch's checkpoint where it branched off and what changed.
 
     Args:
         found: the checkpoint, with the settings of its own run.
-        start: the same with the branch's settings.
+        start: the same checkpoint, with the branch's settings.
         config: the branch's settings.
 
     Returns:
-        The start, and a message for the user.
+        ``start`` with the record, and a message for the user.
     """
     path = Path(config.run.resume)
     changed = differences(found.config, start.config)
@@ -144,11 +144,11 @@ def _branched(found: Checkpoint, start: Checkpoint, config: TrainConfig) -> tupl
 def _starting_point(config: TrainConfig, run: Path) -> Start:
     """Find the checkpoint that ``--resume`` asks for, which must be the same on every rank.
 
-    A branch that already has a checkpoint resumes from that one, so that the same command can be
-    run again.
+    A branch that already has its own checkpoint resumes from that one, so that users can run the
+    same command again.
 
     Raises:
-        CheckpointError: the checkpoint is missing, the run would overwrite another one, or the
+        CheckpointError: the checkpoint is missing, the run would overwrite another run, or the
             ranks find different checkpoints.
     """
     start, damaged = checkpoints.load_newest(run)
@@ -170,9 +170,9 @@ def _starting_point(config: TrainConfig, run: Path) -> Start:
             )
         elif start.step < given.step:
             raise CheckpointError(
-                f"{run} already holds a run at step {start.step:,}, before step {given.step:,} of "
-                f"{path}; pass --resume {quoted(run)} to resume that run, or choose another --out "
-                "for a new branch"
+                f"{run} already contains a run at step {start.step:,}, before step {given.step:,} "
+                f"of {path}; pass --resume {quoted(run)} to resume that run, or choose another "
+                "--out for a new branch"
             )
     steps = torch.tensor([-1 if start is None else start.step])
     if distributed.gather(steps).unique().numel() > 1:
@@ -187,25 +187,25 @@ def refuse_existing_run(run: Path) -> None:
     """Check that a folder has no checkpoint, for ``--resume never``.
 
     Raises:
-        CheckpointError: it has one.
+        CheckpointError: the folder has one.
     """
     if checkpoints.exists(run):
         raise CheckpointError(
-            f"--resume never: {run} already holds a run; choose another --out or delete it"
+            f"--resume never: {run} already contains a run; choose another --out or delete it"
         )
 
 
 def _extended(config: TrainConfig, start: Checkpoint) -> tuple[TrainConfig, Checkpoint, str]:
     """Apply ``--extend`` to the settings and the checkpoint.
 
-    A checkpoint that already has the longer schedule stays as it is, so that the same command
+    A checkpoint that already has the longer schedule is left unchanged, so that the same command
     resumes an extended run.
 
     Returns:
         The settings, the checkpoint, and a message about the new schedule, or "".
 
     Raises:
-        CheckpointError: the run is longer.
+        CheckpointError: the run is already longer.
     """
     epochs = config.run.extend
     if not epochs:
@@ -223,7 +223,7 @@ def _extended(config: TrainConfig, start: Checkpoint) -> tuple[TrainConfig, Chec
             f"extended from {optim.epochs} to {epochs} epochs; learning rate: {last:.3g} now, "
             f"{after:.3g} at the next step: a cosine over all {epochs} epochs"
         )
-    asked = max(config.optim.epochs, epochs)  # a later check refuses more than --extend
+    asked = max(config.optim.epochs, epochs)  # if --epochs exceeds --extend, a later check raises
     own = replace(config.optim, epochs=asked)
     start = replace(start, config=replace(start.config, optim=longer))
     return replace(config, optim=own), start, said
@@ -243,7 +243,7 @@ def initial_weights(config: TrainConfig) -> tuple[Pretrained, tuple[str, ...]]:
         The weights, and the names of the parts (backbone, projector, ...) that fit the settings.
 
     Raises:
-        CheckpointError: the file cannot be read, or its backbone is not that of the settings.
+        CheckpointError: the file cannot be read, or has another backbone than the settings.
     """
     name = "" if config.model.is_own else config.model.backbone
     pretrained = load_pretrained(Path(config.run.init), backbone=name)
@@ -257,7 +257,7 @@ def initial_weights(config: TrainConfig) -> tuple[Pretrained, tuple[str, ...]]:
     other_stem = pretrained.model.stem != config.model.stem and not pretrained.stem_assumed
     if "backbone" not in fitting or other_stem:
         raise CheckpointError(
-            f"--init {quoted(config.run.init)} holds {pretrained.model.backbone} (stem "
+            f"--init {quoted(config.run.init)} contains {pretrained.model.backbone} (stem "
             f"{pretrained.model.stem}, width {pretrained.model.width}), not the network of the "
             "settings; pass the same --backbone, --stem and --width"
         )
@@ -273,7 +273,9 @@ def take_weights(method: Method, config: TrainConfig) -> str:
     pretrained, fitting = initial_weights(config)
     method.start_from(pretrained.part(*fitting))
     fresh = [part for part in method.parts if part not in fitting]
-    return f"starts from {pretrained}" + (f"; new: {', '.join(fresh)}" if fresh else "")
+    return f"starts from {pretrained}" + (
+        f"; randomly initialised: {', '.join(fresh)}" if fresh else ""
+    )
 
 
 def _shapes(state: Mapping[str, Tensor], part: str) -> dict[str, torch.Size]:

@@ -1,7 +1,7 @@
 """The training step: forward, backward and optimizer on one rank's share of a batch.
 
-Precision, memory format, compilation and the number of ranks set its speed, and change results only
-by rounding. docs/performance.md shows the gain of each.
+Precision, memory format, compilation and the number of ranks determine its speed. They change
+results only by rounding. docs/performance.md has the speedup of each.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from fastsiam.views.batch import Batch
 from fastsiam.views.rng import keys
 
 _RECORDING = 3
-"""Passes that record CUDA graphs: the first warms up, the second records, the third replays
+"""Number of passes to record CUDA graphs: the first warms up, the second records, the third replays
 (``CUDAGraphTreeManager`` in torch/_inductor/cudagraph_trees.py)."""
 
 
 class TrainingStep:
-    """One optimizer step, as a callable: ``loss, embedding = step(batch, at=7)``.
+    """A callable that takes one optimizer step: ``loss, embedding = step(batch, at=7)``.
 
     Call ``prepare`` before the first step. A step does not wait for the device, except in torch's
     SyncBN, which uncompiled models use on several GPUs.
 
     Args:
         config: all settings; ``compile`` must be "on" or "off".
-        method: trained in place; it can be used by itself, for example for evaluation.
+        method: trained in place; it stays usable on its own, for example for evaluation.
         place: this rank; every rank must take every step.
-        steps_per_epoch: optimizer steps in an epoch, for the schedules.
+        steps_per_epoch: number of optimizer steps in an epoch, for the schedules.
     """
 
     def __init__(
@@ -57,14 +57,13 @@ class TrainingStep:
         assert config.step.compile != "auto"
         use_numerics(config, place)
         self.config = config
-        """All settings, unchanged."""
         self.place = place
         self.method = method.to(place.device).to(memory_format=memory_format_of(config))
         self.groups = method.param_groups()
         self.optimizer = build_optimizer(config.optim, self.groups)
         self.steps_per_epoch = steps_per_epoch
         self.total = config.optim.epochs * steps_per_epoch
-        """Optimizer steps of the whole schedule."""
+        """Number of optimizer steps in the entire schedule."""
         self._dtype = autocast_type(config.numerics.precision, place.device)
         self.scaler = torch.amp.GradScaler(place.device.type, enabled=self._dtype == torch.float16)
         self._bn_group = bn_group(place, config.numerics)
@@ -76,19 +75,19 @@ class TrainingStep:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def prepare(self) -> str:
-        """Assemble the model, and compile it if the settings say so; every rank must call it.
+        """Assemble the model, and compile it if ``compile`` is "on"; every rank must call this.
 
-        Compiling runs a step on noise and restores the state. It also records CUDA graphs, during
-        which no thread of a loader (DALI has some) may wait for the device or free its memory. So
-        the loader must be idle.
+        Compiling runs passes on noise and restores the state. It also records CUDA graphs, if
+        enabled. While it records, no loader thread (DALI has some) may wait for the device or free
+        device memory, so the loader must be idle.
 
         Returns:
-            A message on the time that compiling took; empty if nothing was compiled.
+            A message with the compile time; empty if nothing was compiled.
 
         Raises:
             CompilationError: compiling fails on this machine; raised on every rank.
             BackendError: CUDA graphs cannot be recorded, or compiling the model fails while other
-                ranks may wait for this one.
+                ranks may be waiting for this one.
         """
         if self.config.step.compile == "off":
             self._assemble()
@@ -101,25 +100,25 @@ class TrainingStep:
         return f"compiled in {time.perf_counter() - began:.0f} s (cached in {cache_folder()})"
 
     def __call__(self, batch: Batch, *, at: int) -> tuple[Tensor, Tensor]:
-        """Take one step.
+        """Take one optimizer step.
 
-        torch's generator is seeded by the run's seed, the step and the rank, so that a method that
+        torch's generators are seeded with the run's seed, the step and the rank, so a method that
         draws random numbers draws the same ones after a restart.
 
         Args:
-            batch: this rank's share.
-            at: number of the step, from 0.
+            batch: this rank's share of the batch.
+            at: step number, from 0.
 
         Returns:
-            Scalar float32 loss, averaged over the accumulated parts; (n, dim) embeddings of the
-            last part. Both on the device, without gradient.
+            Scalar float32 loss, averaged over the micro-batches, and (n, dim) embeddings of the
+            last micro-batch. Both are on the device and detached.
         """
         rates = rates_at(self.config.optim, self.groups, at, self.steps_per_epoch)
         for group in self.optimizer.param_groups:
             group["lr"] = rates[group["name"]]
         moment = Moment(at, self.steps_per_epoch, self.total)
         seed = int(keys(self.config.numerics.seed, at, self.place.rank)[0])
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a hundred times as long
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed is 100 times slower
         if self.place.device.type == "cuda":
             torch.cuda.manual_seed(seed)
         parts = batch.chunks(self.config.optim.accumulate)
@@ -140,7 +139,7 @@ class TrainingStep:
         return total, outputs[-1].embedding
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """Return the states of the model, the optimizer and the scaler, for a checkpoint."""
+        """Return the state dicts of method, optimizer and gradient scaler, for a checkpoint."""
         return {
             "model": self.method.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -150,17 +149,17 @@ class TrainingStep:
     def load(
         self, *, model: dict[str, Any], optimizer: dict[str, Any], scaler: dict[str, Any]
     ) -> None:
-        """Load what ``state`` returned; the optimizer settings stay those of ``config``."""
+        """Load the dicts that ``state`` returned; keep the optimizer settings of ``config``."""
         self.method.load_state_dict(model)
         groups = self.optimizer.param_groups
         own = [{name: group[name] for name in SETTINGS if name in group} for group in groups]
         self.optimizer.load_state_dict(optimizer)
         for group, settings in zip(self.optimizer.param_groups, own, strict=True):
-            group.update(settings)  # a branch may have other settings than its checkpoint
+            group.update(settings)  # a branch's settings may differ from its checkpoint's
         self.scaler.load_state_dict(scaler)
 
     def _deferring(self, defer_sync: bool) -> contextlib.AbstractContextManager[None]:
-        """Defer the exchange of gradients to a later part of the batch, if ``defer_sync``."""
+        """Return a context in which DDP skips its gradient all-reduce, if ``defer_sync``."""
         if defer_sync and isinstance(self._model, nn.parallel.DistributedDataParallel):
             return self._model.no_sync()
         return contextlib.nullcontext()
@@ -189,14 +188,14 @@ class TrainingStep:
         """Compile the model.
 
         Raises:
-            BackendError: as ``prepare``.
+            CompilationError, BackendError: as ``prepare``.
         """
         try:
             self._assemble()
             self._take_no_steps(_RECORDING if self.config.step.cuda_graphs else 1)
         except (torch.OutOfMemoryError, torch.AcceleratorError, dist.DistError):
             raise  # not caused by the compiler
-        except Exception as error:  # a compiler that fails may raise anything
+        except Exception as error:  # the compiler may raise anything
             if peer_is_gone(error):
                 raise
             graphs = self.config.step.cuda_graphs
@@ -212,15 +211,14 @@ class TrainingStep:
     def _take_no_steps(self, count: int) -> None:
         """Run forward and backward passes on noise; restore the state afterwards.
 
-        Rows of images may be too large to copy; they need no copy, because only ``after_step``
-        changes them.
+        Per-image rows are not copied: they may be too large, and only ``after_step`` changes them.
         """
         batch = self._noise()
         rows = image_rows(self.config.model)
         buffers = {k: x.clone() for k, x in self.method.named_buffers() if k not in rows}
         try:
             for _ in range(count):
-                # Keep the outputs alive during the backward pass, as a step does: otherwise the
+                # Keep the outputs alive during the backward pass, as in a real step. Otherwise the
                 # first step would record its graph again.
                 output = self._forward_and_backward(batch, 1)
                 self.method.zero_grad(set_to_none=True)
@@ -232,14 +230,14 @@ class TrainingStep:
                     self.method.get_buffer(name).copy_(buffer)
 
     def _noise(self) -> Batch:
-        """Return a batch of noise, without use of torch's global generators.
+        """Return a batch of noise, without using torch's global generators.
 
-        It is not zeros because cuDNN times its kernels on it: zeros need less power than images,
-        which would distort the choice.
+        cuDNN benchmarks its kernels on this batch. Zeros would bias its choice, because a GPU
+        needs less power for them than for images.
         """
         images, device = self._images, self.place.device
         generator = torch.Generator(device).manual_seed(0)
-        views = tuple(  # one tensor each: a repeated tensor would give another graph
+        views = tuple(  # one tensor per view: a shared tensor would produce a different graph
             torch.randn(images, 3, s, s, dtype=self._dtype, device=device, generator=generator)
             for s in (view.crop for view in self.config.augment.views)
         )
@@ -251,7 +249,7 @@ class TrainingStep:
 
     @property
     def _images(self) -> int:
-        """Number of images in each forward pass."""
+        """Number of images in each forward pass of this rank, which is a micro-batch."""
         parts = self.place.world * self.config.optim.accumulate
         return self.config.optim.batch // parts
 
@@ -260,7 +258,7 @@ class TrainingStep:
         return self.config.step.compile == "on"
 
     def _assemble(self) -> None:
-        """Assemble the model from the settings: BN, compilation, ranks."""
+        """Set up BN, compilation and DDP according to the settings."""
         step, method = self.config.step, self.method
         method.views_together = self._is_compiled
         method.backbone.recompute = step.activation_memory < 1 and not self._is_compiled
@@ -269,7 +267,7 @@ class TrainingStep:
         vars(method).pop("forward", None)
         if self._is_compiled:
             # Only forward is compiled, so that DDP wraps the method and checkpoints keep its
-            # names. DDP makes the compiler split the graph where gradients are exchanged.
+            # keys. Under DDP the compiler splits the graph at the gradient buckets.
             mode = "reduce-overhead" if step.cuda_graphs else "default"
             method.forward = torch.compile(  # type: ignore[method-assign]
                 method.forward, fullgraph=True, dynamic=False, mode=mode

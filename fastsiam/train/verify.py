@@ -1,8 +1,8 @@
 """Verification of a run: recompute the digests in its log and compare them.
 
-The order of the images and their augmentations are functions of the seed, the settings and the
-image sizes. From these the digests can be recomputed on any machine, with any number of ranks and
-without the run's pipeline.
+The order of the images and their augmentations depend only on the seed, the settings and the image
+sizes. So the digests can be recomputed on any machine, with any number of ranks and without the
+run's pipeline.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fastsiam.views.draws import draw_views
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A range of steps, counted from 1, and the digest of it in the log."""
+    """A range of steps, counted from 1, and its digest in the log."""
 
     first: int
     last: int
@@ -51,8 +51,8 @@ def verify(run: Path, config: VerifyConfig) -> Iterator[str]:
     """Recompute a run's digests and compare them with its log; yield messages on the result.
 
     Raises:
-        CheckpointError: the data changed, or the weights are not those that were saved.
-        FastSiamError: a digest differs, the run has none, or its data cannot be read.
+        CheckpointError: the data changed, or the weights do not match the checkpoint's digest.
+        FastSiamError: a digest differs, the log has no digests, or the data cannot be read.
     """
     trained = RunSettings.read(run).config
     data = trained.data.at(config.data, ColumnNames(config.image_column, config.label_column))
@@ -121,12 +121,12 @@ def _line(values: dict[str, Any], run: Path) -> Line:
 
 
 class _Steps:
-    """Images and digests that the steps of a run should have.
+    """The expected images and digests of a run's steps.
 
     Args:
         config: the run's settings.
         store: its images; None if it was trained on noise.
-        order: of the global batches, as a single rank would see it.
+        order: the order of the global batches, as for a single rank.
     """
 
     def __init__(self, config: TrainConfig, store: Store | None, order: Order) -> None:
@@ -136,11 +136,11 @@ class _Steps:
             self._known = np.zeros((len(store), 2), np.int64) if known is None else known
 
     def indices(self, number: int) -> NDArray[np.int64]:
-        """Return the places of a step's images, in order, (N,) int64; steps are counted from 1."""
+        """Return the positions of a step's images in the data set, (N,); steps count from 1."""
         return self._order.indices(*divmod(number - 1, self._order.steps))
 
     def digest(self, number: int) -> int:
-        """Return the digest of a step."""
+        """Compute the expected digest of a step."""
         epoch, step = divmod(number - 1, self._order.steps)
         if self._store is None:
             from fastsiam.pipelines.synthetic_backend import noise_shown
@@ -174,7 +174,7 @@ class _Steps:
 
 
 def _weights(run: Path) -> Iterator[str]:
-    """Check a run's last checkpoint, whose content has a digest since version 0.3."""
+    """Check the last checkpoint against its digest, which exists since version 0.3."""
     file = checkpoints.last(run)
     if file.is_file() and (kept := checkpoints.load(file)).weights:
         yield f"the weights after step {kept.step:,} agree: SHA-256 {kept.weights}"

@@ -46,7 +46,7 @@ def test_help_does_not_import_torch() -> None:
     [
         (["--recipe", "imagnet"], "unknown recipe 'imagnet'; did you mean imagenet?"),
         (["--pipeline", "fcv"], "pipeline must be one of auto, torchvision, "),
-        (["--batch", "4", "--gpus", "4", "--device", "cpu"], "BN needs 2"),
+        (["--batch", "4", "--gpus", "4", "--device", "cpu"], "BN needs at least 2"),
         (["--no-such-flag"], "No such option"),
     ],
 )

@@ -277,7 +277,7 @@ def test_a_run_continues_by_its_folder_alone(begun: TrainConfig, tmp_path: Path)
     fastsiam("train", "--resume", run, "--extend", "5", "--max-steps", "9")
     expected = history(folder)
     said = fastsiam("train", "--resume", run).stderr
-    assert f"{run}/checkpoints/last.pt is at step 9 of 15; --max-steps 0 continues\n" in said
+    assert f"{run}/checkpoints/last.pt is at step 9 of 15; pass --max-steps 0 to continue\n" in said
     assert "stopped by" not in said
     # Killed before it saved: config.json has the longer schedule, and the checkpoint does not.
     checkpoints.last(folder).write_bytes(state)

@@ -63,7 +63,7 @@ def test_it_is_killed_resumed_and_exported(
     with pytest.raises(CheckpointError, match="holds no predictor"):
         load_pretrained(whole).part("predictor")
     trained(small, knn_every=0, max_steps=1, init=whole, width=4, out=tmp_path / "simsiam")
-    assert "new: projector, predictor" in capsys.readouterr().err
+    assert "randomly initialised: projector, predictor" in capsys.readouterr().err
     read = load_pretrained(file).part("backbone")
     expected = checkpoints.load(whole).model
     assert read and all(torch.equal(value, expected[key]) for key, value in read.items())

@@ -74,7 +74,7 @@ def test_a_page_says_what_there_is(tmp_path: Path, one_chart: None) -> None:
     (run / "eval" / "knn.json").write_text("{}")
     with pytest.raises(DataError, match="is not a run folder"):
         write_report([tmp_path], out)
-    with pytest.raises(DataError, match=r"knn\.json is not a record of an evaluation"):
+    with pytest.raises(DataError, match=r"knn\.json is not an evaluation record"):
         write_report([run], out)
 
 

@@ -126,10 +126,10 @@ def test_the_one_before_is_kept_and_taken(
         checkpoints.load(tmp_path)
     state, said = checkpoints.load_newest(tmp_path)
     assert state is not None and state.step == 2
-    assert said.endswith("last.pt is corrupt: resuming from the previous one, at step 2")
+    assert said.endswith("last.pt is corrupt: resuming from the previous checkpoint, at step 2")
     checkpoints.rename_corrupt(tmp_path)
     state, said = checkpoints.load_newest(tmp_path)
-    assert state is not None and "last.pt is missing: resuming from the previous one" in said
+    assert state is not None and "last.pt is missing: resuming from the previous checkpoint" in said
     checkpoints.save(path, make(3), keep=before)
     assert (checkpoints.load(path).step, checkpoints.load(before).step) == (3, 2)
     before.write_bytes(b"")

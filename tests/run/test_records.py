@@ -58,7 +58,7 @@ def test_the_accuracies_of_classes_are_those_of_the_network_itself() -> None:
     assert record.headline["features"] == "trained" != record.results[0]["features"]
     heading, *lines = replace(record, per_class={"a": 12.5, "b": None}).class_lines()
     top1 = f"{record.headline['top1']:.2f}%"
-    assert heading.startswith("of each class, after ") and top1 in heading
+    assert heading.startswith("per class, after ") and top1 in heading
     assert lines == ["  a: 12.50%", "  b: no images"]
 
 
@@ -84,7 +84,7 @@ def test_what_is_no_record_is_one_line(change: dict[str, Any], tmp_path: Path) -
     plain = {key: value for key, value in plain.items() if value is not ...}
     (tmp_path / "eval").mkdir()
     (tmp_path / "eval" / "x.json").write_text(json.dumps(plain))
-    with pytest.raises(DataError, match=r"x\.json is not a record of an evaluation"):
+    with pytest.raises(DataError, match=r"x\.json is not an evaluation record"):
         read_records(tmp_path)
 
 

@@ -99,8 +99,8 @@ def test_stopped_by_one_it_continues_with_another_instead(
         trained(config, bad_images="stop")
     (note,) = error.value.__notes__
     assert re.fullmatch(
-        r"saved .*last\.pt at step \d+; "
-        r"--bad-images replace continues with another image in its place",
+        r"saved .*last\.pt at step \d+; pass "
+        r"--bad-images replace to continue with another image in its place",
         note,
     )
     assert error.value.name in BAD and error.value.name in str(error.value)

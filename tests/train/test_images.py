@@ -131,7 +131,7 @@ def test_a_file_of_another_size_is_refused(
     assert str(refused.value) == (
         f"{file} changed since the run was last started: it had {size:,} bytes and now has "
         f"{size + 10240:,}; restore the data, pass --data-changed accept to continue with the "
-        "present images, or choose another --out for a new run"
+        "current images, or choose another --out for a new run"
     )
     trained(config, data=file.with_name("moved.tar"), max_steps=8)
     (run / FILE).write_bytes(ImageList(listed.names).to_bytes())  # of a version that kept no files
@@ -152,7 +152,7 @@ def test_names_of_another_kind_are_taken_for_the_same_images_if_there_are_as_man
     ]
     shards = tar(images.with_name("shards.tar"), members)
     run = trained(begun, data=shards, max_steps=9)
-    assert "all images have other names than" in capfd.readouterr().err
+    assert "all image names changed since" in capfd.readouterr().err
     assert history(run) == history(finished)[:9]
     tar(shards, members[:-1])
     with pytest.raises(CheckpointError, match=r"24 of 24 images missing .*, 23 new"):
@@ -172,7 +172,7 @@ def test_data_that_changed_are_refused(begun: TrainConfig, images: Path, tmp_pat
         assert str(refused.value) == (
             f"the data changed since the run started: 1 of 24 images missing ({NAME}), 1 new "
             "(class1/other.jpg); restore the data, pass --data-changed accept to continue with the "
-            "present images, or choose another --out for a new run"
+            "current images, or choose another --out for a new run"
         )
     assert before == {path: path.read_bytes() for path in run.glob("*.*")}
 
@@ -257,7 +257,7 @@ def test_without_labels_a_share_of_all_is_held_out(
     run = trained(small, data=tmp_path / "flat", max_steps=1, holdout="25%")
     said = capfd.readouterr().err
     assert "holding out 6 images (25% of all)" in said
-    assert "no kNN monitor: " in said and "has no labels, which this evaluation needs" in said
+    assert "kNN monitor disabled: " in said and "has no labels, which this evaluation needs" in said
     found = ImageList.load(run)
     assert found and len(found.names) == 18
 

@@ -109,7 +109,7 @@ def test_a_run_starts_from_given_weights(
     state = load_pretrained(run_of(method)).state
     capsys.readouterr()
     again = load_pretrained(trained(of(method, small, **zero))).state
-    assert "; new: " not in capsys.readouterr().err
+    assert "randomly initialised: " not in capsys.readouterr().err
     target = {key for key in again if key.startswith("target.")}
     assert bool(target) == (method in ("byol", "mocov2"))
     for key, value in again.items():

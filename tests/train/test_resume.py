@@ -186,7 +186,7 @@ def test_a_run_resumes_whatever_ended_it(
     assert_same_runs(run, whole("memory"))
     left = {path.name for path in (run / "checkpoints").iterdir()} - {"last.pt", "previous.pt"}
     assert left == ({"last.pt.damaged"} if ending == "damaged checkpoint" else set())
-    said = "last.pt is corrupt: resuming from the previous one, at step 6"
+    said = "last.pt is corrupt: resuming from the previous checkpoint, at step 6"
     assert (said in capfd.readouterr().err) == (ending == "damaged checkpoint")
 
 

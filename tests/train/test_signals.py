@@ -68,7 +68,7 @@ def test_signals_save_and_leave(
     done = process.wait(60)
     assert done.returncode == code, done.stderr
     assert f"{signal.Signals(number).name}: stopped after step" in done.stderr
-    assert f"last.pt; --resume {run} continues from there\n" in done.stderr
+    assert f"last.pt; pass --resume {run} to continue from there\n" in done.stderr
     assert "Traceback" not in done.stderr
     state = checkpoints.load(run)
     assert state.step >= 5 and state.step == read_metrics(run)[-1]["step"]
@@ -177,7 +177,7 @@ def test_ctrl_c_while_a_tracker_closes_says_what_is_saved(
         signal.signal(signal.SIGINT, handler)
     assert str(caught.value) == (
         f"SIGINT: stopped after step {checkpoints.load(run).step}, saved {checkpoints.last(run)}; "
-        f"--resume {run} continues from there"
+        f"pass --resume {run} to continue from there"
     )
 
 

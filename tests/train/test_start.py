@@ -131,7 +131,9 @@ def test_a_finished_run_continues_and_says_how_the_rate_changes(
     assert settings.optim == state.config.optim
     trained(small, extend=6)
     said = capfd.readouterr().err
-    assert "nothing left to do: " in said and "at step 18 of 18; --extend N trains longer" in said
+    assert (
+        "nothing left to do: " in said and "step 18 of 18; pass --extend N to train longer" in said
+    )
 
 
 def test_a_branch_can_be_longer(branch: TrainConfig, tmp_path: Path) -> None:
@@ -149,7 +151,7 @@ BRANCH = {"resume": "{run}", "out": "{new}"}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"lr": 0.1}, rf"\(lr: 0.5 -> 0.1\); {WAY}"),
     ({"crop": 14}, "crop: 16 -> 14"),
-    ({"resume": "never"}, "already holds a run"),
+    ({"resume": "never"}, "already contains a run"),
     ({"epochs": 6}, r"epochs: 4 -> 6.*train longer \(--extend EPOCHS\)"),
     ({"extend": 3}, "--extend 3 is less than the run.s 4 epochs"),
     ({"extend": 6, "lr": 0.1}, "lr: 0.5 -> 0.1"),
@@ -201,7 +203,7 @@ def test_a_branch_is_not_lost_to_the_run_that_continued(
     before = own.read_bytes()
     trained(begun)
     with pytest.raises(
-        CheckpointError, match=r"branch already holds a run at step 9, before step 12"
+        CheckpointError, match=r"branch already contains a run at step 9, before step 12"
     ):
         trained(branch)
     assert own.read_bytes() == before

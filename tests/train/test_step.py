@@ -88,5 +88,5 @@ def test_what_cannot_work_is_refused_before_anything_starts(small: TrainConfig) 
     ):
         with pytest.raises(ValueError, match=message):
             preflight(with_settings(small, **settings), world=world)
-    with pytest.raises(DeviceError, match="works on one GPU; pass --no-cuda-graphs here"):
+    with pytest.raises(DeviceError, match="needs exactly one GPU; pass --no-cuda-graphs"):
         preflight(with_settings(small, **graphs), world=1)
