@@ -23,26 +23,26 @@ from fastsiam.config.setting import Config, check_name, setting
 from fastsiam.config.urls import Url
 
 Stored = Literal["original", "beton", "tar", "parquet", "short256", "pixels256"]
-"""How the images are stored: as files of a folder; the same bytes in one .beton, tar or
-uncompressed parquet file; with a shorter side of 256; as pixels of that size."""
+"""How images are stored: as files in a folder; the same bytes in one .beton, tar or uncompressed
+parquet file; resized to a shorter side of 256 pixels; as raw pixels of that size."""
 ORIGINAL: Stored = "original"
 CONTAINERS: tuple[Stored, ...] = ("beton", "tar", "parquet")
-"""Forms that hold the original images' bytes in one file."""
+"""Forms that store the original images' bytes in one file."""
 
 
 def with_form(name: str, form: Stored) -> str:
-    """Return a name with the form in which the images are stored, if that is not the original."""
+    """Append the form in which the images are stored to a name, unless it is the original."""
     return name if form == ORIGINAL else f"{name}, {form}"
 
 
 Over = Literal["workers", "batch", "crop", "quality", "prefetch", "jpeg-engine", "ranks"]
-"""What a sweep varies: workers, images of a batch, side of a view, JPEG quality, prefetched
-batches, percent of the images for the GPU's JPEG engine, processes."""
+"""What a sweep varies: workers, batch size, side of a view, JPEG quality, prefetched batches,
+percent of the images that the GPU's JPEG engine decodes, or ranks."""
 
 _PLAIN = {"precision": "fp32", "channels_last": False, "compile": "off"}
 AUTHORS, SYNC_BN = "authors", "syncbn"
-"""Variants: the step of the paper's authors' code, which others are compared with; and the one that
-takes several ranks, which is measured beside the same without shared statistics."""
+"""Variants: the step of the paper authors' code, which is the baseline of the others; and the step
+with synchronised BN on several ranks, which is compared with the same step without it."""
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "eager": {"compile": "off"},
@@ -58,10 +58,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     SYNC_BN: {"sync_bn": True},
     AUTHORS: _PLAIN,
 }
-"""Ways to take a training step: the settings, of ``NumericsConfig`` and ``StepConfig``, that differ
-from the default, which is compiled, in bfloat16 where the hardware has it, and channels last."""
+"""Variants of the training step: settings of ``NumericsConfig`` and ``StepConfig`` that differ from
+the default. The default is compiled, channels last, and bfloat16 where the hardware supports it."""
 ONLY_ON_GPU = ("fp16", "cuda-graphs")
-"""Variants that a CPU does not have."""
+"""Variants that need a GPU."""
 
 _LISTS: dict[str, Collection[str]] = {
     "pipelines": get_args(ImagePipeline),
@@ -69,7 +69,7 @@ _LISTS: dict[str, Collection[str]] = {
     "peers": PEERS,
     "methods": ("simsiam", "fastsiam", "simclr", "mocov2", "byol", "swav"),
 }
-"""Settings of ``BenchConfig`` that are lists of names, and these names."""
+"""Settings of ``BenchConfig`` that are lists of names, and the names that each accepts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +150,7 @@ class BenchConfig(Config):
     json: str = setting("", "File to write the records into.")
 
     def check(self) -> None:
-        """Refuse names and numbers that are unknown or make no sense."""
+        """Check that names are known and numbers are valid."""
         check_name("recipe", self.recipe, RECIPES)
         check_name("backbone", self.backbone, ("", *OWN_BACKBONES))
         require(self.batch != 1, "batch must be at least 2 (BN needs two samples)")
@@ -166,35 +166,35 @@ class BenchConfig(Config):
         require(
             self.over == "jpeg-engine" or 0 not in self.values, "values must be at least 1, not 0"
         )
-        _ = self.train  # refuses what the recipe's own settings refuse
+        _ = self.train  # runs the checks of the recipe's settings
 
     @property
     def pipeline_names(self) -> tuple[Pipeline, ...]:
-        """The pipelines, the baseline first, which is always measured."""
+        """The pipelines to measure: first the baseline, which is always included."""
         from fastsiam.pipelines.backends import BASELINE
 
         return tuple(dict.fromkeys((BASELINE, *self.names("pipelines"))))
 
     def names(self, option: str) -> tuple[Any, ...]:
-        """Return the names in ``pipelines``, ``variants``, ``peers`` or ``methods``, or all."""
+        """Return the selected names of a list setting, such as ``peers``; by default all names."""
         names: tuple[str, ...] = getattr(self, option)
         return names or tuple(_LISTS[option])
 
     @property
     def train(self) -> TrainConfig:
-        """The recipe, with the crop and the backbone that were asked for."""
+        """The recipe, with the crop and the backbone of these settings."""
         changes = {"crop": self.crop, "backbone": self.backbone}
         given = {name: value for name, value in changes.items() if value}
         return TrainConfig.from_flags(RECIPES[self.recipe]().to_flags() | given)
 
     @property
     def augment(self) -> AugmentConfig:
-        """How images become views."""
+        """The recipe's augmentation."""
         return self.train.augment
 
     @property
     def root(self) -> Path | Url:
-        """The data's place, with the default filled in; it may not be there."""
+        """Location of the images, with the default filled in; it might not exist."""
         return DataConfig(data=self.data).root
 
 
@@ -230,7 +230,7 @@ class GpuConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadlineConfig(Config):
-    """What ``fastsiam bench headline`` trains, and for how long."""
+    """Settings of ``fastsiam bench headline``."""
 
     data: str = setting("", "CIFAR-10, as of train. Default: $FASTSIAM_DATA, else ./data.")
     minutes: float = setting(9.0, "Time of this call. The next one resumes.", above=0)
@@ -266,7 +266,7 @@ class SoakConfig(Config):
 
     @property
     def names(self) -> tuple[Pipeline, ...]:
-        """The pipelines in turn."""
+        """The selected pipelines that are installed, in the order in which runs use them."""
         from fastsiam.pipelines.backends import BACKENDS
 
         names = self.pipelines or get_args(Pipeline)
