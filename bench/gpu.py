@@ -222,7 +222,7 @@ def run(config: GpuConfig) -> Path:
                 continue
             console.say(f"{stage.name}: begins, {duration(left)} left")
             if stage.name not in outcomes:
-                (out / f"records/{stage.name}.json").unlink(missing_ok=True)  # of another device
+                (out / f"records/{stage.name}.json").unlink(missing_ok=True)  # from another device
             outcome = replace(perform(stage, out, seconds=left), device=device)
             outcomes[stage.name] = outcome
             took = duration(outcome.seconds)

@@ -132,7 +132,7 @@ class Training:
         log = self.folder / "headline.log"
         before = len(read_metrics(self.folder))
         with log.open("ab") as out:
-            # A second signal would end the run before it saves, so Ctrl-C must not reach it as well.
+            # A second signal would end the run before it saves, so Ctrl-C must not reach it too.
             process = subprocess.Popen(
                 self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
                 process_group=0, preexec_fn=ending_with(os.getpid()),

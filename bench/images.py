@@ -94,7 +94,7 @@ def take_images(
 ) -> Images:
     """Copy some of the user's images into a new folder, or generate some; ``say`` reports which.
 
-    If there are fewer than ``count``, links repeat them.
+    Links repeat images if there are fewer than ``count``.
 
     Raises:
         DataError: the user's images cannot be read.
