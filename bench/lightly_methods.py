@@ -58,7 +58,7 @@ class Composed(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, views: Views, step: int) -> Tensor:
-        """Update what is not trained by gradients, then return a batch's loss; step 0 is first."""
+        """Update momentum encoders, if any, then return a batch's loss at a step, from 0."""
 
     def projection(self, last: nn.Module | None = None) -> heads.ProjectionHead:
         """Build a head with BN after its hidden layers, and ``last`` after its output layer."""
@@ -218,7 +218,7 @@ COMPOSED: dict[str, type[Composed]] = {
 
 
 def composed(config: TrainConfig, *, steps_per_epoch: int) -> Composed:
-    """Build a run's method from lightly's components; seed torch before.
+    """Build a run's method from lightly's components; the caller seeds torch first.
 
     Raises:
         BackendError: lightly does not support a setting; the message names it.
