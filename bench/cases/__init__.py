@@ -1,8 +1,8 @@
-"""The cases: what ``fastsiam bench`` measures, one file each, and the table of them; no torch.
+"""The cases that ``fastsiam bench`` measures, one module each, and their table. No torch import.
 
-A new case is a file here with a function ``measure(session)``, and an entry in the table. The
+To add a case, add a module with a function ``measure(session)``, and an entry in the table. The
 function passes its rows (``records.Row``) to ``runner.compare`` and returns the records. Functions
-``build_...`` run in the processes that are measured and return a runner's tasks (``runner.Build``).
+``build_...`` run in the measured processes and return a runner's tasks (``runner.Build``).
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ _IMAGES = (*_DATA, "images", "recipe", "crop", "batch", "workers")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A command of ``fastsiam bench`` that measures."""
+    """A command of ``fastsiam bench`` that measures something."""
 
     name: str
-    """Of the command, of its records' case, and of the module here."""
+    """Name of the command, of its records' case, and of its module."""
     help: str
     title: str = ""
-    """What it is called on the page and in charts; empty is by its name."""
+    """Heading on the page and in charts; if empty, the name."""
     options: tuple[str, ...]
-    """The settings that it depends on, as fields of ``BenchConfig``."""
+    """Fields of ``BenchConfig`` that the case uses."""
 
     def measure(self, session: Session) -> list[Record]:
-        """Measure, and return the records; loads torch."""
+        """Run the measurements and return the records; imports torch."""
         records: list[Record] = import_module(f"{__name__}.{self.name}").measure(session)
         return records
 
 
 def title_of(case: str) -> str:
-    """Return what a case is called on the page and in charts; also one of another version."""
+    """Return the heading of a case on the page and in charts; an unknown case has its name."""
     return (case in CASES and CASES[case].title) or case
 
 
