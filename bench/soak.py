@@ -138,10 +138,7 @@ class Run:
                 process.kill()
 
     def left_behind(self, seconds: float, *, files: bool) -> list[str]:
-        """Return processes that still exist after some seconds, and with ``files`` also leftovers.
-
-        These are temporary files and the lock, which only a running process may have.
-        """
+        """Return processes that still exist after some seconds, and optionally leftover files."""
         deadline = time.monotonic() + seconds
         while (left := self.processes) and time.monotonic() < deadline:
             time.sleep(0.2)

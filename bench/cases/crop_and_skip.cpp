@@ -23,8 +23,8 @@ static void leave(j_common_ptr codec) {
 
 static void print_nothing(j_common_ptr) {}
 
-// Decodes the rows of a box to RGB, with its columns and possibly some more. The arguments are those
-// of fastsiam_decode; the image's height and width are ignored.
+// Decodes the rows of a box to RGB, with its columns and possibly some more. The arguments are
+// those of fastsiam_decode; the image's height and width are ignored.
 //
 // box: top, left, bottom, right, in pixels. out: large enough for the entire image; its rows are
 // contiguous. columns: the first column of out in the image, and the number of columns.
