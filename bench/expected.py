@@ -59,7 +59,7 @@ class Expectation(NamedTuple):
 
     what: str
     unit: str
-    """Text after the figure, with a leading space where one is wanted."""
+    """Text that follows the figure, such as " GB/s" or "%"."""
     h100: Bounds
     h200: Bounds | None
     """None: the same as on an H100."""

@@ -189,7 +189,7 @@ def run(config: GpuConfig) -> Path:
         FastSiamError: the folder cannot be written, its state.json is invalid, or ``--again`` names
             an unknown stage.
     """
-    age = time.time() - psutil.Process().create_time()  # on some systems by different clocks
+    age = time.time() - psutil.Process().create_time()  # some systems use two clocks for these
     deadline = time.monotonic() - min(max(0.0, age), 60.0) + 60 * config.minutes - _MARGIN
     check_devices(RunConfig(device=config.device))
     out, console = config.folder, Console()

@@ -259,7 +259,7 @@ def _split_bn(network: nn.Module, splits: int) -> None:
 
 
 class Step:
-    """Training step of a method built from lightly's components: torch's SGD at a run's rates.
+    """Training step of a method built from lightly's components, with torch's SGD.
 
     Raises:
         BackendError: lightly does not support a setting; the message names it.
@@ -286,7 +286,7 @@ class Step:
         )
 
     def __call__(self, views: Views, *, at: int) -> Tensor:
-        """Take step ``at`` on normalised views (N, 3, S, S); return the loss before the update."""
+        """Take step ``at``, from 0, on normalised views (N, 3, S, S); return the loss before it."""
         rate = decaying_rate(self._optim, at, self._steps_per_epoch)
         self._optimizer.param_groups[0]["lr"] = rate
         moved = [

@@ -34,7 +34,7 @@ def cpu_seconds() -> float:
     """Return the processor seconds of this process and its children, including ended ones."""
     total = 0.0
     for process in (psutil.Process(), *children()):
-        with contextlib.suppress(psutil.Error):  # it may end meanwhile
+        with contextlib.suppress(psutil.Error):  # it may end in the meantime
             times = process.cpu_times()
             total += times.user + times.system + times.children_user + times.children_system
     return total

@@ -34,7 +34,7 @@ _REPEATS, _FEW_REPEATS = 5, 3
 """Default number of repeats; ``all`` uses the smaller one."""
 _LOADED_ON_CPU = 64
 _TRAINED_ON_CPU, _SMALL_TRAINED_ON_CPU = 8, 64
-"""Large and small views on which a CPU trains for half a second; twice as many in narrow networks.
+"""Large and small views that a CPU trains on in half a second; narrow networks take twice as many.
 """
 _FOR_EACH_WORKER = 4
 _GPU_BYTES = 220e6

@@ -16,9 +16,10 @@ _FOR_EACH_WORKER = 128
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure all loaders, then training with the baseline and the selected pipelines.
+    """Measure loading and training with the baseline and the selected pipelines.
 
-    Without a selection, training uses the fastest pipeline that could handle the recipe's data set.
+    Without a selection, all pipelines are measured, and the baseline and the fastest one that could
+    handle the recipe's data set train.
     """
     config = session.config
     if not session.gpu and not config.images:

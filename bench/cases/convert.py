@@ -54,7 +54,7 @@ def measure(session: Session) -> list[Record]:
 
 
 def build_convert(*, name: str, source: Path, target: Path, workers: int) -> Task:
-    """Build a task that converts or copies a folder to a target, which is cleared before."""
+    """Build a task that converts or copies a folder; each repeat clears the target first."""
     config = ConvertConfig(source=str(source), out=str(target), workers=workers)
     runs: dict[str, Callable[[], object]] = {
         "cp": lambda: subprocess.run(["cp", "-r", str(source), str(target)], check=True),

@@ -31,8 +31,7 @@ from fastsiam.pipelines.backends import BASELINE
 from fastsiam.pipelines.store.beton import BetonStore
 
 Views = tuple[Tensor, Tensor]
-"""Both views of a batch, each (N, 3, S, S) float32, normalised. The next batch can overwrite them.
-"""
+"""Both views of a batch: (N, 3, S, S) float32, normalised. The next batch may overwrite them."""
 Epoch = Callable[[], Iterator[Views]]
 """Yields the batches of the next epoch."""
 

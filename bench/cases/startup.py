@@ -1,4 +1,4 @@
-"""Time from the start of a process to its first batch, and of epochs, with and without cache."""
+"""Time from process start to the first batch, and per epoch, with a warm and a cold page cache."""
 
 from __future__ import annotations
 

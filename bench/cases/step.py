@@ -145,7 +145,7 @@ def authors_step(own: Fed) -> Stepper:
     pass per view, and plain SGD with one kernel per operation and parameter.
 
     Raises:
-        BackendError: the method is not SimSiam with the paper's loss.
+        BackendError: the method is not the SimSiam of the paper.
     """
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)

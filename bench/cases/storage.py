@@ -220,7 +220,7 @@ def _open_litdata(job: Job) -> Iterable[Views]:
 
 
 def _open_webdataset(job: Job) -> Iterable[Views]:
-    """Return the batches of an epoch, with shards and images shuffled as in its documentation."""
+    """Return the batches of an epoch, with shards and images shuffled as webdataset documents."""
     import webdataset
 
     views = _views_of(job.augment)
