@@ -35,9 +35,9 @@ def finding(records: Sequence[Record]) -> str:
     reached = f"training reaches {share:.0%} of what it could"
     if share >= _KEEPS_UP:
         lighter = _LIGHTER[ceiling.config.get("device") == "cuda"]
-        return f"{said}the model is the bound, and {reached}; {lighter}.{workers}"
+        return f"{said}the model is the bottleneck, and {reached}; {lighter}.{workers}"
     if loader.images_per_second > 2 * ceiling.images_per_second:
-        said += f"the model is the bound, but loading takes processor time from it, and {reached}"
+        said += f"the model is the bottleneck, but loading takes CPU time from it, and {reached}"
     else:
         said += f"data-bound, {reached}"
     decoder = loaders.get(BACKENDS[BASELINE].decoder or "")
