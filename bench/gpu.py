@@ -196,10 +196,10 @@ def run(config: GpuConfig) -> Path:
     has_gpu = config.device != "cpu" and torch.cuda.is_available()
     card = torch.cuda.get_device_properties(0) if has_gpu else None
     if card is None:
-        console.warn("no GPU is used: everything is small, and the figures say nothing")
+        console.warn("running on a CPU: all stages are small, and their figures mean nothing")
     device = card.name if card else "cpu"
     table = stages(config, gpu_bytes=card.total_memory if card else 0, device=device)
-    with explained(FastSiamError, f"cannot make the folder {out}"):
+    with explained(FastSiamError, f"cannot create the folder {out}"):
         for folder in ("logs", "records"):
             (out / folder).mkdir(parents=True, exist_ok=True)
     earlier = read_outcomes(out)  # stages that ran on another device are repeated
@@ -210,7 +210,7 @@ def run(config: GpuConfig) -> Path:
     }
     for name in config.again:
         if name not in (names := [one.name for one in table]):
-            raise DataError(f"--again {name}: there is no such stage, only {', '.join(names)}")
+            raise DataError(f"--again {name}: unknown stage; known stages: {', '.join(names)}")
         if name in outcomes:
             outcomes[name] = replace(outcomes[name], status="stopped")
     with stops_handled(lambda number: sys.exit(128 + number), again=lambda _: None):
@@ -218,9 +218,9 @@ def run(config: GpuConfig) -> Path:
             left = deadline - time.monotonic()
             if left < stage.seconds + _GRACE:
                 left = max(0.0, left)
-                console.say(f"{stage.name}: left for another call: {duration(left)} are left")
+                console.say(f"{stage.name}: left for another call: only {duration(left)} left")
                 continue
-            console.say(f"{stage.name}: begins, {duration(left)} left")
+            console.say(f"{stage.name}: starting, {duration(left)} left")
             if stage.name not in outcomes:
                 (out / f"records/{stage.name}.json").unlink(missing_ok=True)  # from another device
             outcome = replace(perform(stage, out, seconds=left), device=device)
@@ -325,11 +325,11 @@ def write_page(
         rows.append([one.name, *how, f"python {' '.join(one.arguments)}"])
     metrics = read_metrics(_run_folder(config, device)) if config.cifar10 and has_gpu else ()
     parts = [
-        "# Measured on a GPU" if has_gpu else "# Tried on a CPU: everything is small",
-        "## Expected, and measured",
+        "# Measured on a GPU" if has_gpu else "# Test run on a CPU: all stages are small",
+        "## Expected and measured",
         expected_table(Found(records, metrics), gpu=device),
         "## Stages",
-        "`logs` has the output of each.",
+        "The folder `logs` has the output of each stage.",
         markdown(["stage", "", "from its log", "command"], rows),
     ]
     for name, of in records.items():

@@ -178,7 +178,7 @@ def run(config: HeadlineConfig) -> dict[str, Any]:
     write_json(out / RECORD, record)
     (out / PICTURE).write_bytes(drawing.png(draw(record)))
     if not all(one.is_done for one in trainings):
-        console.say("call the same command again to continue")
+        console.say("run the same command again to continue")
     return record
 
 

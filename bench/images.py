@@ -102,7 +102,7 @@ def take_images(
     target = folder / f"images-{count}"
     store, kinds = users_store(config), f"images of {config.root.name}"
     if store is None:
-        say("no data given: making images that resemble ImageNet's")
+        say("no data given: generating images that resemble ImageNet's")
         made = folder / f"made-{count}"
         make_images(made, min(count, _MADE))
         store = open_store(made, "train")
@@ -112,7 +112,7 @@ def take_images(
     size = _copy(store, taken.tolist(), count, target)
     about = f"{most:,} of the {len(store):,} {kinds}, {size / most / 1000:,.0f} kB on average"
     images = Images(target, count, about)
-    say(f"{count:,} images: {images.about}; copied to {folder}, which the system caches")
+    say(f"{count:,} images: {images.about}; copied to {folder} (in the page cache)")
     return images
 
 

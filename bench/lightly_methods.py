@@ -225,7 +225,9 @@ def composed(config: TrainConfig, *, steps_per_epoch: int) -> Composed:
     """
     method, optim, bn_images = config.model.method, config.optim, config.numerics.bn_images
     if method.name not in COMPOSED:
-        raise BackendError(f"lightly's parts make {', '.join(COMPOSED)}, not {method.name}")
+        raise BackendError(
+            f"lightly has components for {', '.join(COMPOSED)}, not for {method.name}"
+        )
     kind = COMPOSED[method.name]
     known = ("dim", "projector_layers", *kind.settings)
     lacking = [one.name for one in fields(method) if one.name not in known]
@@ -233,9 +235,9 @@ def composed(config: TrainConfig, *, steps_per_epoch: int) -> Composed:
     _check_defaults("lightly's loop", config.run, ("gpus", "init", "max_steps", "nodes"))
     _check_defaults("lightly's loop", optim, ("optimizer", "accumulate"))
     if getattr(method, "projector_layers", 2) < 2:
-        raise BackendError("lightly's heads have 2 layers or more: set projector-layers")
+        raise BackendError("lightly's heads need at least 2 layers: set projector-layers")
     if bn_images and (kind is not MoCoV2 or optim.batch % bn_images):
-        raise BackendError("bn-images is for lightly's mocov2 alone, and has to divide batch")
+        raise BackendError("bn-images works only with lightly's mocov2, and must divide batch")
     return kind(config, steps_per_epoch=steps_per_epoch)
 
 
@@ -245,7 +247,7 @@ def _check_defaults(whose: str, settings: Any, lacking: Iterable[str]) -> None:
     for name in lacking:
         value = getattr(defaults, name)
         if getattr(settings, name) != value:
-            raise BackendError(f"{whose} has {name.replace('_', '-')} {value} alone: leave it")
+            raise BackendError(f"{whose} supports only {name.replace('_', '-')} {value}")
 
 
 def _split_bn(network: nn.Module, splits: int) -> None:

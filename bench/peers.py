@@ -54,7 +54,7 @@ PEERS = {
     "spdl": Peer(
         title="SPDL and transforms.v2",
         packages=("spdl.pipeline", "spdl.io"),
-        install="spdl, beside FFmpeg's libraries",
+        install="spdl, and FFmpeg's libraries",
         differs="Threads; decoded once, by FFmpeg. The rest is torchvision transforms.v2.",
     ),
     "albumentations": Peer(
@@ -77,7 +77,7 @@ PEERS = {
     "slipstream": Peer(
         title="slipstream, SimCLR's preset",
         packages=("slipstream", "libslipstream", "litdata"),
-        install="git+https://github.com/harvard-visionlab/slipstream, beside libturbojpeg",
+        install="git+https://github.com/harvard-visionlab/slipstream, and libturbojpeg",
         differs="Decoded once, with libjpeg-turbo's fast DCT. Resizes with bicubic interpolation "
         "(stb_image_resize2). The rest runs in float32 on the device, in batches: a jitter in HSV "
         "in a fixed order, and a Gaussian blur of 7 x 7 pixels with one of ten sigmas.",

@@ -92,14 +92,14 @@ def renew(readme: Path, root: Path) -> list[str]:
         with explained(DataError, f"cannot read {readme}"):
             before = readme.read_text("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(f"{readme} is not a text in UTF-8") from error
+        raise DataError(f"{readme} is not UTF-8 text") from error
     renewed: list[str] = []
 
     def table_of(found: re.Match[str]) -> str:
         opening = _OPENING.fullmatch(found[1])
         place = f"{readme}, line {before.count(chr(10), 0, found.start()) + 1}"
         if opening is None or re.search("^<!-- /?(bench|study|soak)", found[3], re.M):
-            raise DataError(f"{place}: no marker of a table, or not closed: {found[1]}")
+            raise DataError(f"{place}: not a table marker, or not closed: {found[1]}")
         kind, path, case, rows = opening.groups()
         renewed.append(f"{path} {case}" if case else path)
         with values_used(root / path):
@@ -115,7 +115,7 @@ def renew(readme: Path, root: Path) -> list[str]:
 
     after = _TABLE.sub(table_of, before)
     if 2 * len(renewed) != len(re.findall(r"^<!-- /?(?:bench|study|soak)\b", before, re.M)):
-        raise DataError(f"{readme}: the marker of a table is not closed, or not opened")
+        raise DataError(f"{readme}: a table marker is not closed, or not opened")
     if after != before:
         with explained(DataError, f"cannot write {readme}"), written_whole(readme) as temporary:
             temporary.write_text(after, "utf-8")
@@ -134,7 +134,7 @@ def _chosen(path: Path, case: str | None, rows: str | None, place: str) -> list[
     cases = grouped(read(path), lambda one: one.case)
     there = ", ".join(cases)
     if case is None and len(cases) > 1:
-        raise DataError(f"{place}: say which case of {path}: {there}")
+        raise DataError(f"{place}: name a case of {path}: {there}")
     if case and case not in cases:
         raise DataError(f"{place}: {path} has no case {case!r}, only {there}")
     records = cases[case or there]

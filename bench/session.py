@@ -228,11 +228,11 @@ def _how(records: Sequence[Record]) -> str:
     if any("apart" in one.facts for one in records):
         turns = "After a warm-up, a runner ends before the next one starts (A A B B C C ...)."
     if records[0].case == "startup":
-        turns, files = "Each repeat starts a new process.", ", except in rows of a cold cache"
+        turns, files = "Each repeat starts a new process.", ", except in rows with a cold cache"
     return (
-        f"Each runner is a process of its own. {turns} A figure is the median over the repeats. "
+        f"Each runner is a separate process. {turns} A figure is the median over the repeats. "
         "The spread is half the distance between the fastest and the slowest repeat, divided by "
         f"the median; above {UNSTEADY:.0%} it is marked as unsteady. One image means all of its "
-        "views. CPU time counts all processes of a runner. Files are in the system's "
+        "views. CPU time counts all processes of a runner. Files are in the page "
         f"cache{files}."
     )

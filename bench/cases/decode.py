@@ -166,7 +166,7 @@ def _by_function(
     def one(worker: int, index: int) -> None:
         image = data[index], len(data[index]), *size[index].tolist(), library.at(box[index])
         if function(*image, library.at(pixels[worker]), library.at(places[worker])):
-            raise RuntimeError(f"it refuses image {index}")
+            raise RuntimeError(f"it rejects image {index}")
 
     return one
 

@@ -67,8 +67,8 @@ def check_two_alike_views(session: Session) -> None:
     views = session.config.augment.views
     if len(views) != 2 or views[0] != views[1]:
         raise FastSiamError(
-            f"--recipe {session.config.recipe} does not make two views by the same settings, as "
-            "the other libraries do here: name another, such as imagenet or cifar10"
+            f"--recipe {session.config.recipe} does not make two views with the same settings, "
+            "like the other libraries here: choose another, such as imagenet or cifar10"
         )
 
 

@@ -48,8 +48,8 @@ def measure(session: Session) -> list[Record]:
         }
         if state == "cold" and numbers["cached"] > _STILL_COLD:
             session.console.say(
-                f"{pipeline}, cold: not measured: the system keeps {numbers['cached']:.0%} "
-                "of the files in its cache"
+                f"{pipeline}, cold: not measured: {numbers['cached']:.0%} of the files "
+                "stayed in the page cache"
             )
             continue
         row = Row(

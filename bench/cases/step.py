@@ -151,7 +151,7 @@ def authors_step(own: Fed) -> Stepper:
     torch.manual_seed(0)
     method, optim = build_method(own.config.model), own.config.optim
     if type(method) is not SimSiam:
-        raise BackendError(f"the authors' step is SimSiam's, not that of {type(method).__name__}")
+        raise BackendError(f"the authors' step is for SimSiam, not for {type(method).__name__}")
     method = method.to(own.place.device).train()
     optimizer = torch.optim.SGD(
         method.parameters(),

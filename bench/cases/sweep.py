@@ -63,7 +63,7 @@ def _pipelines(session: Session, over: Over) -> list[Pipeline]:
     names, matters = list(session.config.pipeline_names), _MATTERS_TO.get(over)
     found = [name for name in names if matters is None or matters(BACKENDS[name])]
     if not found:
-        session.console.say(f"{over} does not matter to {', '.join(names)}")
+        session.console.say(f"{over} does not affect {', '.join(names)}")
     return found
 
 
