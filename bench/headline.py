@@ -183,7 +183,6 @@ def run(config: HeadlineConfig) -> dict[str, Any]:
 
 
 def _progress(training: Training) -> str:
-    """Describe the progress of a run in one line."""
     curve, goal = training.curve, training.config.goal
     if (seconds := training.seconds_to_goal) is not None:
         return f"{training.method}: {goal:g}% kNN after {duration(seconds)} of training"
@@ -197,7 +196,6 @@ def _progress(training: Training) -> str:
 
 
 def _record(config: HeadlineConfig, trainings: list[Training]) -> dict[str, Any]:
-    """Build the record of all calls so far."""
     runs = []
     for one in trainings:
         run: dict[str, Any] = {"method": one.method, "recipe": _RECIPES[one.method], "knn": {}}

@@ -243,7 +243,6 @@ def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _begin_rank(environment: Mapping[str, str], rank: int, ranks: int, port: int) -> None:
-    """Set up a runner's process."""
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     place |= {"MASTER_PORT": port}
     own = {name: str(value) for name, value in place.items()}
@@ -276,6 +275,5 @@ def _facts(task: str) -> dict[str, Any]:
 
 
 def _free_port() -> int:
-    """Return an unused port."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
