@@ -1,6 +1,6 @@
 """Benchmarks of this machine, with comparisons to other libraries.
 
-``cases`` holds what is measured, a file for each command: its rows, and what works in the processes
-that ``runner`` starts and times. ``session`` executes a case. ``records`` are written then;
-``tables``, ``charts``, ``finding`` and ``report`` show them, and import nothing that measures.
+``cases`` has a module for each command, with its rows and the tasks for the processes that
+``runner`` starts and times. ``session`` runs a case and writes its ``records``. ``tables``,
+``charts``, ``finding`` and ``report`` present them, and import nothing that measures.
 """

@@ -26,19 +26,18 @@ COLOURS: dict[str, str] = {
     "memory": drawing.ORANGE,
     "synthetic": drawing.SKY,
 }
-"""Of pipelines."""
+"""Bar colour of each pipeline."""
 
 
 _THEMES = {
     "light": (INK, drawing.BLUE, "#a8b0b8"),
     "dark": ("#f0f6fc", drawing.SKY, "#6e7681"),
 }
-"""Colours on light and dark pages: of texts, of fastsiam's pipelines except ``native``, of others.
-"""
+"""Colours by page theme: text, fastsiam's pipelines, and other libraries with the baseline."""
 
 
 def chart(records: Sequence[Record]) -> Figure | None:
-    """Draw a bar for each record of a case, with its ceiling; None if it has no images/s."""
+    """Draw a bar chart of one case's records, with their ceilings; None if no record has images."""
     records = [one for one in records if one.images]
     if not records:
         return None
@@ -69,10 +68,10 @@ def chart(records: Sequence[Record]) -> Figure | None:
 
 
 def front_charts(records: Sequence[Record]) -> dict[str, Figure]:
-    """Draw the speeds of libraries for the first screen of a page: bars and figures alone.
+    """Draw minimal bar charts of the libraries' speeds, for the top of a README.
 
     Returns:
-        A chart for light and one for dark pages: "peers-light", "peers-dark".
+        A chart for light pages, "peers-light", and one for dark pages, "peers-dark".
     """
     from matplotlib.figure import Figure
 
@@ -101,7 +100,7 @@ def front_charts(records: Sequence[Record]) -> dict[str, Figure]:
 
 
 def svg(figure: Figure) -> bytes:
-    """Return a reproducible SVG picture without a background."""
+    """Render a figure as a reproducible SVG with a transparent background."""
     from matplotlib import rc_context
 
     buffer = io.BytesIO()
@@ -113,12 +112,12 @@ def svg(figure: Figure) -> bytes:
 
 
 def plain_name(text: str) -> str:
-    """Return a text as a part of a file's name."""
+    """Replace characters that do not belong in a file name."""
     return re.sub(r"[^\w.-]+", "-", text).strip("-.")
 
 
 def _label(one: Record) -> str:
-    """Return a record's speed, and in brackets what it is of others'."""
+    """Format a record's speed, with its ratio, share of the ceiling and data wait in brackets."""
     shares = []
     if one.ratio is not None:
         shares.append(f"{number(one.ratio)}x")
@@ -131,7 +130,7 @@ def _label(one: Record) -> str:
 
 
 def _legend(records: Sequence[Record]) -> str:
-    """Return the legend of the bars and their labels."""
+    """Return the axis label, which explains the bars and their labels."""
     baselines = dict.fromkeys(one.baseline for one in records if one.baseline)
     ceilings = dict.fromkeys(one.ceiling for one in records if one.ceiling)
     brackets = [f"times {name}" for name in baselines] + [f"share of {name}" for name in ceilings]
@@ -146,7 +145,7 @@ def _legend(records: Sequence[Record]) -> str:
 
 
 def _colour(one: Record) -> str:
-    """Return a pipeline's colour; crops, which are half of the work, have a lighter one."""
+    """Return a record's bar colour; a lighter one for crops, which are only part of the work."""
     from matplotlib.colors import to_hex, to_rgb
 
     name = one.pipeline or one.name.partition(",")[0]
@@ -158,5 +157,5 @@ def _colour(one: Record) -> str:
 
 
 def _tick(name: str) -> str:
-    """Return a name as it stands beside an axis: in two lines at most."""
+    """Wrap a name for an axis label, to two lines at most."""
     return shown(textwrap.fill(name, 32, max_lines=2, placeholder=" ..."))

@@ -23,26 +23,26 @@ from fastsiam.config.setting import Config, check_name, setting
 from fastsiam.config.urls import Url
 
 Stored = Literal["original", "beton", "tar", "parquet", "short256", "pixels256"]
-"""How the images are stored: as files of a folder; the same bytes in one .beton, tar or
-uncompressed parquet file; with a shorter side of 256; as pixels of that size."""
+"""How images are stored: as files in a folder; the same bytes in one .beton, tar or uncompressed
+parquet file; resized to a shorter side of 256 pixels; as raw pixels of that size."""
 ORIGINAL: Stored = "original"
 CONTAINERS: tuple[Stored, ...] = ("beton", "tar", "parquet")
-"""Forms that hold the original images' bytes in one file."""
+"""Forms that store the original images' bytes in one file."""
 
 
 def with_form(name: str, form: Stored) -> str:
-    """Return a name with the form in which the images are stored, if that is not the original."""
+    """Append the form in which the images are stored to a name, unless it is the original."""
     return name if form == ORIGINAL else f"{name}, {form}"
 
 
 Over = Literal["workers", "batch", "crop", "quality", "prefetch", "jpeg-engine", "ranks"]
-"""What a sweep varies: workers, images of a batch, side of a view, JPEG quality, prefetched
-batches, percent of the images for the GPU's JPEG engine, processes."""
+"""What a sweep varies: workers, batch size, side of a view, JPEG quality, prefetched batches,
+percent of the images that the GPU's JPEG engine decodes, or ranks."""
 
 _PLAIN = {"precision": "fp32", "channels_last": False, "compile": "off"}
 AUTHORS, SYNC_BN = "authors", "syncbn"
-"""Variants: the step of the paper's authors' code, which others are compared with; and the one that
-takes several ranks, which is measured beside the same without shared statistics."""
+"""Variants: the step of the paper authors' code, which is the baseline of the others; and the step
+with synchronised BN on several ranks, which is compared with the same step without it."""
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "eager": {"compile": "off"},
@@ -58,10 +58,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     SYNC_BN: {"sync_bn": True},
     AUTHORS: _PLAIN,
 }
-"""Ways to take a training step: the settings, of ``NumericsConfig`` and ``StepConfig``, that differ
-from the default, which is compiled, in bfloat16 where the hardware has it, and channels last."""
+"""Variants of the training step: settings of ``NumericsConfig`` and ``StepConfig`` that differ from
+the default. The default is compiled, channels last, and bfloat16 where the hardware supports it."""
 ONLY_ON_GPU = ("fp16", "cuda-graphs")
-"""Variants that a CPU does not have."""
+"""Variants that need a GPU."""
 
 _LISTS: dict[str, Collection[str]] = {
     "pipelines": get_args(ImagePipeline),
@@ -69,7 +69,7 @@ _LISTS: dict[str, Collection[str]] = {
     "peers": PEERS,
     "methods": ("simsiam", "fastsiam", "simclr", "mocov2", "byol", "swav"),
 }
-"""Settings of ``BenchConfig`` that are lists of names, and these names."""
+"""Settings of ``BenchConfig`` that are lists of names, and the names that each accepts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,15 +78,15 @@ class BenchConfig(Config):
 
     data: str = setting(
         "",
-        "Images to measure with, as of train. Default: $FASTSIAM_DATA, else ./data, "
-        "else images that are made for it and resemble ImageNet's.",
+        "Images to measure with, as for train. Default: $FASTSIAM_DATA, else ./data, "
+        "else generated images that resemble ImageNet's.",
     )
-    image_column: str = setting("", "Column that holds the images, as of train.")
-    label_column: str = setting("", "Column that holds the labels, as of train.")
+    image_column: str = setting("", "Column that holds the images, as for train.")
+    label_column: str = setting("", "Column that holds the labels, as for train.")
     images: int = setting(
         0,
-        "Images of one repeat, taken evenly from the data (several times, if it holds fewer); "
-        "0 chooses as many as take seconds.",
+        "Images per repeat, taken evenly from the data (several times if it has fewer); "
+        "0 chooses a number that takes seconds.",
         at_least=0,
     )
     recipe: str = setting(
@@ -96,8 +96,8 @@ class BenchConfig(Config):
     backbone: str = setting("", "Encoder; default: the recipe's.")
     batch: int = setting(
         0,
-        "Images of a batch, of each rank. 0 chooses: 256 on a GPU; on a CPU 64 for what loads "
-        "and what takes about half a second for what trains.",
+        "Batch size per rank. 0 chooses: for loading, 256 on a GPU and 64 on a CPU; for training, "
+        "what fits on the GPU or takes a CPU about half a second.",
         at_least=0,
     )
     pipelines: tuple[ImagePipeline, ...] = setting(
@@ -105,52 +105,49 @@ class BenchConfig(Config):
     )
     stored: tuple[Stored, ...] = setting(
         (ORIGINAL,),
-        "How the images are stored, as a,b: original (files of a folder), beton, tar, parquet "
-        "(uncompressed), short256 (shorter side 256 pixels), pixels256 (that, not as JPEGs). "
+        "How the images are stored, as a,b: original (files in a folder), beton, tar, parquet "
+        "(uncompressed), short256 (shorter side 256 pixels), pixels256 (the same as raw pixels). "
         "torchvision reads originals, and ffcv reads them from a .beton.",
     )
     variants: tuple[str, ...] = setting(
         (),
-        "Ways to take a training step, as a,b: default (compiled, bf16, channels last); without "
-        "one lever: eager, fp32, fp16, nchw; with one more: recompute, cuda-graphs, syncbn; with "
-        "none, or one alone: plain, plain-bf16, plain-channels-last, plain-compiled; or authors, "
-        "the authors' setting. Default: all that can run here.",
+        "Variants of the training step, as a,b: default (compiled, bf16, channels last); default "
+        "with one change: eager, fp32, fp16, nchw, recompute, cuda-graphs, syncbn; plain (fp32, "
+        "NCHW, not compiled); plain with one change: plain-bf16, plain-channels-last, "
+        "plain-compiled; or authors, the authors' setting. Default: all that can run here.",
     )
     peers: tuple[str, ...] = setting(
-        (), "Other libraries to measure with, as a,b. Default: all that are installed."
+        (), "Other libraries to measure, as a,b. Default: all that are installed."
     )
     methods: tuple[str, ...] = setting(
-        (), "Methods to measure, as a,b. Default: all that are measured beside lightly's."
+        (), "Methods to measure, as a,b. Default: all that can be compared with lightly's."
     )
     over: Over = setting(
         "workers",
-        "What is varied: prefetch is batches made ahead, jpeg-engine the percentage of images that "
-        "dali gives the GPU's JPEG engine.",
+        "What to vary: prefetch is the number of prefetched batches, jpeg-engine the percentage of "
+        "images that dali decodes on the GPU's JPEG engine.",
     )
     values: tuple[int, ...] = setting(
-        (), "Its values, as 1,2,4. Default: some that make sense here.", at_least=0
+        (), "Values to measure, as 1,2,4. Default: some that make sense here.", at_least=0
     )
-    workers: int = setting(
-        -1, "Processes or threads that load; -1 is one for each core.", at_least=-1
-    )
+    workers: int = setting(-1, "Loader processes or threads; -1 is one per core.", at_least=-1)
     latencies: tuple[int, ...] = setting(
         (0, 20, 100),
-        "Milliseconds that are added to each request of object storage, as a,b.",
+        "Milliseconds to add to each request to object storage, as a,b.",
         at_least=0,
     )
     repeats: int = setting(
         0,
-        "How often each thing is timed, interleaved, after a warm-up; "
-        "0 is 5 times, or 3 by bench all.",
+        "Timed repeats, interleaved after a warm-up; 0 is 5, or 3 for bench all.",
         at_least=0,
     )
     device: Literal["auto", "cuda", "cpu"] = setting(
-        "auto", "Where views shall lie and training runs; auto takes the GPU if there is one."
+        "auto", "Device for views and training; auto takes the GPU if there is one."
     )
-    json: str = setting("", "File to write the records into.")
+    json: str = setting("", "File to write the records to.")
 
     def check(self) -> None:
-        """Refuse names and numbers that are unknown or make no sense."""
+        """Check that names are known and numbers are valid."""
         check_name("recipe", self.recipe, RECIPES)
         check_name("backbone", self.backbone, ("", *OWN_BACKBONES))
         require(self.batch != 1, "batch must be at least 2 (BN needs two samples)")
@@ -166,35 +163,35 @@ class BenchConfig(Config):
         require(
             self.over == "jpeg-engine" or 0 not in self.values, "values must be at least 1, not 0"
         )
-        _ = self.train  # refuses what the recipe's own settings refuse
+        _ = self.train  # runs the checks of the recipe's settings
 
     @property
     def pipeline_names(self) -> tuple[Pipeline, ...]:
-        """The pipelines, the baseline first, which is always measured."""
+        """The pipelines to measure: first the baseline, which is always included."""
         from fastsiam.pipelines.backends import BASELINE
 
         return tuple(dict.fromkeys((BASELINE, *self.names("pipelines"))))
 
     def names(self, option: str) -> tuple[Any, ...]:
-        """Return the names in ``pipelines``, ``variants``, ``peers`` or ``methods``, or all."""
+        """Return the selected names of a list setting, such as ``peers``; by default all names."""
         names: tuple[str, ...] = getattr(self, option)
         return names or tuple(_LISTS[option])
 
     @property
     def train(self) -> TrainConfig:
-        """The recipe, with the crop and the backbone that were asked for."""
+        """The recipe, with the crop and the backbone of these settings."""
         changes = {"crop": self.crop, "backbone": self.backbone}
         given = {name: value for name, value in changes.items() if value}
         return TrainConfig.from_flags(RECIPES[self.recipe]().to_flags() | given)
 
     @property
     def augment(self) -> AugmentConfig:
-        """How images become views."""
+        """The recipe's augmentation."""
         return self.train.augment
 
     @property
     def root(self) -> Path | Url:
-        """The data's place, with the default filled in; it may not be there."""
+        """Location of the images, with the default filled in; it might not exist."""
         return DataConfig(data=self.data).root
 
 
@@ -203,13 +200,13 @@ class GpuConfig(Config):
     """Settings of ``fastsiam bench gpu``."""
 
     minutes: float = setting(
-        9.0, "Time to use. What is not done then is left for another call.", above=0
+        9.0, "Time limit in minutes. The next call runs the stages that are left.", above=0
     )
     data: str = setting(
-        "", "ImageNet's images to measure with, as of train. Default: images made for it."
+        "", "ImageNet's images to measure with, as for train. Default: generated images."
     )
     cifar10: str = setting(
-        "", "CIFAR-10 to train on, as of train. Default: the demo's images, whose kNN says nothing."
+        "", "CIFAR-10 to train on, as for train. Default: the demo's images (no useful kNN)."
     )
     out: str = setting(
         "",
@@ -219,7 +216,7 @@ class GpuConfig(Config):
     again: tuple[str, ...] = setting((), "Stages to repeat although they are done, as a,b.")
     device: Literal["auto", "cuda", "cpu"] = setting(
         "auto",
-        "auto takes the GPU if there is one; a CPU does it all at a small size, for trying out.",
+        "auto takes the GPU if there is one; on a CPU all stages are small, to try the command.",
     )
 
     @property
@@ -230,10 +227,10 @@ class GpuConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadlineConfig(Config):
-    """What ``fastsiam bench headline`` trains, and for how long."""
+    """Settings of ``fastsiam bench headline``."""
 
-    data: str = setting("", "CIFAR-10, as of train. Default: $FASTSIAM_DATA, else ./data.")
-    minutes: float = setting(9.0, "Time of this call. The next one resumes.", above=0)
+    data: str = setting("", "CIFAR-10, as for train. Default: $FASTSIAM_DATA, else ./data.")
+    minutes: float = setting(9.0, "Time limit in minutes. The next call resumes.", above=0)
     goal: float = setting(
         90.0, "kNN top-1 accuracy in percent at which a method stops.", above=0, at_most=100
     )
@@ -254,19 +251,19 @@ class HeadlineConfig(Config):
 class SoakConfig(Config):
     """Settings of ``fastsiam bench soak``."""
 
-    minutes: float = setting(120.0, "Time for all of it; the last run is not cut off.", above=0)
-    seed: int = setting(0, "Of the faults and their moments, and of the runs.")
+    minutes: float = setting(120.0, "Total minutes; the last run is not cut off.", above=0)
+    seed: int = setting(0, "Seed of the faults, their times, and the runs.")
     ranks: int = setting(4, "Processes of each run, on the CPU.", at_least=2)
     pipelines: tuple[Pipeline, ...] = setting(
-        (), "Pipelines that runs have in turn, as a,b. Default: all that are installed."
+        (), "Pipelines to train with in turn, as a,b. Default: all that are installed."
     )
-    seconds: float = setting(120.0, "About how long a run takes that nobody disturbs.", above=0)
-    every: float = setting(25.0, "Seconds between two faults, in the mean.", above=0)
+    seconds: float = setting(120.0, "Approximate seconds of an undisturbed run.", above=0)
+    every: float = setting(25.0, "Mean seconds between two faults.", above=0)
     out: str = setting("bench/results/soak/soak.json", "File for the record.")
 
     @property
     def names(self) -> tuple[Pipeline, ...]:
-        """The pipelines in turn."""
+        """The selected pipelines that are installed, in the order in which runs use them."""
         from fastsiam.pipelines.backends import BACKENDS
 
         names = self.pipelines or get_args(Pipeline)

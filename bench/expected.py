@@ -1,6 +1,6 @@
-"""What was expected of an H100 and an H200 before fastsiam had run on any GPU.
+"""Performance expected on an H100 and an H200, written down before fastsiam had run on any GPU.
 
-Each figure was worked out or taken from what others published; docs/benchmarks/gpu.md says how.
+Each figure was calculated or taken from published measurements; docs/benchmarks/gpu.md says how.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from fastsiam.report.markdown import markdown
 
 DEVICES = ("H100", "H200")
 Bounds = tuple[float | None, float | None]
-"""Where a figure was expected to lie; one of the ends may be open."""
+"""Lower and upper bound of an expected figure; None leaves one end open."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the stages left. A figure that was not measured is nan."""
+    """Results of the stages. Figures that were not measured are nan."""
 
     records: Mapping[str, Sequence[Record]]
     """Records by stage."""
@@ -29,7 +29,7 @@ class Found:
     """Lines of the CIFAR-10 run's metrics.jsonl."""
 
     def value(self, stage: str, name: str, key: str = "images_per_second") -> float:
-        """Return a fact or a field of a stage's record; of the first one if ``name`` is empty."""
+        """Return a fact or field of a stage's record; of its first record if ``name`` is empty."""
         for one in self.records.get(stage, ()):
             if name in ("", one.name):
                 value = one.facts.get(key, getattr(one, key, None))
@@ -37,12 +37,12 @@ class Found:
         return nan
 
     def best(self, stage: str, prefix: str) -> float:
-        """Return the highest images/s of a stage's records whose names begin so."""
+        """Return the highest images/s of a stage's records whose names start with ``prefix``."""
         records = [one for one in self.records.get(stage, ()) if one.name.startswith(prefix)]
         return max((one.images_per_second for one in records), default=nan)
 
     def minutes(self) -> float:
-        """Return the minutes of 800 epochs at the run's speed so far, without evaluations."""
+        """Estimate the minutes for 800 epochs from the run so far, without evaluations."""
         lines = [line for line in self.metrics if line["kind"] == "train"]
         if not lines or lines[-1]["epoch"] < 1:
             return nan
@@ -55,14 +55,14 @@ class Found:
 
 
 class Expectation(NamedTuple):
-    """A figure that was expected to lie within bounds, which may differ by device."""
+    """A figure and its expected bounds, which can differ by device."""
 
     what: str
     unit: str
-    """What stands behind the figure."""
+    """Text that follows the figure, such as " GB/s" or "%"."""
     h100: Bounds
     h200: Bounds | None
-    """None: as on an H100."""
+    """None: the same as on an H100."""
     find: Callable[[Found], float]
 
     def bounds(self, device: str) -> Bounds:
@@ -70,14 +70,14 @@ class Expectation(NamedTuple):
         return self.h200 if self.h200 and device == "H200" else self.h100
 
     def bounds_text(self, device: str) -> str:
-        """Return the bounds on a device for people."""
+        """Format the bounds on a device for display."""
         low, high = self.bounds(device)
         ends = " to ".join(f"{end:,g}" for end in (low, high) if end is not None)
         word = "at least " if high is None else "at most " if low is None else ""
         return f"{word}{ends}{self.unit}"
 
     def verdict(self, value: float, device: str) -> str:
-        """Return whether a measured value is within the predicted bounds, as text."""
+        """Describe how a measured value compares with the bounds, such as "as expected"."""
         low, high = self.bounds(device)
         if isnan(value):
             return "not measured"
@@ -87,9 +87,9 @@ class Expectation(NamedTuple):
 
 
 def table(found: Found | None = None, *, gpu: str = "") -> str:
-    """Return the expectations as a Markdown table, beside what was found by the stages.
+    """Return the expectations as a Markdown table, next to the results of the stages.
 
-    The table says where each figure lies if something is expected of the GPU of this name.
+    If ``gpu`` names one of ``DEVICES``, the table also says whether figures are within its bounds.
     """
     device = next((device for device in DEVICES if device in gpu), "")
     expected = (device,) if device else DEVICES
@@ -151,4 +151,4 @@ EXPECTED = (
     Expectation("... after 100", " top-1", (71, 77), None, lambda f: f.knn(100)),
     Expectation("... after 800", " top-1", (88, 92), None, lambda f: f.knn(800)),
 )  # fmt: skip
-"""All that was written down beforehand."""
+"""All expectations, in the order of the table."""

@@ -10,16 +10,16 @@ from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING
 from fastsiam.pipelines.tuning import thread_counts
 
 _KEEPS_UP = 0.95
-"""Share of the ceiling from which on the model is said to be the bound."""
+"""Share of the ceiling from which the model counts as the bottleneck."""
 _LIGHTER = {
     False: "a GPU would help most, then a smaller --backbone or --crop",
     True: "the fastest setting of fastsiam bench step would help most, then a smaller --backbone",
 }
-"""What helps where the model is the bound, by whether it runs on a GPU."""
+"""Advice when the model is the bottleneck, by whether it runs on a GPU."""
 
 
 def finding(records: Sequence[Record]) -> str:
-    """Return sentences on what limits training, from records of ``loader`` and ``train``."""
+    """Describe in words what limits training, from records of ``loader`` and ``train``."""
     trained = {one.name: one for one in records if one.case == "train"}
     loaders = {one.name: one for one in records if one.case in ("loader", "decode")}
     loader = loaders.get(f"{BASELINE} views")
@@ -35,13 +35,13 @@ def finding(records: Sequence[Record]) -> str:
     reached = f"training reaches {share:.0%} of what it could"
     if share >= _KEEPS_UP:
         lighter = _LIGHTER[ceiling.config.get("device") == "cuda"]
-        return f"{said}the model is the bound, and {reached}; {lighter}.{workers}"
+        return f"{said}the model is the bottleneck, and {reached}; {lighter}.{workers}"
     if loader.images_per_second > 2 * ceiling.images_per_second:
-        said += f"the model is the bound, but loading takes processor time from it, and {reached}"
+        said += f"the model is the bottleneck, but loading takes CPU time from it, and {reached}"
     else:
         said += f"data-bound, {reached}"
     decoder = loaders.get(BACKENDS[BASELINE].decoder or "")
-    if decoder and loader.cpu_seconds_per_image:  # 0 if a repeat takes less than the clock's tick
+    if decoder and loader.cpu_seconds_per_image:  # 0 if a repeat is shorter than a clock tick
         decoding = decoder.cpu_seconds_per_image / loader.cpu_seconds_per_image
         said += f"; decoding is {decoding:.0%} of the loader's work"
     fitting = [one for one in trained.values() if would_fit(one)]
@@ -54,7 +54,7 @@ def finding(records: Sequence[Record]) -> str:
 
 
 def _workers(native: Record | None, ceiling: Record | None) -> str:
-    """Return a sentence on how many threads ``--workers auto`` would choose, if that is known."""
+    """Return a sentence on how many threads ``--workers auto`` would choose; empty if unknown."""
     if native is None or ceiling is None:
         return ""
     most = int(native.config["workers"])
@@ -67,6 +67,6 @@ def _workers(native: Record | None, ceiling: Record | None) -> str:
 
 
 def would_fit(one: Record) -> bool:
-    """Tell whether a pipeline could hold the recipe's data set: all of ImageNet fits nowhere."""
+    """Return whether a pipeline could handle the recipe's data set: memory cannot hold ImageNet."""
     backend = BACKENDS.get(one.pipeline)  # type: ignore[call-overload]
     return not (backend and backend.resident and one.config.get("recipe") == "imagenet")

@@ -1,7 +1,7 @@
-"""``fastsiam bench gpu``: test and measure a GPU in stages, within the minutes given.
+"""``fastsiam bench gpu``: test and measure a GPU in stages, within a time limit.
 
 Each stage is a process. Its outcome is saved when it ends, so a later call continues where this one
-stopped. ``page.md`` puts the measured figures beside the expected ones (``bench.expected``).
+stopped. ``page.md`` compares the measured figures with the expected ones (``bench.expected``).
 """
 
 from __future__ import annotations
@@ -42,41 +42,41 @@ from fastsiam.run.log import read_metrics
 from fastsiam.signals import stops_handled
 
 ROOT = Path(__file__).resolve().parents[1]
-"""The checkout, if this runs from one."""
+"""Root of the checkout, if this module is part of one."""
 _GRACE = 15.0
-"""Seconds between SIGTERM, after which a run saves its state, and SIGKILL."""
+"""Seconds between SIGTERM, at which a run saves its state, and SIGKILL."""
 _MARGIN = 20.0
-"""Seconds kept for the page and for the caller."""
+"""Seconds reserved for writing the page and for the caller."""
 _FLOAT32_BYTES = 90e9
-"""GPU memory that float32 steps need at batch 512 (86 GB, counted by activations), and a margin."""
+"""GPU memory for float32 steps at batch 512: 86 GB, computed from activations, plus a margin."""
 _TEST_BYTES = 5.5e9
-"""GPU memory for each process that runs tests."""
+"""GPU memory per test process."""
 _SMALL: dict[str, Any] = {
     "recipe": "demo", "batch": 8, "variants": "eager", "images": 16, "workers": 1, "steps": 2,
     "values": "0,100", "repeats": 1,
 }  # fmt: skip
-"""Options of measurements on a CPU."""
+"""Options that make measurements on a CPU small."""
 _NOT_MEASURED = ": not measured: "
-"""How a comparison reports that a runner failed."""
+"""Text in the log lines of ``runner.compare`` about runners that failed."""
 _TELLING = re.compile(rf"{_NOT_MEASURED}|rror\b|\d (passed|failed|skipped)\b")
-"""Lines of a log that the page quotes."""
+"""Log lines that the page can quote."""
 _SKIPPED = re.compile(r"SKIPPED \[\d+\] \S+ (?!needs \w+ (GPUs|GiB of free GPU memory)$|this GPU )")
-"""Lines of pytest about skipped tests, except those that this machine's GPUs cannot run."""
+"""pytest's lines about skipped tests, except tests that this machine's GPUs cannot run."""
 
 
 class Stage(NamedTuple):
-    """A process of the campaign."""
+    """A stage of ``bench gpu``: one Python process."""
 
     name: str
     seconds: int
-    """About how long it takes on an H100. It starts only if that is left. 0: it uses all the time
-    that is left, and resumes in the next call."""
+    """Approximate duration on an H100. The stage starts only if that much time is left. 0: it uses
+    all remaining time, and resumes in the next call."""
     arguments: tuple[str, ...]
-    """Arguments of Python."""
+    """Command-line arguments of Python."""
 
     @property
     def limit(self) -> float:
-        """Seconds after which it counts as failed."""
+        """Seconds after which the stage counts as failed."""
         return 2 * self.seconds + 60 if self.seconds else math.inf
 
 
@@ -85,24 +85,24 @@ class Outcome:
     """How a stage ended."""
 
     status: Literal["done", "partly", "failed", "stopped"]
-    """``partly``: tests were skipped that can run on such a machine, because something is missing.
-    ``stopped``: the minutes were over."""
+    """``partly``: tests that such a machine can run were skipped because something is missing.
+    ``stopped``: time ran out."""
     seconds: float
     said: str
     """The last line of its log that says what went wrong or which tests passed."""
     device: str = ""
-    """The GPU's name, or cpu; empty in files of earlier versions."""
+    """Name of the GPU, or cpu; empty in files of earlier versions."""
 
 
 def stages(config: GpuConfig, *, gpu_bytes: float, device: str = "cpu") -> list[Stage]:
     """Return the stages that can run here, the most informative first.
 
-    Without CIFAR-10 the last one trains on the demo's images; on a CPU it takes a few steps.
+    Without CIFAR-10 the last stage trains on the demo's images. On a CPU it takes a few steps.
 
     Args:
-        config: the campaign's settings.
-        gpu_bytes: memory of the GPU; 0 if no GPU is used, and then everything is small.
-        device: the GPU's name, or cpu.
+        config: settings of ``bench gpu``.
+        gpu_bytes: memory of the GPU; 0 on a CPU, where all stages are small.
+        device: name of the GPU, or cpu.
     """
     gpu, out, files = gpu_bytes > 0, config.folder, _test_files()
     on, fitting = ("--device", "cuda" if gpu else "cpu"), int(gpu_bytes / _TEST_BYTES)
@@ -156,15 +156,15 @@ def stages(config: GpuConfig, *, gpu_bytes: float, device: str = "cpu") -> list[
 
 
 def _run_folder(config: GpuConfig, device: str) -> Path:
-    """Return the folder of CIFAR-10's run, which another device does not continue."""
+    """Return the folder of the CIFAR-10 run, a separate one for each device."""
     return config.folder / plain_name(f"{'cifar10' if config.cifar10 else 'made'}-{device}")
 
 
 def _tests(name: str, seconds: int, files: Sequence[str], marks: str, processes: int) -> Stage:
-    """Return a stage of tests in some processes at most."""
+    """Return a stage that runs tests in at most ``processes`` processes."""
     words = ["-m", "pytest", *files, "-m", marks, "-v", "-ra", "-p", "no:cacheprovider"]
     if find_spec("xdist") and find_spec("pytest_timeout"):
-        # A test that hangs in compiled code ends with its process, which xdist replaces.
+        # The timeout of a test that hangs in compiled code kills its process; xdist replaces it.
         words += ["-n", str(max(1, min(processes, cores())))]
         words += ["--timeout", "150", "--timeout-method", "thread"]
     return Stage(name, seconds, tuple(words))
@@ -173,32 +173,33 @@ def _tests(name: str, seconds: int, files: Sequence[str], marks: str, processes:
 def _test_files() -> list[str]:
     """Return the files with tests that need a GPU; collecting all tests takes minutes.
 
-    Those of other projects' loaders, which such a machine lacks, are left out.
+    Tests of third-party loaders, which are not installed on such a machine, are left out.
     """
     files = [x for x in sorted((ROOT / "tests").rglob("test_*.py")) if x.name != "test_peers.py"]
     return [str(x.relative_to(ROOT)) for x in files if re.search(r"\bmark\.gpu\b", x.read_text())]
 
 
 def run(config: GpuConfig) -> Path:
-    """Run stages until the minutes are over; return the page about all of them.
+    """Run stages until time runs out; return the path of the page about all of them.
 
-    The minutes begin with this process, which has imported torch before.
+    The time limit counts from the start of this process, so it includes importing torch.
 
     Raises:
         DeviceError: the device is missing.
-        FastSiamError: the folder cannot be written, or holds something else; a stage is unknown.
+        FastSiamError: the folder cannot be written, its state.json is invalid, or ``--again`` names
+            an unknown stage.
     """
-    age = time.time() - psutil.Process().create_time()  # some systems have these by two clocks
+    age = time.time() - psutil.Process().create_time()  # some systems use two clocks for these
     deadline = time.monotonic() - min(max(0.0, age), 60.0) + 60 * config.minutes - _MARGIN
     check_devices(RunConfig(device=config.device))
     out, console = config.folder, Console()
     has_gpu = config.device != "cpu" and torch.cuda.is_available()
     card = torch.cuda.get_device_properties(0) if has_gpu else None
     if card is None:
-        console.warn("no GPU is used: everything is small, and the figures say nothing")
+        console.warn("running on a CPU: all stages are small, and their figures mean nothing")
     device = card.name if card else "cpu"
     table = stages(config, gpu_bytes=card.total_memory if card else 0, device=device)
-    with explained(FastSiamError, f"cannot make the folder {out}"):
+    with explained(FastSiamError, f"cannot create the folder {out}"):
         for folder in ("logs", "records"):
             (out / folder).mkdir(parents=True, exist_ok=True)
     earlier = read_outcomes(out)  # stages that ran on another device are repeated
@@ -209,7 +210,7 @@ def run(config: GpuConfig) -> Path:
     }
     for name in config.again:
         if name not in (names := [one.name for one in table]):
-            raise DataError(f"--again {name}: there is no such stage, only {', '.join(names)}")
+            raise DataError(f"--again {name}: unknown stage; known stages: {', '.join(names)}")
         if name in outcomes:
             outcomes[name] = replace(outcomes[name], status="stopped")
     with stops_handled(lambda number: sys.exit(128 + number), again=lambda _: None):
@@ -217,11 +218,11 @@ def run(config: GpuConfig) -> Path:
             left = deadline - time.monotonic()
             if left < stage.seconds + _GRACE:
                 left = max(0.0, left)
-                console.say(f"{stage.name}: left for another call: {duration(left)} are left")
+                console.say(f"{stage.name}: left for another call: only {duration(left)} left")
                 continue
-            console.say(f"{stage.name}: begins, {duration(left)} left")
+            console.say(f"{stage.name}: starting, {duration(left)} left")
             if stage.name not in outcomes:
-                (out / f"records/{stage.name}.json").unlink(missing_ok=True)  # if it fails here
+                (out / f"records/{stage.name}.json").unlink(missing_ok=True)  # from another device
             outcome = replace(perform(stage, out, seconds=left), device=device)
             outcomes[stage.name] = outcome
             took = duration(outcome.seconds)
@@ -233,10 +234,10 @@ def run(config: GpuConfig) -> Path:
 
 
 def in_turn(table: Sequence[Stage], outcomes: Mapping[str, Outcome]) -> list[Stage]:
-    """Return the stages that are not done in the order in which they run.
+    """Return the stages that are not done, in the order in which they run.
 
-    Stages that failed, or were done in part, come after new ones and those for which the minutes
-    were over. A stage that uses all the time that is left is the last one.
+    New stages and those that ran out of time come before those that failed or skipped tests. The
+    stage that uses all remaining time is the last one.
     """
     ended = {name: one.status for name, one in outcomes.items()}
     left = [stage for stage in table if ended.get(stage.name) != "done"]
@@ -244,19 +245,19 @@ def in_turn(table: Sequence[Stage], outcomes: Mapping[str, Outcome]) -> list[Sta
 
 
 def perform(stage: Stage, out: Path, *, seconds: float) -> Outcome:
-    """Run a stage in its own process, and end it with all that it started when its time is over.
+    """Run a stage in its own process, and end its process group when its time is up.
 
     Args:
         stage: what to run.
-        out: the campaign's folder, which gets the stage's log.
-        seconds: time left for the stage and its end.
+        out: output folder, to which the stage's log is written.
+        seconds: time left for the stage, including its shutdown.
     """
     began, log, left = time.monotonic(), out / "logs" / f"{stage.name}.txt", seconds - _GRACE
     own = {"PYTHONUNBUFFERED": "1", "COLUMNS": "160"}
-    if "pytest" in stage.arguments:  # many side by side
+    if "pytest" in stage.arguments:  # many processes in parallel
         own |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     else:
-        own |= {"FASTSIAM_DEBUG": "1"}  # the log gets the output of what is measured
+        own |= {"FASTSIAM_DEBUG": "1"}  # runners print into the log
     with log.open("w") as output:
         print(f"$ python {' '.join(stage.arguments)}", file=output, flush=True)
         process = subprocess.Popen(
@@ -283,7 +284,7 @@ def perform(stage: Stage, out: Path, *, seconds: float) -> Outcome:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process, which may save its state first, and all that it started."""
+    """Terminate a process, which may save its state first, then kill its process group."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_GRACE)
@@ -296,7 +297,7 @@ def read_outcomes(out: Path) -> dict[str, Outcome]:
     """Read how the stages of earlier calls ended.
 
     Raises:
-        DataError: the file holds something else.
+        DataError: state.json is invalid.
     """
     file = out / "state.json"
     if not file.exists():
@@ -308,9 +309,9 @@ def read_outcomes(out: Path) -> dict[str, Outcome]:
 def write_page(
     config: GpuConfig, stages: Sequence[Stage], outcomes: Mapping[str, Outcome], device: str
 ) -> Path:
-    """Write ``page.md`` into the campaign's folder: figures, and how the stages ended.
+    """Write ``page.md`` into the output folder: figures, and how the stages ended.
 
-    ``outcomes`` are those on ``device``, which is a GPU's name or cpu.
+    ``outcomes`` are those on ``device``, which is the name of a GPU, or cpu.
 
     Raises:
         FastSiamError: the page cannot be written.
@@ -318,17 +319,17 @@ def write_page(
     out, records, rows, has_gpu = config.folder, {}, [], device != "cpu"
     for one in stages:
         if ended := outcomes.get(one.name):
-            with contextlib.suppress(DataError):  # missing, or cut
+            with contextlib.suppress(DataError):  # missing or truncated
                 records[one.name] = read(out / f"records/{one.name}.json")
         how = [ended.status, ended.said] if ended else ["not yet", ""]
         rows.append([one.name, *how, f"python {' '.join(one.arguments)}"])
     metrics = read_metrics(_run_folder(config, device)) if config.cifar10 and has_gpu else ()
     parts = [
-        "# Measured on a GPU" if has_gpu else "# Tried on a CPU: everything is small",
-        "## Expected, and measured",
+        "# Measured on a GPU" if has_gpu else "# Test run on a CPU: all stages are small",
+        "## Expected and measured",
         expected_table(Found(records, metrics), gpu=device),
         "## Stages",
-        "`logs` has the output of each.",
+        "The folder `logs` has the output of each stage.",
         markdown(["stage", "", "from its log", "command"], rows),
     ]
     for name, of in records.items():

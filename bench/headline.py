@@ -1,8 +1,8 @@
-"""``fastsiam bench headline``: how many minutes FastSiam and SimSiam take to a kNN accuracy.
+"""``fastsiam bench headline``: time that FastSiam and SimSiam take to reach a kNN accuracy.
 
-Each method trains on CIFAR-10 by its recipe until its kNN accuracy reaches the goal. The command
-trains for some minutes and stops; the next call resumes. The record has accuracy over training
-time, without the time of evaluations, summed over all calls.
+Each method trains on CIFAR-10 with its recipe until its kNN accuracy reaches the goal. The command
+trains for some minutes and stops; the next call resumes. The record has the accuracy over training
+time, which is summed over all calls and excludes evaluations.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RECORD, PICTURE = "headline.json", "headline.png"
-"""Files in the output folder."""
+"""File names in the output folder."""
 _RECIPES = {"fastsiam": "fastsiam_cifar10", "simsiam": "cifar10"}
-"""The recipe of each method, in the order in which they train."""
+"""The recipe of each method, in training order."""
 _PROTOCOL = ("--set", "knn_k=200", "--set", "knn_temperature=0.1")
-"""lightly's kNN settings, so that its published figures compare."""
+"""lightly's kNN settings, so that results are comparable with its published ones."""
 _POLL = 0.5
-"""Seconds between two looks at a run's log."""
+"""Seconds between two reads of a run's log."""
 _PUBLIC = (
     ("FastSiam, batch 128, 200 epochs", 164, 90.6),
     ("SimSiam, batch 512, 800 epochs", 334, 90.4),
@@ -50,7 +50,7 @@ _COLOURS = {"fastsiam": drawing.VERMILION, "simsiam": drawing.BLUE}
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The run of one method."""
+    """The training run of one method."""
 
     method: str
     config: HeadlineConfig
@@ -62,7 +62,7 @@ class Training:
 
     @property
     def command(self) -> list[str]:
-        """The command that starts the run, and resumes it."""
+        """The command that starts or resumes the run."""
         config = self.config
         options = {
             "recipe": _RECIPES[self.method], "data": config.data, "out": self.folder,
@@ -74,7 +74,7 @@ class Training:
 
     @property
     def curve(self) -> list[dict[str, float]]:
-        """Each kNN evaluation: epoch, top-1 in percent, seconds of training before it."""
+        """The kNN evaluations: epoch, top-1 in percent, and seconds of training before each."""
         lines = read_metrics(self.folder)
         seconds, points = 0.0, []
         for line in lines:
@@ -86,7 +86,7 @@ class Training:
 
     @property
     def seconds_to_goal(self) -> float | None:
-        """Seconds of training until the goal was reached; None if it was not, or not yet."""
+        """Seconds of training until the goal was reached; None if it has not been reached."""
         reached = (one["seconds"] for one in self.curve if one["top1"] >= self.config.goal)
         return next(reached, None)
 
@@ -98,10 +98,10 @@ class Training:
         return self.seconds_to_goal is not None or bool(curve and curve[-1]["epoch"] >= epochs)
 
     def check_continues(self) -> None:
-        """Check that the settings are those of the run in the folder, if there is one.
+        """Check that the settings match the run in the folder, if there is one.
 
         Raises:
-            FastSiamError: names the option that differs.
+            FastSiamError: an option differs; the message names it.
         """
         if not (self.folder / "config.json").exists():
             return
@@ -123,16 +123,16 @@ class Training:
                 )
 
     def train(self, until: float) -> None:
-        """Train until a moment of ``time.monotonic``, the goal, or the last epoch.
+        """Train until ``time.monotonic()`` passes ``until``, or to the goal or the last epoch.
 
         Raises:
-            FastSiamError: the run failed; names its log.
+            FastSiamError: the run failed; the message names its log.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         log = self.folder / "headline.log"
         before = len(read_metrics(self.folder))
         with log.open("ab") as out:
-            # A second signal would end it before it has saved: Ctrl-C must not reach it, too.
+            # A second signal would end the run before it saves, so Ctrl-C must not reach it too.
             process = subprocess.Popen(
                 self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
                 process_group=0, preexec_fn=ending_with(os.getpid()),
@@ -142,7 +142,7 @@ class Training:
                     has_begun = len(read_metrics(self.folder)) > before
                     over = time.monotonic() > until or self.seconds_to_goal is not None
                     if has_begun and over:
-                        process.send_signal(signal.SIGUSR1)  # it saves and stops
+                        process.send_signal(signal.SIGUSR1)  # makes it save and stop
                         process.wait()
                         break
                     time.sleep(_POLL)
@@ -157,7 +157,7 @@ class Training:
 
 
 def run(config: HeadlineConfig) -> dict[str, Any]:
-    """Train for the minutes that are given; write and return the record.
+    """Train for the configured number of minutes; write and return the record.
 
     Raises:
         FastSiamError: a run failed, or the folder cannot be written.
@@ -178,12 +178,11 @@ def run(config: HeadlineConfig) -> dict[str, Any]:
     write_json(out / RECORD, record)
     (out / PICTURE).write_bytes(drawing.png(draw(record)))
     if not all(one.is_done for one in trainings):
-        console.say("call the same command again to continue")
+        console.say("run the same command again to continue")
     return record
 
 
 def _progress(training: Training) -> str:
-    """Return a line on how far a run is."""
     curve, goal = training.curve, training.config.goal
     if (seconds := training.seconds_to_goal) is not None:
         return f"{training.method}: {goal:g}% kNN after {duration(seconds)} of training"
@@ -197,7 +196,6 @@ def _progress(training: Training) -> str:
 
 
 def _record(config: HeadlineConfig, trainings: list[Training]) -> dict[str, Any]:
-    """Return the record of all calls so far."""
     runs = []
     for one in trainings:
         run: dict[str, Any] = {"method": one.method, "recipe": _RECIPES[one.method], "knn": {}}
@@ -218,7 +216,7 @@ def _record(config: HeadlineConfig, trainings: list[Training]) -> dict[str, Any]
 
 
 def draw(record: dict[str, Any]) -> Figure:
-    """Draw kNN accuracy over minutes of training, beside published runs."""
+    """Plot kNN accuracy over minutes of training, with published runs for comparison."""
     where = record["environment"]
     machine = ", ".join(where["gpus"]) or f"{where['cores']} cores of {where['cpu']}"
     figure = drawing.canvas(

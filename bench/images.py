@@ -1,4 +1,4 @@
-"""The images that are measured with: some of the user's, or made ones that resemble ImageNet's."""
+"""Images for benchmarks: some of the user's, or generated ones that resemble ImageNet's."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ FORMS: dict[Stored, ConvertConfig] = {
 }
 
 _MADE, _TAKEN = 512, 8192
-"""Different images, at most: made ones, and the user's. More are links to the same."""
+"""Maximum number of distinct images: generated ones, and the user's. Links repeat them."""
 _ROW_GROUP = 100
-"""Images in a row group of parquet, as in Hugging Face's data sets."""
+"""Images per Parquet row group, as in Hugging Face's data sets."""
 _SIZES = ((500, 375),) * 20 + ((500, 333),) * 15 + ((375, 500),) * 6 + ((333, 500),) * 5 + (
     (640, 480), (600, 450), (500, 500), (400, 300), (250, 200), (800, 600), (160, 120)
 )  # fmt: skip
-"""Widths and heights, about as frequent as in ImageNet."""
+"""Widths and heights, with about the frequencies of ImageNet."""
 
 
 @dataclass(frozen=True)
 class Images:
-    """Images in a folder of their own, on the local disk."""
+    """Images in a separate folder on the local disk."""
 
     folder: Path
     """Class folders of encoded images."""
     count: int
     about: str
-    """What they are, for people."""
+    """Description for display."""
 
     def stored(self, form: Stored) -> Path:
-        """Return a folder that holds them in some form, made when first asked for.
+        """Return a folder with the images in some form, created on first use.
 
-        "original" is a .beton, too, for pipelines that read nothing else.
+        Both "original" and "beton" give a .beton file with the original bytes.
         """
         if form == "beton":
             form = "original"
@@ -70,7 +70,7 @@ class Images:
         return out
 
     def encoded(self, quality: int) -> Images:
-        """Return them encoded again as JPEGs of some quality, made when first asked for."""
+        """Return the images re-encoded as JPEGs of some quality; they are created on first use."""
         target = self.folder.with_name(f"{self.folder.name}-q{quality}")
         if not target.exists():
             for path in sorted(self.folder.rglob("*.*")):
@@ -82,7 +82,7 @@ class Images:
 
 
 def users_store(config: BenchConfig) -> Store | None:
-    """Open the user's images; return None without any, so that some have to be generated."""
+    """Open the user's images; None if no data was given, so that images must be generated."""
     if config.data or os.environ.get("FASTSIAM_DATA") or Path(str(config.root)).exists():
         columns = ColumnNames(config.image_column, config.label_column)
         return open_store(config.root, "train", columns=columns)
@@ -92,17 +92,17 @@ def users_store(config: BenchConfig) -> Store | None:
 def take_images(
     config: BenchConfig, count: int, folder: Path, say: Callable[[str], None]
 ) -> Images:
-    """Copy some of the user's images, or make some, into a new folder; say what they are.
+    """Copy some of the user's images into a new folder, or generate some; ``say`` reports which.
 
-    If there are fewer than ``count``, some are taken more than once.
+    Links repeat images if there are fewer than ``count``.
 
     Raises:
-        DataError: the user's cannot be read.
+        DataError: the user's images cannot be read.
     """
     target = folder / f"images-{count}"
     store, kinds = users_store(config), f"images of {config.root.name}"
     if store is None:
-        say("no data given: making images that resemble ImageNet's")
+        say("no data given: generating images that resemble ImageNet's")
         made = folder / f"made-{count}"
         make_images(made, min(count, _MADE))
         store = open_store(made, "train")
@@ -112,16 +112,17 @@ def take_images(
     size = _copy(store, taken.tolist(), count, target)
     about = f"{most:,} of the {len(store):,} {kinds}, {size / most / 1000:,.0f} kB on average"
     images = Images(target, count, about)
-    say(f"{count:,} images: {images.about}; copied to {folder}, which the system caches")
+    say(f"{count:,} images: {images.about}; copied to {folder} (in the page cache)")
     return images
 
 
 def make_images(folder: Path, count: int) -> Sequence[Path]:
-    """Write JPEGs that decode about as ImageNet's do into class folders of a folder.
+    """Generate JPEGs that decode about as fast as ImageNet's, in class folders below ``folder``.
 
-    Noise of a natural image's spectrum, smooth light and sharp edges; sizes as in ImageNet, three
-    quarters without chroma subsampling, quality 95, and detail so strong that a pixel takes 0.56
-    bytes on average and from 0.2 to 1.1 (a sample of ImageNet: 0.56, from 0.15 to 1.1).
+    They show noise with the spectrum of natural images, smooth light and sharp edges. The sizes are
+    those of ImageNet, the quality is 95, and three quarters have no chroma subsampling. The noise
+    is so strong that a pixel takes 0.56 bytes on average, from 0.2 to 1.1 (a sample of ImageNet:
+    0.56, from 0.15 to 1.1).
     """
     generator = np.random.default_rng(0)
     smooth, fine = ([_noise(slope, generator) for _ in range(4)] for slope in (2.2, 0.5))
@@ -151,7 +152,7 @@ def make_images(folder: Path, count: int) -> Sequence[Path]:
 
 
 def _noise(slope: float, generator: np.random.Generator, side: int = 1024) -> NDArray[np.float32]:
-    """Return noise whose amplitudes fall with frequency, of mean 0 and standard deviation 1."""
+    """Generate noise whose amplitude falls with frequency, with mean 0 and standard deviation 1."""
     frequency = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None])
     frequency[0, 0] = 1
     phase = 2j * np.pi * generator.random(frequency.shape)
@@ -161,17 +162,19 @@ def _noise(slope: float, generator: np.random.Generator, side: int = 1024) -> ND
 
 
 def _copy(store: Store, chosen: list[int], count: int, target: Path) -> int:
-    """Write images of a store as files in class folders; pixels become JPEGs.
+    """Write images of a store as files in class folders; raw pixels become JPEGs.
+
+    Hard links repeat the ``chosen`` images until there are ``count``.
 
     Returns:
-        The bytes of the chosen ones. If ``count`` is larger, they are repeated by links.
+        Total size of the chosen images in bytes, without links.
     """
     written: list[Path] = []
     for number, index in enumerate(chosen):
         label = int(store.labels[index])
         kind = target / (f"class{label:05d}" if label >= 0 else "images")
         kind.mkdir(parents=True, exist_ok=True)
-        image = store.decode(index)  # one that is damaged is named as the user knows it
+        image = store.decode(index)  # an error names the user's own file
         ending = Path(store.name(index)).suffix.lower()
         own = kind / f"{number:06d}{ending if ending in IMAGE_ENDINGS else '.jpg'}"
         data = store.read(index)
@@ -188,7 +191,7 @@ def _copy(store: Store, chosen: list[int], count: int, target: Path) -> int:
 
 
 def add_to_tar(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    """Add a file of some content."""
+    """Add a file with the given content to a tar archive."""
     entry = tarfile.TarInfo(name)
     entry.size = len(data)
     tar.addfile(entry, io.BytesIO(data))

@@ -1,4 +1,4 @@
-"""``fastsiam bench lightly``: train a method of lightly's parts with the settings of a run."""
+"""``fastsiam bench lightly``: train a method built from lightly's components."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from fastsiam.train.command import knn_monitor
 
 @dataclass(frozen=True)
 class _Images(Dataset[list[Tensor]]):
-    """A data set's images, decoded by PIL, as lightly's transform makes views of them."""
+    """Views of a store's images, decoded by PIL and made by lightly's transform."""
 
     store: Store
     transform: Callable[[Any], list[Tensor]]
@@ -50,24 +50,24 @@ class _Images(Dataset[list[Tensor]]):
 
 
 def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[str, Any]:
-    """Train, in float32 and not compiled; leave backbone.pt and result.json in the run's folder.
+    """Train in float32 without compilation; write backbone.pt and result.json to the run's folder.
 
-    A run that was stopped resumes after its last whole epoch.
+    A run that was stopped resumes after its last complete epoch.
 
     Args:
         config: all settings; ``run.out`` is the folder.
-        recipe: name of the recipe that the settings are changes of.
+        recipe: name of the recipe that the settings are based on.
         loader: "lightly" for its transform in torch's DataLoader, "fastsiam" for a ``ViewLoader``.
 
     Returns:
-        The result: losses, kNN accuracies, images/s, seconds, processor seconds, settings and
-        versions.
+        The result: losses, kNN accuracies, images/s, seconds, processor seconds, and lightly's
+        version. result.json has the settings and the environment too.
 
     Raises:
-        BackendError: lightly's parts lack a setting.
+        BackendError: lightly's components do not support a setting.
         DataError: the images cannot be read.
-        TrainingError: the loss is no number any more.
-        FastSiamError: the folder cannot be written, or holds an unfinished run of other settings.
+        TrainingError: the loss is infinite or NaN.
+        FastSiamError: the folder cannot be written, or has an unfinished run with other settings.
     """
     out, optim, seed = Path(config.run.out), config.optim, config.numerics.seed
     with explained(FastSiamError, f"cannot write {out}"):
@@ -108,11 +108,11 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
 
 
 def _train_epochs(step: Step, batches: Any, config: TrainConfig) -> dict[str, Any]:
-    """Train on all batches of each epoch, and evaluate after those that the settings name.
+    """Train for all epochs, and evaluate after the epochs that the settings name.
 
     Returns:
-        seconds and cpu_seconds, without those of evaluations; losses, the mean of each epoch; knn,
-        for each evaluation its epoch, the seconds of training before it, and the accuracy.
+        "seconds" and "cpu_seconds" of training, without evaluations. "losses": mean of each epoch.
+        "knn": epoch, seconds of training before it, and accuracy of each evaluation.
     """
     path = Path(config.run.out) / "state.pt"
     state = _unfinished(path, config, step) if path.exists() else None
@@ -142,10 +142,10 @@ def _train_epochs(step: Step, batches: Any, config: TrainConfig) -> dict[str, An
 
 
 def _unfinished(path: Path, config: TrainConfig, step: Step) -> dict[str, Any]:
-    """Return the figures of an unfinished run, and load its weights into ``step``.
+    """Load the weights of an unfinished run into ``step``, and return its figures.
 
     Raises:
-        FastSiamError: it had other settings.
+        FastSiamError: its file cannot be read, or it had other settings.
     """
     with explained(FastSiamError, f"cannot read {path}"):
         state: dict[str, Any] = torch.load(path, map_location=step.device, weights_only=True)
@@ -159,10 +159,10 @@ def _unfinished(path: Path, config: TrainConfig, step: Step) -> dict[str, Any]:
 
 
 def _train_epoch(step: Step, batches: Any, epoch: int, seed: int) -> float:
-    """Train on all batches of an epoch, from 0; return their mean loss.
+    """Train for one epoch, counted from 0; return its mean loss.
 
-    Random numbers depend on seed and epoch, so that a resumed run draws the same ones; loader
-    processes, where there are any, continue with their own.
+    Random numbers depend on seed and epoch, so a resumed run draws the same ones. Loader processes,
+    if any, continue with their own generators.
     """
     seed %= 2**31
     torch.manual_seed(seed << 32 | epoch)
@@ -176,10 +176,10 @@ def _train_epoch(step: Step, batches: Any, epoch: int, seed: int) -> float:
 
 
 def _write_backbone(config: TrainConfig, backbone: nn.Module, path: Path) -> None:
-    """Write the weights of a backbone in eval mode as ``export --format plain`` does."""
+    """Write the weights of a backbone in eval mode in the format of ``export --format plain``."""
     weights = {key: value.cpu().contiguous() for key, value in backbone.state_dict().items()}
     for name, module in backbone.named_modules():
-        if isinstance(module, SplitBatchNorm):  # in eval mode all its splits have the same
+        if isinstance(module, SplitBatchNorm):  # in eval mode all splits are equal
             for statistic in (f"{name}.running_mean", f"{name}.running_var"):
                 weights[statistic] = weights[statistic][: module.num_features].clone()
     trained = Pretrained(

@@ -1,9 +1,9 @@
-"""Methods built of lightly's parts, with the settings of a run: networks, losses, steps, views.
+"""Methods built from lightly's components with a run's settings: networks, losses, steps, views.
 
-The networks have fastsiam's backbone and lightly's heads; losses, views, momentum updates and
-memory banks are lightly's, put together as in its own examples. lightly's projectors of SimSiam,
-BYOL and SwAV have a fixed number of layers; they are built by its ``ProjectionHead`` instead, with
-the number in the settings.
+The networks combine fastsiam's backbone with lightly's heads. Losses, views, momentum updates and
+memory banks are lightly's, used as in its own examples. lightly's projectors for SimSiam, BYOL and
+SwAV have a fixed number of layers. They are built from its ``ProjectionHead`` instead, with the
+configured number.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ Views = Sequence[Tensor]
 
 
 class Composed(nn.Module, ABC):
-    """A run's method, put together of lightly's parts."""
+    """A run's method, built from lightly's components."""
 
     settings: tuple[str, ...] = ()
-    """The method's settings that lightly has, beside ``dim`` and ``projector_layers``."""
+    """Method settings that lightly supports in addition to ``dim`` and ``projector_layers``."""
 
     def __init__(self, config: TrainConfig, *, steps_per_epoch: int) -> None:
         super().__init__()
@@ -54,14 +54,14 @@ class Composed(nn.Module, ABC):
 
     @abstractmethod
     def _build(self, method: Any) -> None:
-        """Build the heads and the loss, by the method's settings."""
+        """Build the heads and the loss from the method's settings."""
 
     @abstractmethod
     def loss(self, views: Views, step: int) -> Tensor:
-        """Return a batch's loss at a step, from 0; update before it what has no gradient."""
+        """Update momentum encoders, if any, then return a batch's loss at a step, from 0."""
 
     def projection(self, last: nn.Module | None = None) -> heads.ProjectionHead:
-        """Build a head with BN after its hidden layers, and ``last`` behind its output."""
+        """Build a head with BN after its hidden layers, and ``last`` after its output layer."""
         method = self.method
         hidden = [method.projector_dim or method.dim] * (method.projector_layers - 1)
         widths = [self.backbone.features, *hidden]
@@ -72,7 +72,7 @@ class Composed(nn.Module, ABC):
 
 
 class SimSiam(Composed):
-    """SimSiam; and FastSiam, where there are more than two views."""
+    """SimSiam, or FastSiam if there are more than two views."""
 
     settings = "projector_dim", "predictor_dim", "predictor_lr"
 
@@ -109,9 +109,9 @@ class SimCLR(Composed):
 
 
 class MoCoV2(Composed):
-    """MoCo v2, symmetrised: both views are queries, their keys are the other's.
+    """MoCo v2, symmetrised: each view is a query whose key is the other view.
 
-    The memory bank is asked once for both, so that no query meets the keys of its own batch in it.
+    The loss is called once for both, so no query is compared with its own batch's keys in the bank.
     """
 
     settings = "projector_dim", "temperature", "queue", "encoder_momentum"
@@ -127,7 +127,7 @@ class MoCoV2(Composed):
         )
 
     def loss(self, views: Views, step: int) -> Tensor:
-        """Contrast each view with the other's key and the memory bank, and add keys to it."""
+        """Contrast each view with the other's key and the memory bank; add the keys to the bank."""
         utils.update_momentum(self.encoder, self.momentum_encoder, m=self.method.encoder_momentum)
         first, second = (self.encoder(view) for view in views)
         keys = torch.cat([self._key(view) for view in views])
@@ -142,10 +142,10 @@ class MoCoV2(Composed):
 
 
 class BYOL(Composed):
-    """BYOL. Its loss is four times lightly's examples', to have the slope of its paper's.
+    """BYOL, with four times the loss of lightly's examples, to match the gradients of the paper.
 
-    The paper adds up 2 - 2 cos of both directions; these take the mean of their -cos. With SGD the
-    rate would not be the same.
+    The paper sums 2 - 2 cos over both directions. The examples take the mean of -cos, which would
+    need another learning rate with SGD.
     """
 
     settings = "projector_dim", "predictor_dim", "encoder_momentum", "momentum_schedule"
@@ -171,7 +171,7 @@ class BYOL(Composed):
 
 
 class SwAV(Composed):
-    """SwAV: the first two views are assigned to prototypes, and predicted from all others."""
+    """SwAV: prototype assignments of the first two views are predicted from all other views."""
 
     settings = (
         *("projector_dim", "prototypes", "temperature", "epsilon", "sinkhorn_rounds"),
@@ -194,7 +194,7 @@ class SwAV(Composed):
         self.queues = nn.ModuleList(banks if method.queue else [])
 
     def loss(self, views: Views, step: int) -> Tensor:
-        """Predict the assignments of two views from the others' scores."""
+        """Predict the assignments of the first two views from the scores of the other views."""
         self.prototypes.normalize()
         features = [F.normalize(self.projector(self.backbone(view)), dim=1) for view in views]
         scores = [self.prototypes(x, step) for x in features]
@@ -214,18 +214,20 @@ COMPOSED: dict[str, type[Composed]] = {
     "byol": BYOL,
     "swav": SwAV,
 }
-"""The methods that lightly has the parts of, by name."""
+"""The methods that can be built from lightly's components, by name."""
 
 
 def composed(config: TrainConfig, *, steps_per_epoch: int) -> Composed:
-    """Build a run's method out of lightly's parts; seed torch before.
+    """Build a run's method from lightly's components; the caller seeds torch first.
 
     Raises:
-        BackendError: lightly cannot do what the settings ask for; names the setting.
+        BackendError: lightly does not support a setting; the message names it.
     """
     method, optim, bn_images = config.model.method, config.optim, config.numerics.bn_images
     if method.name not in COMPOSED:
-        raise BackendError(f"lightly's parts make {', '.join(COMPOSED)}, not {method.name}")
+        raise BackendError(
+            f"lightly has components for {', '.join(COMPOSED)}, not for {method.name}"
+        )
     kind = COMPOSED[method.name]
     known = ("dim", "projector_layers", *kind.settings)
     lacking = [one.name for one in fields(method) if one.name not in known]
@@ -233,23 +235,23 @@ def composed(config: TrainConfig, *, steps_per_epoch: int) -> Composed:
     _check_defaults("lightly's loop", config.run, ("gpus", "init", "max_steps", "nodes"))
     _check_defaults("lightly's loop", optim, ("optimizer", "accumulate"))
     if getattr(method, "projector_layers", 2) < 2:
-        raise BackendError("lightly's heads have 2 layers or more: set projector-layers")
+        raise BackendError("lightly's heads need at least 2 layers: set projector-layers")
     if bn_images and (kind is not MoCoV2 or optim.batch % bn_images):
-        raise BackendError("bn-images is for lightly's mocov2 alone, and has to divide batch")
+        raise BackendError("bn-images works only with lightly's mocov2, and must divide batch")
     return kind(config, steps_per_epoch=steps_per_epoch)
 
 
 def _check_defaults(whose: str, settings: Any, lacking: Iterable[str]) -> None:
-    """Check that settings that lightly's part does not have are left at their defaults."""
+    """Check that settings that lightly does not support have their default values."""
     defaults = type(settings)()
     for name in lacking:
         value = getattr(defaults, name)
         if getattr(settings, name) != value:
-            raise BackendError(f"{whose} has {name.replace('_', '-')} {value} alone: leave it")
+            raise BackendError(f"{whose} supports only {name.replace('_', '-')} {value}")
 
 
 def _split_bn(network: nn.Module, splits: int) -> None:
-    """Make each BN compute statistics of separate parts of a batch."""
+    """Replace each BN layer by one that computes statistics of separate parts of a batch."""
     for module in list(network.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.BatchNorm2d):
@@ -259,14 +261,14 @@ def _split_bn(network: nn.Module, splits: int) -> None:
 
 
 class Step:
-    """A method of lightly's parts and its optimizer steps: torch's SGD at the rates of a run.
+    """Training step of a method built from lightly's components, with torch's SGD.
 
     Raises:
-        BackendError: lightly cannot do what the settings ask for; names the setting.
+        BackendError: lightly does not support a setting; the message names it.
     """
 
     def __init__(self, config: TrainConfig, steps_per_epoch: int, device: torch.device) -> None:
-        # lightly's split BN cannot do channels last.
+        # lightly's split BN does not support channels last.
         channels_last = config.numerics.channels_last and not config.numerics.bn_images
         self.layout = torch.channels_last if channels_last else torch.contiguous_format
         self.device, self._optim, self._steps_per_epoch = device, config.optim, steps_per_epoch
@@ -300,13 +302,13 @@ class Step:
         return loss.detach()
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """Return weights, statistics, queues and momenta."""
-        # lightly's state dict leaves its queues out, which are buffers too.
+        """Return the weights, BN statistics and queues, and the optimizer's state."""
+        # lightly's state dict leaves out the queues, although they are buffers.
         tensors = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         return {"model": tensors, "optimizer": self._optimizer.state_dict()}
 
     def load(self, model: dict[str, Any], optimizer: dict[str, Any]) -> None:
-        """Continue from what ``state`` returned."""
+        """Restore what ``state`` returned."""
         with torch.no_grad():
             for name, tensor in self.state()["model"].items():
                 tensor.copy_(model[name])
@@ -314,10 +316,10 @@ class Step:
 
 
 def transform_of(method: str, augment: AugmentConfig) -> Callable[[Any], list[Tensor]]:
-    """Return what makes an image's views, by lightly's transforms for a method.
+    """Return the transform that makes an image's views, from lightly's transforms for a method.
 
     Raises:
-        BackendError: they lack a setting.
+        BackendError: the transforms do not support a setting.
     """
     views: Callable[[Any], list[Tensor]] = MultiViewTransform(
         [_view(method, view, augment) for view in augment.views]
@@ -326,7 +328,7 @@ def transform_of(method: str, augment: AugmentConfig) -> Callable[[Any], list[Te
 
 
 def _view(method: str, view: ViewConfig, augment: AugmentConfig) -> Callable[[Any], Tensor]:
-    """Return what makes one view; SwAV's has its crop apart, as in lightly's own."""
+    """Return the transform of one view; SwAV crops in a separate step, as in lightly."""
     lacking = ["ratio_min", "ratio_max", "crop_of", "solarise_threshold"]
     lacking += [] if method == "swav" else ["scale_max"]
     lacking += [] if method == "byol" else ["solarise_p"]

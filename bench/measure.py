@@ -1,4 +1,4 @@
-"""Measurement of time and memory of a piece of work."""
+"""Measurement of time and memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fastsiam.bench.records import Sample
 
 
 def clocked(run: Callable[[], object]) -> Sample:
-    """Run a function of this process and time it until its GPU work has finished."""
+    """Run a function in this process and time it until its GPU work has finished."""
     wait_for_gpu()
     cpu, wall = cpu_seconds(), time.perf_counter()
     run()
@@ -31,27 +31,27 @@ def clocked(run: Callable[[], object]) -> Sample:
 
 
 def cpu_seconds() -> float:
-    """Return the processor seconds of this process and its children, dead and alive."""
+    """Return the processor seconds of this process and its children, including ended ones."""
     total = 0.0
     for process in (psutil.Process(), *children()):
-        with contextlib.suppress(psutil.Error):  # it may end meanwhile
+        with contextlib.suppress(psutil.Error):  # it may end in the meantime
             times = process.cpu_times()
             total += times.user + times.system + times.children_user + times.children_system
     return total
 
 
 def children() -> list[psutil.Process]:
-    """Return this process's children, and theirs."""
+    """Return all descendants of this process."""
     found: list[psutil.Process] = psutil.Process().children(recursive=True)
     return found
 
 
 def host_memory() -> int:
-    """Return the bytes that this process and its children hold, what they share counted once.
+    """Return the bytes used by this process and its children; memory that they share counts once.
 
-    Memory that this process shares with the one that it was forked from counts in full, so that the
-    figure does not depend on how many others share it. Pages that the system caches of mapped files
-    are left out: it drops them when memory is short.
+    Memory that this process shares with the process it was forked from counts in full, so the
+    figure does not depend on how many others share it. The page cache of mapped files is left out:
+    the kernel drops it when memory is short.
     """
     own, *others = (_memory(process.pid) for process in (psutil.Process(), *children()))
     total = own.get("Anonymous", 0) + own.get("Pss_Shmem", 0)
@@ -59,7 +59,7 @@ def host_memory() -> int:
 
 
 def _memory(process: int) -> dict[str, int]:
-    """Return the bytes of a process by kind; nothing if it has ended."""
+    """Read a process's memory by kind, in bytes; empty if it has ended."""
     with contextlib.suppress(OSError):
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()[1:]
         return {name.rstrip(":"): 1024 * int(size) for name, size, _ in map(str.split, lines)}
@@ -82,22 +82,22 @@ def wait_for_gpu() -> None:
 
 
 def empty_gpu_cache() -> None:
-    """Give back the GPU memory that torch's allocator keeps for later."""
+    """Release the GPU memory that torch's allocator caches."""
     if cuda := _cuda():
         cuda.empty_cache()
 
 
 def _cuda() -> Any:
-    """Return ``torch.cuda`` if this process uses a GPU, else None; import nothing."""
+    """Return ``torch.cuda`` if this process uses a GPU, else None; never imports torch."""
     torch = sys.modules.get("torch")
     return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
 
 
 def drop_from_cache(paths: Iterable[Path]) -> float:
-    """Ask the system to drop files from its cache.
+    """Ask the kernel to drop files from the page cache.
 
     Returns:
-        The share of their pages that it still caches: a measurement is cold only if it is near 0.
+        The share of their pages that is still cached: a measurement is cold only if it is near 0.
     """
     cached, pages = 0, 0
     for path in paths:
@@ -111,7 +111,7 @@ def drop_from_cache(paths: Iterable[Path]) -> float:
 
 
 def _cached_pages(file: int, size: int) -> list[int]:
-    """Return 1 for each page of a file that the system caches, and 0 for each other."""
+    """Return 1 for each page of a file that is in the page cache, and 0 for each other page."""
     mapped = np.frombuffer(mmap.mmap(file, size, prot=mmap.PROT_READ), np.uint8)
     pages = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
     libc = ctypes.CDLL(None, use_errno=True)

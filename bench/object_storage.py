@@ -1,7 +1,7 @@
-"""Object storage on this machine, with added latency, for ``bench storage``; no torch.
+"""A local S3 server with added latency, for ``bench storage``. Does not import torch.
 
-A server in a process of its own has the files of a folder as objects of a bucket, and speaks as
-much of S3 as clients need that only read: objects, ranges of them, and what is below a prefix.
+The server runs in its own process and serves the files of a folder as objects of a bucket. It
+supports what read-only S3 clients need: objects, byte ranges, and lists of objects by prefix.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BUCKET = "bench"
 
 @contextlib.contextmanager
 def served(folder: Path, seconds: float) -> Iterator[int]:
-    """Serve the files of a folder, each answer after some seconds more; yield the port."""
+    """Serve the files of a folder, with each response delayed by ``seconds``; yield the port."""
     handler = type("Handler", (_Objects,), {"folder": folder, "seconds": seconds})
     with _Server(("127.0.0.1", 0), handler) as server:
         process = multiprocessing.get_context("fork").Process(
@@ -37,7 +37,7 @@ def served(folder: Path, seconds: float) -> Iterator[int]:
 
 
 def environment(port: int) -> dict[str, str]:
-    """Return the variables by which clients of S3 find the server, who asks nobody's name."""
+    """Return environment variables that point S3 clients at the server, without credentials."""
     return {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
         "AWS_SKIP_SIGNATURE": "true",
@@ -51,11 +51,11 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 1024
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a client that has enough leaves."""
+        """Ignore errors: clients may disconnect early."""
 
 
 class _Objects(BaseHTTPRequestHandler):
-    """Answers of S3."""
+    """Handler of S3's GET and HEAD requests."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -93,7 +93,7 @@ class _Objects(BaseHTTPRequestHandler):
                 self.connection.sendfile(file, first, end - first)
 
     def _send_list(self, prefix: str) -> None:
-        """Send what is directly below a prefix: the names of objects and of further prefixes."""
+        """Send the names of the objects and prefixes directly below a prefix."""
         text = "<ListBucketResult><IsTruncated>false</IsTruncated>"
         for path in sorted((self.folder / prefix).glob("*")):
             key = path.relative_to(self.folder)
@@ -111,10 +111,10 @@ class _Objects(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def _facts(path: Path) -> tuple[int, str, float]:
-    """Return a file's size, its tag and when it was written, in seconds."""
+    """Return a file's size in bytes, ETag, and modification time in seconds."""
     found = path.stat()
     return found.st_size, f'"{found.st_mtime_ns:x}-{found.st_size:x}"', found.st_mtime

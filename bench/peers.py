@@ -1,4 +1,4 @@
-"""The other libraries of ``fastsiam bench peers``: packages and differences; imports no torch."""
+"""Libraries that ``bench peers`` compares with: packages and differences. Does not import torch."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ class Peer:
     """A library that makes views."""
 
     title: str
-    """Its name in a table."""
+    """Name in tables."""
     packages: tuple[str, ...]
-    """Modules that it needs."""
+    """Modules that must be importable."""
     install: str
-    """What pip has to install for them."""
+    """What to install with pip."""
     differs: str
     """How its work differs from fastsiam's."""
 
     @property
     def missing(self) -> str | None:
-        """How to install it, if a package that it needs is not there."""
+        """How to install the library; None if all modules that it needs are installed."""
         return None if all(map(_is_there, self.packages)) else f"pip install {self.install}"
 
     @property
     def version(self) -> str:
-        """The version that is installed."""
+        """The installed version."""
         try:
             return metadata.version(self.install.replace(",", " ").split()[0])
-        except metadata.PackageNotFoundError:  # as another package, or by hand
+        except metadata.PackageNotFoundError:  # from another package, or by hand
             return str(import_module(self.packages[0]).__version__)
 
 
@@ -54,7 +54,7 @@ PEERS = {
     "spdl": Peer(
         title="SPDL and transforms.v2",
         packages=("spdl.pipeline", "spdl.io"),
-        install="spdl, beside FFmpeg's libraries",
+        install="spdl, and FFmpeg's libraries",
         differs="Threads; decoded once, by FFmpeg. The rest is torchvision transforms.v2.",
     ),
     "albumentations": Peer(
@@ -77,7 +77,7 @@ PEERS = {
     "slipstream": Peer(
         title="slipstream, SimCLR's preset",
         packages=("slipstream", "libslipstream", "litdata"),
-        install="git+https://github.com/harvard-visionlab/slipstream, beside libturbojpeg",
+        install="git+https://github.com/harvard-visionlab/slipstream, and libturbojpeg",
         differs="Decoded once, with libjpeg-turbo's fast DCT. Resizes with bicubic interpolation "
         "(stb_image_resize2). The rest runs in float32 on the device, in batches: a jitter in HSV "
         "in a fixed order, and a Gaussian blur of 7 x 7 pixels with one of ten sigmas.",
@@ -90,7 +90,7 @@ PEERS = {
         "twice, once per view, with libjpeg-turbo's fast DCT. Resizes by area averages.",
     ),
 }
-"""All of them, by name."""
+"""The libraries, by name."""
 
 
 def require_lightly() -> None:
@@ -102,5 +102,5 @@ def require_lightly() -> None:
 def _is_there(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # not even the package that it would be in
+    except ModuleNotFoundError:  # its parent package is missing
         return False

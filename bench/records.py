@@ -1,4 +1,4 @@
-"""Timings of repeated work, and records: measurements with everything that they depend on."""
+"""Timings of repeated work, and records: measurements together with their conditions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fastsiam.pipelines.backends import BASELINE
 
 Thing = TypeVar("Thing")
 UNSTEADY = 0.15
-"""A spread wider than this is marked: such a figure says little."""
+"""Spread above which a figure is marked as unsteady."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +28,24 @@ class Sample:
     """One repeat of a piece of work."""
 
     wall: float
-    """Seconds by the clock."""
+    """Wall-clock seconds."""
     cpu: float
-    """Seconds of processor time, child processes included."""
+    """Processor seconds, including child processes."""
     host: int = 0
-    """Bytes of memory that its processes hold after it, without what the system caches of files."""
+    """Bytes of memory that its processes use afterwards, without the page cache."""
 
 
 @dataclass
 class Timing:
-    """Repeats of one piece of work."""
+    """All repeats of a piece of work."""
 
     samples: list[Sample] = field(default_factory=list)
     images: int = 0
-    """Images that go through in each repeat."""
+    """Images processed in each repeat."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What else is known of it; "settings": how it was computed, if only its process knows."""
+    """Other facts; "settings" are those that only the measured process knows."""
     gpu: int = 0
-    """Bytes of GPU memory that its processes hold, CUDA contexts included."""
+    """Bytes of GPU memory that its processes use, including CUDA contexts."""
 
     @property
     def median(self) -> float:
@@ -63,42 +63,42 @@ class Record:
     """One measurement and its conditions."""
 
     case: str
-    """What sort of thing was measured: loader, decode, photometric, step, train, convert, ..."""
+    """What was measured: loader, decode, photometric, step, train, convert, ..."""
     name: str
-    """What it is called in a table: unlike all others of its case."""
+    """Name in tables, unique within the case."""
     pipeline: str = ""
     images_per_second: float
-    """Median over the repeats. One image is both of its views."""
+    """Median over the repeats. An image counts once, however many views are made of it."""
     spread: float
-    """Half the distance between the fastest and the slowest repeat, over the median."""
+    """Half the difference between the slowest and the fastest repeat, divided by the median."""
     n: int
-    """Repeats."""
+    """Number of repeats."""
     images: int
-    """Images that went through in each repeat."""
+    """Images processed in each repeat."""
     all_seconds: list[float]
     ratio_to_torchvision: float | None = None
-    """How many times as fast as torchvision's pipeline in the same run."""
+    """Speed relative to torchvision's pipeline in the same run."""
     baseline: str = ""
-    """Name of the record that ``ratio`` compares with, of the same case and run."""
+    """What tables call the record that ``ratio`` compares with, of the same case and run."""
     ratio: float | None = None
-    """How many times as fast as the baseline."""
+    """Speed relative to the baseline."""
     ceiling: str = ""
-    """What limits it: bare decoding for a loader, training on ready tensors for training."""
+    """What tables call its upper limit, such as bare decoding for a loader."""
     share_of_ceiling: float | None = None
-    """Its speed over the ceiling's, in the same run."""
+    """Speed relative to the ceiling's in the same run."""
     cpu_seconds_per_image: float
-    """Processor time of all its processes."""
+    """Processor seconds of all its processes."""
     cores_busy: float
-    """Processor time over wall-clock time."""
+    """Processor time divided by wall-clock time."""
     host_bytes: int = 0
-    """The largest of its samples' ``host``."""
+    """The largest ``host`` of its samples."""
     gpu_bytes: int = 0
-    """GPU memory that it came to hold, CUDA contexts included."""
+    """GPU memory that its processes use, including CUDA contexts."""
     facts: dict[str, Any] = field(default_factory=dict)
     in_the_clock: str = ""
-    """What the time includes, and what it does not."""
+    """What the time includes and excludes."""
     config: dict[str, Any]
-    """Settings, as they were used."""
+    """Settings that were used."""
     environment: dict[str, Any]
     """Machine, versions, commit."""
     command: str
@@ -112,32 +112,32 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A record to be made: what is measured, and what it is compared with."""
+    """A row of a table: what to measure, and what to compare it with."""
 
     case: str
     name: str
-    """Of the record, and of what is timed for it."""
+    """Name of the record, and of the task that is timed for it."""
     build: Callable[[], Any] = dict
-    """Builds the tasks of the runner that measures it, if one does; see ``runner.Build``."""
+    """Builds the tasks of the runner that measures the row, if any; see ``runner.Build``."""
     runner: str = ""
     """Name of the runner, if it measures several rows."""
     ranks: int = 1
-    """Processes of the runner."""
+    """Number of processes of the runner."""
     pipeline: str = ""
     torchvision: str = ""
-    """Row of the pipeline that users have today."""
+    """Row of torchvision's pipeline, the one that users have today."""
     baseline: tuple[str, str] = ("", "")
-    """What to compare with else: what tables call it, and its row."""
+    """Another baseline: its name in tables, and its row. Default: torchvision's pipeline."""
     ceiling: tuple[str, Sequence[str]] = ("", ())
-    """What limits it: what tables call it, and its row; of several the fastest."""
+    """Upper limit: its name in tables, and its rows, of which the fastest counts."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What else is known of it, beside what the timing has."""
+    """Facts in addition to those of the timing."""
     in_the_clock: str
     config: Mapping[str, Any]
-    """Settings that the figure depends on, beside "settings" of the facts."""
+    """Settings that the figure depends on, in addition to "settings" of the facts."""
 
     def record(self, timings: Mapping[str, Timing]) -> Record:
-        """Return the record, from the timings of rows by name; those of others may be missing."""
+        """Build the record from timings by row name; those of other rows may be missing."""
         timing, torchvision = timings[self.name], timings.get(self.torchvision)
         baseline, base = self.baseline[0], timings.get(self.baseline[1])
         if base is None:
@@ -172,10 +172,10 @@ class Row:
 
 
 def write(path: Path, records: Sequence[Record]) -> None:
-    """Write records as JSON: a list, one record a line.
+    """Write records as a JSON list with one record per line.
 
     Raises:
-        DataError: they cannot be written there.
+        DataError: the file cannot be written.
     """
     lines = ",\n".join(json.dumps(asdict(one)) for one in records)
     with explained(DataError, f"cannot write {path}"), written_whole(path) as temporary:
@@ -186,7 +186,7 @@ def read(path: Path) -> list[Record]:
     """Read a file of records.
 
     Raises:
-        DataError: it is missing, or holds something else.
+        DataError: the file is missing or has no valid records.
     """
     known = {f.name for f in fields(Record)}
     try:
@@ -201,7 +201,7 @@ def read(path: Path) -> list[Record]:
 
 
 def grouped(things: Iterable[Record], key: Callable[[Record], Thing]) -> dict[Thing, list[Record]]:
-    """Return the records by what they have in common, in the order in which that first appears."""
+    """Group records by a key, in the order in which the keys first appear."""
     groups: dict[Thing, list[Record]] = {}
     for one in things:
         groups.setdefault(key(one), []).append(one)
@@ -212,7 +212,7 @@ _environment = cache(environment)
 
 
 def circumstances() -> dict[str, Any]:
-    """Return the fields of a record that say by which command, where and when it was measured."""
+    """Return the command, environment and date of this measurement, as fields of a record."""
     return {
         "command": shlex.join(["fastsiam", *sys.argv[1:]]),
         "environment": _environment(),

@@ -1,6 +1,6 @@
-"""What was measured, for people: a page with charts, and the tables of a README.
+"""Reports of benchmark records: a page with charts, and the tables of a README.
 
-It reads records and measures nothing: neither torch nor what times is imported.
+Only reads records: imports neither torch nor any code that measures.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from fastsiam.study import record as studies_of
 from fastsiam.study import table as studies
 
 _OPENING = re.compile(r"<!-- (bench|study|soak): (\S+?)(?: ([^\s:]+))?(?:: (.+?))? -->")
-"""A marker above a table: kind, path, case and rows."""
+"""The marker above a table: kind, path, case and rows."""
 _TABLE = re.compile(r"^(<!-- (bench|study|soak):[^\n]*?-->)\n(.*?)^(<!-- /\2 -->)$", re.S | re.M)
-"""A marker, what stands below it, and the marker that closes it."""
+"""An opening marker, the text below it, and the closing marker."""
 
 
 def write_report(files: Sequence[Path], out: Path) -> list[Path]:
     """Write a page about records, its charts as pictures, and its tables as Markdown.
 
     Args:
-        files: of records.
-        out: the folder that gets ``index.html``, ``tables.md`` and a PNG for each chart; for the
-            case "peers" also an SVG for light and one for dark pages.
+        files: files of records.
+        out: folder for ``index.html``, ``tables.md`` and a PNG of each chart; the case "peers" also
+            gets an SVG for light and one for dark pages.
 
     Returns:
-        What was written.
+        The files that were written.
 
     Raises:
-        DataError: a file cannot be read or holds no records, or the folder cannot be written.
+        DataError: a file cannot be read or has no records, or the folder cannot be written.
     """
     runs = [read(file) for file in files]
     pictures: dict[str, bytes] = {}
@@ -70,20 +70,20 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
 
 
 def renew(readme: Path, root: Path) -> list[str]:
-    """Regenerate the tables in a text from records.
+    """Regenerate the tables in a Markdown file from records.
 
-    A table and its caption stand between the lines ``<!-- bench: PATH CASE -->`` and
-    ``<!-- /bench -->``. CASE may be left out if the file holds one; "finding" is the sentence that
-    ``fastsiam bench`` ends with. ``<!-- bench: PATH CASE: NAME; NAME -->`` takes some rows alone.
-    Between ``<!-- study: PATH -->`` and ``<!-- /study -->`` stands the table of a study's record,
-    and likewise that of a soak.
+    A table and its caption are between the lines ``<!-- bench: PATH CASE -->`` and
+    ``<!-- /bench -->``. CASE is optional if the file has only one; "finding" is the text that
+    ``fastsiam bench`` ends with. ``<!-- bench: PATH CASE: NAME; NAME -->`` selects rows by name.
+    ``<!-- study: PATH -->`` and ``<!-- /study -->`` enclose the table of a study's record; ``soak``
+    works the same way.
 
     Args:
-        readme: the text. All else in it stays as it is.
-        root: the folder that each PATH starts from.
+        readme: the Markdown file. Only its tables change.
+        root: the folder that each PATH is relative to.
 
     Returns:
-        "PATH CASE" of each table, as the text has it.
+        "PATH CASE" of each table, as written in the file.
 
     Raises:
         DataError: a file or a case is missing, or a marker is not closed. Nothing is changed.
@@ -92,14 +92,14 @@ def renew(readme: Path, root: Path) -> list[str]:
         with explained(DataError, f"cannot read {readme}"):
             before = readme.read_text("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(f"{readme} is not a text in UTF-8") from error
+        raise DataError(f"{readme} is not UTF-8 text") from error
     renewed: list[str] = []
 
     def table_of(found: re.Match[str]) -> str:
         opening = _OPENING.fullmatch(found[1])
         place = f"{readme}, line {before.count(chr(10), 0, found.start()) + 1}"
         if opening is None or re.search("^<!-- /?(bench|study|soak)", found[3], re.M):
-            raise DataError(f"{place}: no marker of a table, or not closed: {found[1]}")
+            raise DataError(f"{place}: not a table marker, or not closed: {found[1]}")
         kind, path, case, rows = opening.groups()
         renewed.append(f"{path} {case}" if case else path)
         with values_used(root / path):
@@ -115,7 +115,7 @@ def renew(readme: Path, root: Path) -> list[str]:
 
     after = _TABLE.sub(table_of, before)
     if 2 * len(renewed) != len(re.findall(r"^<!-- /?(?:bench|study|soak)\b", before, re.M)):
-        raise DataError(f"{readme}: the marker of a table is not closed, or not opened")
+        raise DataError(f"{readme}: a table marker is not closed, or not opened")
     if after != before:
         with explained(DataError, f"cannot write {readme}"), written_whole(readme) as temporary:
             temporary.write_text(after, "utf-8")
@@ -123,18 +123,18 @@ def renew(readme: Path, root: Path) -> list[str]:
 
 
 def records_block(records: Sequence[Record]) -> str:
-    """Return the table of a case, what it was measured on and how, and what is not comparable."""
+    """Return the table of a case with its caption, commands and notes on differences."""
     commands = ", ".join(f"`{command}`" for command in dict.fromkeys(r.command for r in records))
     parts = [f"{caption(records)}; {commands}", table(records), "\n".join(differences(records))]
     return "\n\n".join(filter(None, parts))
 
 
 def _chosen(path: Path, case: str | None, rows: str | None, place: str) -> list[Record]:
-    """Return the records of a case, or of those the rows that semicolons part."""
+    """Return the records of a case, or those of some rows, whose names semicolons separate."""
     cases = grouped(read(path), lambda one: one.case)
     there = ", ".join(cases)
     if case is None and len(cases) > 1:
-        raise DataError(f"{place}: say which case of {path}: {there}")
+        raise DataError(f"{place}: name a case of {path}: {there}")
     if case and case not in cases:
         raise DataError(f"{place}: {path} has no case {case!r}, only {there}")
     records = cases[case or there]

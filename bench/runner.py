@@ -1,7 +1,7 @@
-"""Runners: processes that build tasks once and repeat them in turns.
+"""Runners: processes that build tasks once, then take turns repeating them.
 
-Each runner has a process of its own (one for each rank), so that runners share no threads and no
-settings, and a library that fails or is missing affects only its own runner.
+Each runner has its own process (one per rank). Runners therefore share no threads or settings, and
+a library that fails or is missing affects only its own runner.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 _FRESH = multiprocessing.get_context("spawn")
 _PATIENCE = 5.0
-"""Seconds that a process has to end when it is told to."""
+"""Seconds that a process has to exit when told to."""
 _PATIENCE_ON_GPU = 150.0
-"""Seconds that a runner may take for an answer on a GPU: it compiles a ResNet-50 in a minute."""
+"""Seconds that a runner on a GPU has to answer: compiling a ResNet-50 takes a minute."""
 
 
 @dataclass(frozen=True)
@@ -43,39 +43,39 @@ class Task:
     """A repeatable piece of work."""
 
     run: Callable[[], object]
-    """Does it once. GPU work that it started may still be running when it returns."""
+    """Does the work once. Its GPU work may still be running when it returns."""
     images: int
-    """Images that it processes each time."""
+    """Images processed in each repeat."""
     facts: Callable[[], dict[str, Any]] = dict
     """Returns other facts for the record; called after the last repeat."""
     before: Callable[[], object] = lambda: None
-    """Prepares a repeat, outside of the clock."""
+    """Prepares a repeat; this is not timed."""
 
 
 Build = Callable[[], Task | Mapping[str, Task]]
-"""Returns a runner's task, or several by name: a function of a module with its settings
-(``partial``)."""
+"""Returns a runner's task, or several by name. It is pickled, so it must be a module's function,
+or a ``partial`` of one."""
 Timings = dict[str, Timing]
-"""By the names of tasks; a runner's only task has the name of the runner."""
+"""Timings by task name; the only task of a runner is named after the runner."""
 
 
 class RunnerError(FastSiamError):
-    """A runner's process ended with an error, which is the message."""
+    """A runner's process failed; the message is its error."""
 
 
 class Runner:
-    """Processes that build tasks and run them when told.
+    """Processes that build tasks and run them on request.
 
     Args:
-        name: of the runner, and of its task if it has only one.
+        name: name of the runner, and of its task if it has only one.
         build: called in each process.
-        ranks: number of processes; they find each other as torchrun's do.
-        patience: seconds that an answer may take; None for no limit.
-        fresh: start new Python processes, which have imported nothing, instead of forks of one that
-            has imported torch.
+        ranks: number of processes; each gets the environment variables that torchrun sets.
+        patience: seconds to wait for an answer; None for no limit.
+        fresh: start new Python processes, which have imported nothing, instead of forking a process
+            that has imported torch.
 
     Raises:
-        RunnerError: an error in one of them, such as a missing package.
+        RunnerError: a process failed, for example because a package is missing.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Runner:
         before, port = gpu_memory(), _free_port()
         # The server imports torch once for all runners.
         context: Any = _FRESH if fresh else server_context("fastsiam.bench.cases.train")
-        # Processes start now: the clock of what they time from their start.
+        # The processes start now. ``bench startup`` counts their time from here.
         self.began = time.monotonic()
         self._pools = [
             ProcessPoolExecutor(1, context, _begin_rank, (dict(os.environ), rank, ranks, port))
@@ -103,7 +103,7 @@ class Runner:
             images: dict[str, int] = self._ask(_build, name, build)[0]
             self.first = {task: self.run(task) for task in images}
             """The first run of each task."""
-        except BaseException:  # Ctrl-C too: the caller does not have the runner yet
+        except BaseException:  # Ctrl-C too: the caller cannot close the runner yet
             self.close()
             raise
         gpu = max(0, gpu_memory() - before)
@@ -112,7 +112,7 @@ class Runner:
         self.rest()
 
     def run(self, task: str) -> Sample:
-        """Run a task once, on all ranks together, until the slowest has finished."""
+        """Run a task once on all ranks at the same time, until the slowest has finished."""
         samples: list[Sample] = self._ask(_run, task)
         return Sample(
             max(sample.wall for sample in samples),
@@ -121,11 +121,11 @@ class Runner:
         )
 
     def rest(self) -> None:
-        """Give back the GPU memory that its allocators keep for later: it is another's turn."""
+        """Release the GPU memory that its allocators cache, before another runner's turn."""
         self._ask(empty_gpu_cache)
 
     def facts(self, task: str) -> dict[str, Any]:
-        """Return a task's facts; the first rank answers."""
+        """Return a task's facts from rank 0."""
         facts: dict[str, Any] = self._ask(_facts, task)[0]
         return facts
 
@@ -141,19 +141,19 @@ class Runner:
             timing.facts = self.facts(task)
 
     def close(self) -> None:
-        """End its processes."""
+        """End the processes."""
         for pool in self._pools:
             pool.shutdown(wait=False, cancel_futures=True)
         _, alive = psutil.wait_procs(self._processes, _PATIENCE)
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(alive, _PATIENCE)  # the next runner is to find their GPU memory free
+        psutil.wait_procs(alive, _PATIENCE)  # the next runner needs their GPU memory
 
     def _ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Call a function in each process; return its results.
+        """Call a function in each process; return the results by rank.
 
-        A failure is raised at once because other ranks may wait for that one.
+        A failure is raised at once, because other ranks may be waiting for the failed one.
         """
         try:
             calls = [pool.submit(_attempt, function, *arguments) for pool in self._pools]
@@ -170,13 +170,13 @@ class Runner:
 
 
 def compare(session: Session, rows: Iterable[Row], *, apart: bool = False) -> list[Record]:
-    """Measure rows by runners that are warmed up and then take turns: A B C A B C ...
+    """Measure rows with runners that are warmed up and then take turns: A B C A B C ...
 
     Args:
-        session: says how often each task is timed; notes which runners fail, and why.
-        rows: those of one runner have the same ``build``.
-        apart: end each runner before the next one starts (A A B B C C), because their memory would
-            not fit side by side.
+        session: has the number of repeats; collects the runners that fail, and why.
+        rows: rows that share a runner have the same ``build``.
+        apart: end each runner before the next one starts (A A B B C C), because they would not fit
+            into memory together.
 
     Returns:
         The records of the rows that could be measured.
@@ -194,21 +194,21 @@ def compare(session: Session, rows: Iterable[Row], *, apart: bool = False) -> li
 
 
 def _timings(session: Session, rows: Mapping[str, Row]) -> Timings:
-    """Return the timings of all tasks of runners that take turns; one that fails is left out."""
+    """Time the tasks of runners that take turns; runners that fail are left out."""
     say, repeats = session.console.say, session.config.repeats
     patience = _PATIENCE_ON_GPU if session.gpu else None
     running: dict[str, Runner] = {}
 
     @contextlib.contextmanager
     def failures(name: str) -> Iterator[None]:
-        """Note that a runner fails inside, and end it."""
+        """Record the failure of a runner in this block, and close the runner."""
         try:
             yield
         except RunnerError as failure:
             session.failed[name] = str(failure)
             say(f"{name}: not measured: {failure}")
             if name in running:
-                running.pop(name).close()  # its other ranks would wait for ever
+                running.pop(name).close()  # its other ranks would wait forever
 
     try:
         for name, row in rows.items():
@@ -228,11 +228,11 @@ def _timings(session: Session, rows: Mapping[str, Row]) -> Timings:
 
 
 _tasks: dict[str, Task] = {}
-"""In a runner's process: its tasks."""
+"""The tasks of this process, if it is a runner's."""
 
 
 def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function; an error, which another process may not be able to read, becomes a line."""
+    """Call a function; reduce an error to its first line, as it might not survive pickling."""
     try:
         return function(*arguments)
     except BaseException as error:
@@ -243,23 +243,22 @@ def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _begin_rank(environment: Mapping[str, str], rank: int, ranks: int, port: int) -> None:
-    """Set up a runner's process."""
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     place |= {"MASTER_PORT": port}
     own = {name: str(value) for name, value in place.items()}
     set_up_worker({**environment, "MASTER_ADDR": "127.0.0.1", **own})
     if os.environ.get("FASTSIAM_DEBUG"):
-        faulthandler.enable()  # says where compiled code crashes
-    else:  # libraries print much
+        faulthandler.enable()  # shows where compiled code crashes
+    else:  # libraries print a lot
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
-    multiprocessing.set_start_method(None, force=True)  # its processes start as in any program
+    multiprocessing.set_start_method(None, force=True)  # its child processes start as usual
 
 
 def _build(name: str, build: Build) -> dict[str, int]:
-    """Build the tasks; return the images of each."""
-    if "torch" in sys.modules:  # new processes import it later
+    """Build the tasks; return the number of images of each."""
+    if "torch" in sys.modules:  # fresh processes import it later
         limit_torch_threads()
     built = build()
     _tasks.update({name: built} if isinstance(built, Task) else built)
@@ -276,6 +275,5 @@ def _facts(task: str) -> dict[str, Any]:
 
 
 def _free_port() -> int:
-    """Return a port that nobody listens at."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])

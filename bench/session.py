@@ -1,4 +1,4 @@
-"""Execution of a case of ``fastsiam bench``, and what the cases share: images, device, console."""
+"""Execution of a case of ``fastsiam bench``, with the images, device and console for it."""
 
 from __future__ import annotations
 
@@ -31,47 +31,48 @@ from fastsiam.run.records import check_targets
 from fastsiam.signals import leave_at_once, stops_handled
 
 _REPEATS, _FEW_REPEATS = 5, 3
-"""If nobody asks for a number; the fewer are those of ``all``."""
+"""Default number of repeats; ``all`` uses the smaller one."""
 _LOADED_ON_CPU = 64
 _TRAINED_ON_CPU, _SMALL_TRAINED_ON_CPU = 8, 64
-"""Views that take a CPU about half a second, large and small ones; twice as many in narrow nets."""
+"""Large and small views that a CPU trains on in half a second; narrow networks take twice as many.
+"""
 _FOR_EACH_WORKER = 4
 _GPU_BYTES = 220e6
-"""Memory that an image of 224 pixels takes in a ResNet-50's training in float32, roughly."""
+"""Approximate memory per image of 224 pixels when training a ResNet-50 in float32."""
 
 
 @dataclass
 class Session:
-    """A run of bench: made by ``session``."""
+    """A run of ``fastsiam bench``; created by ``session``."""
 
     config: BenchConfig
     device: str
     """cuda or cpu."""
     folder: Path
-    """For files; they go when the session ends."""
+    """Temporary folder, which is deleted when the session ends."""
     console: Console
     failed: dict[str, str] = field(default_factory=dict)
-    """Runners that could not be measured, and why."""
+    """Runners that failed, and why."""
     _images: dict[int, Images] = field(default_factory=dict)
 
     @property
     def gpu(self) -> bool:
-        """Whether a GPU is what is measured."""
+        """Whether measurements run on a GPU."""
         return self.device == "cuda"
 
     @property
     def workers(self) -> int:
-        """Processes or threads that load."""
+        """Number of loader processes or threads."""
         return max(1, count_workers(self.config.workers))
 
     @property
     def loaded_batch(self) -> int:
-        """Images of a batch, where batches are only loaded."""
+        """Batch size where batches are only loaded."""
         return self.config.batch or (256 if self.gpu else _LOADED_ON_CPU)
 
     @property
     def trained_batch(self) -> int:
-        """Images of a batch, where a model is trained with it."""
+        """Batch size where a model trains."""
         if self.config.batch:
             return self.config.batch
         together = self.config.train.numerics.bn_images or 2
@@ -86,18 +87,18 @@ class Session:
 
     @property
     def most_ranks(self) -> int:
-        """How many ranks are tried: all GPUs of the machine, or two processes on a CPU."""
+        """Largest number of ranks to try: all GPUs of the machine, or two processes on a CPU."""
         return torch.cuda.device_count() if self.gpu else 2
 
     @property
     def more_of_small_views(self) -> int:
-        """How many times as many images are measured with if views are smaller than 224 pixels."""
+        """Factor by which there are more images if views are smaller than 224 pixels."""
         return max(1, min(16, (224 // self.config.augment.crop) ** 2))
 
     def images(self, batch: int, *, at_least: int = 1) -> Images:
-        """Return whole batches of images, as many as take seconds to load.
+        """Return whole batches of images, enough to take seconds to load.
 
-        Unless a number is asked for, each worker gets as many batches as the others.
+        Unless ``--images`` is given, all workers get the same number of batches.
         """
         few = (4096 if self.gpu else 512) * self.more_of_small_views
         one_each = self.workers * batch
@@ -109,7 +110,7 @@ class Session:
         return self._images[count]
 
     def data(self, images: Images, pipeline: Pipeline, form: Stored = "original") -> DataConfig:
-        """Return where a pipeline finds images in some form."""
+        """Return the settings with which a pipeline reads images in some form."""
         converted = form != "original" or BACKENDS[pipeline].needs_beton
         path = images.stored(form) if converted else images.folder
         return DataConfig(data=str(path), pipeline=pipeline, workers=self.workers)
@@ -117,7 +118,7 @@ class Session:
     def loading(
         self, images: Images, pipeline: Pipeline, form: Stored = ORIGINAL
     ) -> dict[str, Any]:
-        """Return the settings of a loader of views."""
+        """Return the keyword arguments with which a case builds a loader of views."""
         return {
             "data": self.data(images, pipeline, form),
             "augment": self.config.augment,
@@ -127,10 +128,10 @@ class Session:
         }
 
     def forms(self, pipeline: Pipeline) -> list[Stored]:
-        """Return in which forms a pipeline reads images; the baseline reads originals, as users do.
+        """Return the forms in which a pipeline reads images; the baseline reads originals only.
 
-        What needs a .beton file reads the original images from one anyway, and what keeps them all
-        in memory reads them once.
+        Containers are skipped for pipelines that read the original images from a .beton file anyway
+        and for those that keep all images in memory, which read them once.
         """
         if pipeline == BASELINE:
             return [ORIGINAL]
@@ -139,22 +140,22 @@ class Session:
         return [form for form in self.config.stored if form not in skipped]
 
     def installed(self, libraries: Mapping[str, Peer]) -> list[str]:
-        """Return the names of the libraries that are installed; tell how to install the others."""
+        """Return the names of the installed libraries; log how to install the others."""
         for name, library in libraries.items():
             if library.missing:
                 self.console.say(f"{name}: not measured: {library.missing}")
         return [name for name, library in libraries.items() if not library.missing]
 
     def train_config(self, batch: int, *, ranks: int = 1, **settings: Any) -> TrainConfig:
-        """Return the recipe with a batch for each rank.
+        """Return the recipe with a batch size per rank.
 
-        It is compiled on a GPU, as long runs are; on a CPU, where that takes longer than measuring,
-        if ``settings`` say so.
+        The model is compiled on a GPU, like in long runs. On a CPU, where compiling takes longer
+        than measuring, it is compiled only if ``settings`` say so.
 
         Args:
-            batch: images of each rank.
-            ranks: how many there are.
-            settings: others, by their flags' names.
+            batch: images per rank.
+            ranks: number of ranks.
+            settings: other settings, by flag name.
         """
         changes = {
             "compile": "on" if self.gpu else "off", **settings,
@@ -163,7 +164,7 @@ class Session:
         return TrainConfig.from_flags(self.config.train.to_flags() | changes)
 
     def settings(self, **more: Any) -> dict[str, Any]:
-        """Return what a record's figures depend on: of the recipe, and ``more``."""
+        """Return the settings for a record: those of the recipe that matter, and ``more``."""
         augment = self.config.augment
         return {
             "recipe": self.config.recipe,
@@ -176,10 +177,10 @@ class Session:
 
 @contextlib.contextmanager
 def session(config: BenchConfig) -> Iterator[Session]:
-    """Make a session, and leave nothing of it behind.
+    """Create a session; delete its files when the block ends.
 
     Raises:
-        DeviceError: the device is not there.
+        DeviceError: the device is not available.
     """
     check_devices(RunConfig(device=config.device))
     gpu = config.device != "cpu" and torch.cuda.is_available()
@@ -195,11 +196,11 @@ def session(config: BenchConfig) -> Iterator[Session]:
 
 
 def run(case: str, config: BenchConfig) -> list[Record]:
-    """Run a case; print its table; write the records if that is asked for.
+    """Run a case, print its table, and write the records if ``--json`` is given.
 
     Raises:
-        BackendError: nothing of it could be measured here, or a variant of the step that was
-            asked for failed; what was measured is printed and written first.
+        BackendError: nothing could be measured here, or a variant of ``bench step`` failed. In the
+            latter case the results are printed and written first.
     """
     if config.json:
         check_targets(Path(config.json))
@@ -222,16 +223,16 @@ def run(case: str, config: BenchConfig) -> list[Record]:
 
 
 def _how(records: Sequence[Record]) -> str:
-    """Return how a case measures; printed below its table."""
+    """Describe how a case is measured, for the text below its table."""
     turns, files = "After a warm-up, runners are interleaved (A B C A B C ...).", ""
     if any("apart" in one.facts for one in records):
         turns = "After a warm-up, a runner ends before the next one starts (A A B B C C ...)."
     if records[0].case == "startup":
-        turns, files = "Each repeat starts a new process.", ", except in rows of a cold cache"
+        turns, files = "Each repeat starts a new process.", ", except in rows with a cold cache"
     return (
-        f"Each runner is a process of its own. {turns} A figure is the median over the repeats. "
+        f"Each runner is a separate process. {turns} A figure is the median over the repeats. "
         "The spread is half the distance between the fastest and the slowest repeat, divided by "
         f"the median; above {UNSTEADY:.0%} it is marked as unsteady. One image means all of its "
-        "views. CPU time counts all processes of a runner. Files are in the system's "
+        "views. CPU time counts all processes of a runner. Files are in the page "
         f"cache{files}."
     )

@@ -1,11 +1,11 @@
-"""``fastsiam bench soak``: runs with faults, which must end as undisturbed runs do.
+"""``fastsiam bench soak``: inject faults into runs, which must end like undisturbed runs.
 
-Pairs of runs train through each pipeline in turn, until the time is over. One run of a pair is left
-alone. The other is killed, stopped or damaged every few seconds, and its command is given again
-until it succeeds. Then its log lines and weights must equal the first one's, bit for bit, and
-nothing may be left behind.
+Pairs of runs train with each pipeline in turn until time runs out. One run of a pair is left alone.
+The other is killed or stopped, or its checkpoint is corrupted, every few seconds, and its command
+is repeated until it succeeds. Then its log lines and weights must equal those of the first run bit
+for bit, and no process or temporary file may be left behind.
 
-torch is imported where runs are compared: the report reads records without it.
+torch is imported only where runs are compared, because the report reads records without it.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from fastsiam.signals import stops_handled
 
 _IMAGES = 96
 _PATIENCE = 180.0
-"""Seconds that a run has to end after a fault, and its processes after that."""
+"""Seconds that a run has to end after a fault, and then its other processes."""
 _FIRST_STEPS, _LEAST_STEPS = 120, 30
-"""Steps of the first run, whose speed sets the length of the others, and the fewest steps."""
+"""Steps of the first run, whose speed determines the length of the others, and their minimum."""
 _PAUSE = 3.0
-"""Seconds for which a rank stands still."""
+"""Seconds for which a rank is stopped."""
 _COMPARED = ("kind", "step", "epoch", "loss", "z_std", "rank", "lr", "top1", "seen")
 """Fields of metrics.jsonl that must be equal."""
 _KEYS = {"minutes", "seed", "ranks", "runs", "findings", "command", "environment", "date"}
@@ -55,7 +55,7 @@ _KEYS = {"minutes", "seed", "ranks", "runs", "findings", "command", "environment
 
 @dataclass(slots=True)
 class Run:
-    """A run, started any number of times."""
+    """A training run that can be started repeatedly."""
 
     out: Path
     data: Path
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def command(self) -> list[str]:
-        """The command that starts the run, or resumes it."""
+        """The command that starts or resumes the run."""
         batch = 8 * self.ranks
         epochs = 1 if self.pipeline == CEILING else max(1, self.steps * batch // _IMAGES)
         settings = {
@@ -85,7 +85,7 @@ class Run:
         return [sys.executable, "-m", "fastsiam", "train", "--recipe", "cifar10", *words]
 
     def start(self) -> None:
-        """Start the command in a session of its own."""
+        """Start the command in its own session."""
         self.out.parent.mkdir(parents=True, exist_ok=True)
         with self.out.with_suffix(".log").open("ab") as log:
             self._process = psutil.Popen(
@@ -96,7 +96,7 @@ class Run:
         self.starts += 1
 
     def wait(self, seconds: float | None = None) -> int | None:
-        """Wait for the end; return the exit code (128 + a signal), None if it did not come."""
+        """Wait for the end; return the exit code (128 + a signal), or None after a timeout."""
         try:
             code: int = self._process.wait(seconds)
         except psutil.TimeoutExpired:
@@ -105,7 +105,7 @@ class Run:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """The fields of its log lines that are the same in every run; no alarms of the machine."""
+        """Fields of its log lines that must not differ between runs; alarms are left out."""
         from fastsiam.run.log import read_metrics
 
         lines = [line for line in read_metrics(self.out) if line["kind"] != "alarm"]
@@ -113,12 +113,12 @@ class Run:
 
     @property
     def processes(self) -> list[psutil.Process]:
-        """All its processes, which inherit a variable; orphans too."""
+        """All its processes, including orphans, by an environment variable that they inherit."""
         found = psutil.process_iter(["environ"])
         return [x for x in found if (x.info["environ"] or {}).get("FASTSIAM_SOAK") == str(self.out)]
 
     def targets(self, whom: str) -> list[psutil.Process]:
-        """Return the launcher, the ranks or the loaders' workers (launcher, rank, worker).
+        """Return the processes of a kind: launcher, rank, or worker (of a loader).
 
         Raises:
             psutil.NoSuchProcess: one of them has just ended.
@@ -138,7 +138,7 @@ class Run:
                 process.kill()
 
     def left_behind(self, seconds: float, *, files: bool) -> list[str]:
-        """Return processes that still exist after some seconds, and files of a run at work."""
+        """Return processes that still exist after some seconds, and optionally leftover files."""
         deadline = time.monotonic() + seconds
         while (left := self.processes) and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -147,7 +147,7 @@ class Run:
         return [f"process {one.pid}" for one in left] + own
 
     def difference(self, other: Run) -> str:
-        """Return how this run's lines or weights differ from another's, or ""."""
+        """Describe how this run's log lines or weights differ from another's; "" if equal."""
         from fastsiam.run import checkpoint as checkpoints
 
         pairs = zip_longest(self.lines, other.lines)
@@ -167,15 +167,15 @@ class Fault(NamedTuple):
     name: str
     number: signal.Signals
     target: Literal["all", "launcher", "rank", "worker", "checkpoint"]
-    """Which processes get the signal. checkpoint: all, and a bit of the last checkpoint flips."""
+    """Which processes get the signal. checkpoint: all, then a bit of the last checkpoint flips."""
     code: int | None
-    """Exit code that the run may have then; None if it continues."""
+    """Exit code that the run may have afterwards; None if it continues."""
 
     def inject(self, run: Run, chance: random.Random) -> None:
-        """Send the signal, or damage the checkpoint.
+        """Send the signal, or corrupt the checkpoint.
 
         Raises:
-            IndexError, psutil.NoSuchProcess, ProcessLookupError: there is no such process now.
+            IndexError, psutil.NoSuchProcess, ProcessLookupError: no such process exists now.
         """
         if self.target == "checkpoint":
             run.kill()
@@ -192,7 +192,7 @@ class Fault(NamedTuple):
 
 
 def _flip_a_bit(run: Path, chance: random.Random) -> None:
-    """Damage a run's last checkpoint if there is another one."""
+    """Corrupt a run's last checkpoint if the one before exists, too."""
     from fastsiam.run import checkpoint as checkpoints
 
     path = checkpoints.last(run)
@@ -217,13 +217,13 @@ FAULTS = (
 
 
 def draw_faults(chance: random.Random) -> Iterator[Fault]:
-    """Yield faults for ever: each comes once before any comes again."""
+    """Yield faults forever in random order; each occurs once before any is repeated."""
     while True:
         yield from chance.sample(FAULTS, len(FAULTS))
 
 
 class Soak:
-    """Pairs of runs, and what was found."""
+    """Pairs of runs, and the problems that were found."""
 
     def __init__(self, config: SoakConfig, folder: Path, deadline: float) -> None:
         self.config, self.folder, self.deadline = config, folder, deadline
@@ -233,7 +233,7 @@ class Soak:
         self._faults = draw_faults(random.Random(config.seed))
 
     def run(self) -> None:
-        """Do a pair of runs for each pipeline in turn, as long as there is time for one."""
+        """Train a pair of runs with each pipeline in turn, as long as there is time for a pair."""
         for number, pipeline in enumerate(cycle(self.config.names)):
             left = self.deadline - time.monotonic()
             if number and left < 2 * self.config.seconds:
@@ -245,7 +245,7 @@ class Soak:
             self._console.say(f"{pipeline}: {faults} faults, {what}")
 
     def _pair(self, number: int, pipeline: Pipeline) -> dict[str, Any]:
-        """Train a run and the same with faults; return an entry of the record."""
+        """Train a run without and with faults; return an entry of the record."""
         seed, folder = 1000 * self.config.seed + number, self.folder / f"{number}-{pipeline}"
         data, ranks = self._data(pipeline), self.config.ranks
         calm, hurt = (
@@ -259,7 +259,7 @@ class Soak:
             speed = self._steps / (time.monotonic() - began)
             self._steps = max(_LEAST_STEPS, round(speed * self.config.seconds))
             faults = self._hurt(hurt, random.Random(seed))
-        except BaseException:  # a signal: the runs have sessions of their own, and would continue
+        except BaseException:  # a signal: the runs, in their own sessions, would continue
             for run in (calm, hurt):
                 run.kill()
                 run.left_behind(_PATIENCE, files=False)
@@ -273,7 +273,7 @@ class Soak:
         }  # fmt: skip
 
     def _hurt(self, run: Run, chance: random.Random) -> list[str]:
-        """Run with faults, start after start, until it succeeds or fails; return the faults."""
+        """Start a run and inject faults until it succeeds or fails; return the faults."""
         done: list[str] = []
         while True:
             run.start()
@@ -296,7 +296,7 @@ class Soak:
                 return done
 
     def _finish(self, run: Run, fault: Fault | None) -> int:
-        """Wait for a run's end; note a code that no fault explains, and processes that stay."""
+        """Wait for a run's end; note an unexpected exit code, and what is left behind."""
         code, what = run.wait(), fault.name if fault else "no fault"
         assert code is not None
         if code not in (0, fault.code if fault else 0):
@@ -315,7 +315,7 @@ class Soak:
             self._console.say(f"  {text}")
 
     def _data(self, pipeline: Pipeline) -> Path:
-        """Return images for a pipeline, generated at first use."""
+        """Return images for a pipeline, which are generated on first use."""
         images = Images(self.folder / "images", _IMAGES, "generated")
         if not images.folder.exists():
             make_images(images.folder / "train", _IMAGES)
@@ -324,12 +324,11 @@ class Soak:
 
 
 def soak(config: SoakConfig) -> Path:
-    """Disturb runs for so many minutes and write the record; return its path.
+    """Disturb runs for the configured minutes and write the record; return its path.
 
     Raises:
-        BackendError: a pipeline that was named is not installed, so that nothing would be run.
-        FastSiamError: something went wrong with a run, which the record has; or a file cannot be
-            written.
+        BackendError: a pipeline in the settings is not installed.
+        FastSiamError: a problem was found, which the record describes; or a file cannot be written.
     """
     began, path = time.monotonic(), Path(config.out)
     check_targets(path)
@@ -339,7 +338,7 @@ def soak(config: SoakConfig) -> Path:
             f"'fastsiam[{missing[0]}]'), or name other --pipelines"
         )
     with (
-        # A second signal is ignored: killing the runs and deleting their folder takes no time.
+        # A second signal is ignored: killing the runs and deleting their folder is quick.
         stops_handled(lambda number: sys.exit(128 + number), again=lambda _: None),
         tempfile.TemporaryDirectory(prefix="fastsiam-soak-") as folder,
     ):
@@ -357,10 +356,10 @@ def soak(config: SoakConfig) -> Path:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Read the record that ``soak`` wrote.
+    """Read a record that ``soak`` wrote.
 
     Raises:
-        DataError: it is missing, or holds something else.
+        DataError: the file is missing, or is not a record of a soak.
     """
     with explained(DataError, f"cannot read {path}"):
         text = path.read_text()
@@ -372,7 +371,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def as_markdown(record: Mapping[str, Any]) -> str:
-    """Return a caption, the tables of runs and faults, and what went wrong."""
+    """Format a record as a caption, tables of runs and faults, and the problems found."""
     machine, runs = record["environment"], record["runs"]
     caption = (
         f"{len(runs)} runs of {record['ranks']} gloo ranks in {record['minutes']:.0f} minutes, "

@@ -1,4 +1,4 @@
-"""Tables of records, as rows of texts and as Markdown, with their captions and notes."""
+"""Tables of benchmark records, as lists of cells and as Markdown, with captions and notes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from fastsiam.bench.records import Record
 from fastsiam.report.markdown import markdown
 
 Column = tuple[str, Callable[[Record], str]]
-"""A heading, and a function that returns a record's cell."""
+"""A heading, and a function that formats a record's cell."""
 
 
 def rows_of(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and the rows of a table: a row for each record.
+    """Return the headings and the rows of a table, with one row per record.
 
     Empty columns are left out. If records have different baselines or ceilings, the cells name
     them.
@@ -33,7 +33,7 @@ def rows_of(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
 
 
 def table(records: Sequence[Record]) -> str:
-    """Return records as a Markdown table; see ``rows_of``."""
+    """Format records as a Markdown table; see ``rows_of``."""
     return markdown(*rows_of(records))
 
 
@@ -55,7 +55,7 @@ def caption(records: Sequence[Record]) -> str:
 
 
 def differences(records: Sequence[Record]) -> list[str]:
-    """Return how the work of other libraries differs, as items of a Markdown list."""
+    """Describe how the work of other libraries differs, as items of a Markdown list."""
     notes = {peer.title: peer.differs for peer in PEERS.values()}
     names: dict[tuple[str, str], list[str]] = {}
     for one in records:
@@ -69,12 +69,12 @@ def differences(records: Sequence[Record]) -> list[str]:
 
 
 def number(value: float) -> str:
-    """Format a number with its significant digits."""
+    """Format a number to two or three significant digits; from 100 to an integer."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.2g}" if value < 10 else f"{value:.1f}"
 
 
 def _comparisons(records: Sequence[Record]) -> list[Column]:
-    """Return the columns of ratios; if all records share a baseline, the heading names it."""
+    """Return the columns of ratios. If all records share a baseline, the heading names it."""
     baselines, ceilings = (
         {getattr(one, what) for one in records} - {""} for what in ("baseline", "ceiling")
     )

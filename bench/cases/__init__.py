@@ -1,8 +1,8 @@
-"""The cases: what ``fastsiam bench`` measures, one file each, and the table of them; no torch.
+"""The cases that ``fastsiam bench`` measures, one module each, and their table. No torch import.
 
-A new case is a file here with a function ``measure(session)``, and an entry in the table. The
+To add a case, add a module with a function ``measure(session)``, and an entry in the table. The
 function passes its rows (``records.Row``) to ``runner.compare`` and returns the records. Functions
-``build_...`` run in the processes that are measured and return a runner's tasks (``runner.Build``).
+``build_...`` run in the measured processes and return a runner's tasks (``runner.Build``).
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ _IMAGES = (*_DATA, "images", "recipe", "crop", "batch", "workers")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A command of ``fastsiam bench`` that measures."""
+    """A command of ``fastsiam bench`` that measures something."""
 
     name: str
-    """Of the command, of its records' case, and of the module here."""
+    """Name of the command, of its records' case, and of its module."""
     help: str
     title: str = ""
-    """What it is called on the page and in charts; empty is by its name."""
+    """Heading on the page and in charts; if empty, the name."""
     options: tuple[str, ...]
-    """The settings that it depends on, as fields of ``BenchConfig``."""
+    """Fields of ``BenchConfig`` that the case uses."""
 
     def measure(self, session: Session) -> list[Record]:
-        """Measure, and return the records; loads torch."""
+        """Run the measurements and return the records; imports torch."""
         records: list[Record] = import_module(f"{__name__}.{self.name}").measure(session)
         return records
 
 
 def title_of(case: str) -> str:
-    """Return what a case is called on the page and in charts; also one of another version."""
+    """Return the heading of a case on the page and in charts; an unknown case has its name."""
     return (case in CASES and CASES[case].title) or case
 
 
@@ -51,55 +51,55 @@ _ROWS = (
     ),
     Case(
         name="loader",
-        help="Each pipeline, to uint8 crops and to finished views, beside bare decoding.",
+        help="Each pipeline, to uint8 crops and to finished views, compared with bare decoding.",
         title="Loading: from files to batches",
         options=(*_IMAGES, "pipelines", "stored", *_COMMON),
     ),
     Case(
         name="decode",
-        help="Decoders on the same bytes, and nothing else: the ceiling of a loader.",
+        help="Decoders alone, on the same bytes in memory: the ceiling of a loader.",
         title="Bare decoding",
         options=(*_IMAGES, "stored", *_COMMON),
     ),
     Case(
         name="photometric",
-        help="Jitter, gray, blur and normalisation of crops that are ready.",
+        help="Jitter, gray, blur and normalisation of ready crops.",
         title="The photometric stage",
         options=("recipe", "crop", "batch", *_COMMON),
     ),
     Case(
         name="geometric",
-        help="Crop, resize and flip of images that are decoded, beside torchvision on tensors.",
+        help="Crop, resize and flip of decoded images, compared with torchvision on tensors.",
         title="The geometric stage",
         options=("recipe", "crop", "batch", *_COMMON),
     ),
     Case(
         name="step",
-        help="The training step on ready tensors, in several ways, and in the authors' setting.",
+        help="The training step on ready tensors, in several variants and the authors' setting.",
         title="A training step",
         options=("recipe", "crop", "backbone", "batch", "variants", *_COMMON),
     ),
     Case(
         name="methods",
-        help="The training step of each method beside lightly's loop, on the same tensors.",
+        help="The training step of each method, compared with lightly's on the same tensors.",
         title="Steps of the methods",
         options=("methods", "recipe", "crop", "backbone", "batch", "variants", *_COMMON),
     ),
     Case(
         name="digest",
-        help="What the digests of images and draws in log lines cost, beside a training step.",
+        help="Cost of the digests of images and draws in log lines, relative to a training step.",
         title="Digests of what is trained on",
         options=("recipe", "crop", "backbone", "batch", *_COMMON),
     ),
     Case(
         name="train",
-        help="Training end to end by each pipeline, beside ready tensors: the ceiling.",
+        help="End-to-end training with each pipeline, compared with ready tensors, the ceiling.",
         title="Training",
         options=(*_IMAGES, "backbone", "pipelines", "stored", *_COMMON),
     ),
     Case(
         name="convert",
-        help="fastsiam convert beside cp and FFCV's writer.",
+        help="fastsiam convert, compared with cp and FFCV's writer.",
         title="Converting",
         options=(*_DATA, "images", "workers", *_COMMON),
     ),
@@ -111,13 +111,13 @@ _ROWS = (
     ),
     Case(
         name="shuffle",
-        help="How well --shuffle window:N mixes, beside a full shuffle; N by --values.",
+        help="How well --shuffle window:N mixes, compared with a full shuffle; --values sets N.",
         title="Shuffling within a window",
         options=(*_DATA, "values", "batch", *_COMMON),
     ),
     Case(
         name="storage",
-        help="Epochs from the local disk and from object storage, near and far, cached and not.",
+        help="Epochs from the local disk and from object storage, by latency and cache state.",
         title="Reading from object storage",
         options=(*_IMAGES, "latencies", "pipelines", *_COMMON),
     ),
@@ -134,7 +134,7 @@ _ROWS = (
     ),
     Case(
         name="knn",
-        help="The kNN classifier beside lightly's, on the same features.",
+        help="The kNN classifier, compared with lightly's on the same features.",
         options=_COMMON,
     ),
     Case(

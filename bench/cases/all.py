@@ -1,4 +1,4 @@
-"""What limits training here, in about two minutes: loading by each pipeline, then training."""
+"""What limits training here, in about two minutes: loading with each pipeline, then training."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from fastsiam.bench.records import Record
 from fastsiam.bench.session import Session
 
 _FOR_EACH_WORKER = 128
-"""Images per repeat and core, of 224 pixels, at least; more if they are smaller."""
+"""Minimum images per repeat and core with views of 224 pixels; more if views are smaller."""
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure all loaders, and training by the baseline and the pipelines that were asked for.
+    """Measure loading and training with the baseline and the selected pipelines.
 
-    If none was, training is fed by the pipeline that loads fastest and could hold the data.
+    Without a selection, all pipelines are measured, and the baseline and the fastest one that could
+    handle the recipe's data set train.
     """
     config = session.config
     if not session.gpu and not config.images:

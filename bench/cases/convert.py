@@ -1,9 +1,9 @@
-"""How fast ``fastsiam convert`` is, beside copying the same bytes and FFCV's own writer.
+"""Speed of ``fastsiam convert``, compared with copying the same bytes and with FFCV's writer.
 
-All read from the page cache and write to the same disk; none waits for the disk at the end.
+All three read from the page cache, write to the same disk, and do not wait for it at the end.
 
-FFCV's writer does what its documentation shows: a torchvision ``ImageFolder``, ``RGBImageField`` in
-mode "jpg" at the same quality, as many processes. It encodes every image again.
+FFCV's writer is used as in its documentation: a torchvision ``ImageFolder``, and ``RGBImageField``
+in mode "jpg" with the same quality and number of processes. It re-encodes every image.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fastsiam.pipelines.store import open_store
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure conversion of a folder of files."""
+    """Measure the conversion of a folder of images."""
     images = session.images(session.loaded_batch)
     size = int(open_store(images.folder, "train", sources=True).sizes().sum())
     rows = (
@@ -54,7 +54,7 @@ def measure(session: Session) -> list[Record]:
 
 
 def build_convert(*, name: str, source: Path, target: Path, workers: int) -> Task:
-    """Convert a source, or copy it, into a target that is cleared before each time."""
+    """Build a task that converts or copies a folder; each repeat clears the target first."""
     config = ConvertConfig(source=str(source), out=str(target), workers=workers)
     runs: dict[str, Callable[[], object]] = {
         "cp": lambda: subprocess.run(["cp", "-r", str(source), str(target)], check=True),
@@ -79,4 +79,4 @@ def _by_ffcv(source: Path, target: Path, workers: int, quality: int) -> None:
     writer = DatasetWriter(str(target), {"image": image, "label": IntField()}, num_workers=workers)
     writer.from_indexed_dataset(ImageFolder(str(source)))
     for process in multiprocessing.active_children():
-        process.join()  # or their processor time counts for the next
+        process.join()  # otherwise their CPU time counts for the next

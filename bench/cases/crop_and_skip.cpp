@@ -1,8 +1,8 @@
-// Decodes a part of a JPEG by the public means of libjpeg-turbo: crop and skip.
+// Decodes part of a JPEG with libjpeg-turbo's public functions for cropping and skipping.
 //
-// bench compiles it on demand. The columns that come out begin at an iMCU's edge, at the part's
-// left edge or before it. Upsampling sees nothing beyond these columns, so the pixels at their two
-// ends can differ from those of the whole image.
+// bench compiles it on demand. The output columns start at an iMCU boundary at or before the part's
+// left edge. Upsampling does not see pixels beyond these columns, so the pixels at both ends can
+// differ from those of the entire image.
 
 #include <setjmp.h>
 #include <stddef.h>
@@ -12,23 +12,23 @@
 #include <jpeglib.h>
 
 struct Errors {
-    jpeg_error_mgr manager;  // libjpeg-turbo knows this member alone, so it is the first
+    jpeg_error_mgr manager;  // must be first: libjpeg-turbo gets a pointer to it
     jmp_buf caller;
 };
 
-// Replaces libjpeg-turbo's own, which ends the process.
+// Replaces libjpeg-turbo's error handler, which exits the process.
 static void leave(j_common_ptr codec) {
     longjmp(reinterpret_cast<Errors *>(codec->err)->caller, 1);
 }
 
 static void print_nothing(j_common_ptr) {}
 
-// Decodes the rows of a box, and its columns or some more, to RGB; the arguments are those of
-// fastsiam_decode, of which the image's height and width are not needed.
+// Decodes the rows of a box to RGB, with its columns and possibly some more. The arguments are
+// those of fastsiam_decode; the image's height and width are ignored.
 //
-// box: top, left, bottom, right, in pixels. out: has room for the whole image; its rows follow each
-// other without gaps. columns: the first column of out in the image, and how many there are.
-// Returns 0, or 1 if libjpeg-turbo refuses the image or warns of it.
+// box: top, left, bottom, right, in pixels. out: large enough for the entire image; its rows are
+// contiguous. columns: the first column of out in the image, and the number of columns.
+// Returns 0, or 1 if libjpeg-turbo rejects the image or warns about it.
 extern "C" int crop_and_skip(const uint8_t *data, int64_t bytes, int32_t, int32_t,
                              const int32_t *box, uint8_t *out, uint32_t *columns) {
     jpeg_decompress_struct codec;

@@ -1,4 +1,4 @@
-"""How fast decoders are on the bytes alone: the ceiling of a loader."""
+"""Speed of image decoders on bytes in memory: the ceiling of a loader."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ from fastsiam.views.draws import draw_views
 
 _DALI = {"cpu": "DALI", "cuda": "DALI on the GPU"}
 OURS, OUR_PART = "fastsiam", "fastsiam: the boxes' part"
-"""fastsiam's decoder: of whole images, and of the part that the boxes of two views need."""
+"""fastsiam's decoder: entire images, and only the part that the boxes of two views need."""
 TURBO, TURBO_PART = "libjpeg-turbo", "libjpeg-turbo with crop and skip"
-"""libjpeg-turbo by its public functions: whole images, and the same part."""
+"""libjpeg-turbo through its public functions: entire images, and the same part."""
 _OTHERS = ("PIL", "torchvision.io", TURBO, *_DALI.values())
-"""Decoders of whole images, except fastsiam's."""
+"""Decoders of entire images, except fastsiam's."""
 _CROP_AND_SKIP = Path(__file__).with_name("crop_and_skip.cpp")
 _POINTER, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _ARGUMENTS: Any = (_POINTER, _INT64, _INT32, _INT32, _POINTER, _POINTER, _POINTER)
-"""Of C functions: bytes and how many, height, width, box, pixels, the place of the pixels."""
+"""Arguments of the C functions: bytes and their number, height, width, box, pixels, placement."""
 _BEHIND = 64
-"""Bytes that may be written behind the pixels; the place of the pixels needs fewer."""
+"""Bytes that may be written past the pixels; their placement in the image takes fewer."""
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure decoders on each form of the images that is encoded."""
+    """Measure decoders on each encoded form of the images."""
     images = session.images(session.loaded_batch)
     return named_left_out(session, compare(session, rows(session, images)))
 
 
 def rows(session: Session, images: Images) -> list[Row]:
-    """Return a row for each decoder and each form of the images that is encoded."""
+    """Return a row for each decoder and each encoded form of the images."""
     return [
         Row(
             case="decode",
@@ -69,15 +69,15 @@ def rows(session: Session, images: Images) -> list[Row]:
             in_the_clock="encoded bytes in memory to pixels, in as many threads as workers",
             config=session.settings(batch=0, workers=session.workers, data=images.about),
         )
-        for form in dict.fromkeys((ORIGINAL, *session.config.stored))  # the baseline's always
-        # Others have the original images' bytes, or nothing to decode.
+        for form in dict.fromkeys((ORIGINAL, *session.config.stored))  # always the baseline's
+        # Other forms have the original images' bytes, or nothing to decode.
         if form not in CONTAINERS and not FORMS[form].raw
         for name in (*_OTHERS, OURS, OUR_PART, TURBO_PART)
     ]
 
 
 def named_left_out(session: Session, records: list[Record]) -> list[Record]:
-    """Return records, and tell which decoders were left out, and why."""
+    """Log which decoders were left out and why; return the records."""
     for one in records:
         for decoder, reason in one.facts.pop("left_out", {}).items():
             session.console.say(f"decode, {one.facts['stored']}: {decoder} is left out: {reason}")
@@ -85,9 +85,9 @@ def named_left_out(session: Session, records: list[Record]) -> list[Record]:
 
 
 def bare_decoding(form: Stored, *, on_gpu: bool) -> list[str]:
-    """Return the rows of bare decoding: decoders of whole images, except fastsiam's.
+    """Return the rows of bare decoding, which is the ceiling of loaders.
 
-    What fastsiam's decoder saves is part of what its pipelines gain.
+    fastsiam's decoder is left out, because its savings are part of its pipelines' gain.
     """
     return [with_form(name, form) for name in _OTHERS if (name == _DALI["cuda"]) == on_gpu]
 
@@ -95,7 +95,7 @@ def bare_decoding(form: Stored, *, on_gpu: bool) -> list[str]:
 def build_decoding(
     *, path: str, form: Stored, workers: int, batch: int, device: str
 ) -> dict[str, Task]:
-    """Decode all images with each decoder that is installed and accepts them all."""
+    """Build tasks that decode all images, for each installed decoder that accepts them all."""
     store = open_store(Path(path), "train")
     data = [bytes(store.read(i)) for i in range(len(store))]
     heads = [store.header(index, one) for index, one in enumerate(data)]
@@ -132,7 +132,7 @@ def build_decoding(
         try:
             run = make()
             run()
-        except (ImportError, OSError, RuntimeError) as error:  # missing, or refuses an image
+        except (ImportError, OSError, RuntimeError) as error:  # not installed, or rejects an image
             left_out[name] = why(error)
         else:
             tasks[with_form(name, form)] = Task(run, len(data))
@@ -144,14 +144,14 @@ def build_decoding(
 def _by_function(
     function: Any, size: NDArray[np.int64], data: Sequence[bytes], workers: int, *, part: bool
 ) -> Callable[[int, int], object]:
-    """Return decoding by a C function, called with the numbers of thread and image.
+    """Return a function that decodes by a C function, given the numbers of a thread and an image.
 
     Args:
-        function: ``crop_and_skip``, or fastsiam's with the same arguments.
+        function: ``crop_and_skip``, or fastsiam's function with the same arguments.
         size: (N, 2) height and width of the images.
-        data: their bytes.
-        workers: threads.
-        part: decode what the boxes of two views need; else all.
+        data: encoded images.
+        workers: number of threads.
+        part: decode only what the boxes of two views need, not the entire image.
     """
     box = np.concatenate([np.zeros_like(size), size], 1)
     if part:
@@ -166,7 +166,7 @@ def _by_function(
     def one(worker: int, index: int) -> None:
         image = data[index], len(data[index]), *size[index].tolist(), library.at(box[index])
         if function(*image, library.at(pixels[worker]), library.at(places[worker])):
-            raise RuntimeError(f"it refuses image {index}")
+            raise RuntimeError(f"it rejects image {index}")
 
     return one
 
@@ -176,7 +176,7 @@ def crop_and_skip() -> Any:
     """Compile ``crop_and_skip.cpp`` against the system's libjpeg-turbo and return its function.
 
     Raises:
-        OSError: there is no g++.
+        OSError: g++ is not installed.
         RuntimeError: libjpeg-turbo's header is missing, or the system has another libjpeg.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -186,7 +186,7 @@ def crop_and_skip() -> Any:
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"g++ cannot compile {_CROP_AND_SKIP}: {done.stderr}")
-        function = ctypes.CDLL(compiled).crop_and_skip  # it stays loaded without its file
+        function = ctypes.CDLL(compiled).crop_and_skip  # stays loaded without its file
     function.argtypes = _ARGUMENTS
     return function
 
@@ -212,7 +212,7 @@ def _by_dali(data: Sequence[bytes], workers: int, device: str, batch: int) -> Ca
     images = [np.frombuffer(one, np.uint8) for one in data]
     batches = [images[i : i + batch] for i in range(0, len(images), batch)]
     turns = cycle(batches)
-    # A batch that is prefetched would be decoded outside of the clock.
+    # A prefetched batch would be decoded outside the timed region.
     dali = Pipeline(
         batch, workers, 0 if device == "cuda" else None, exec_dynamic=True, prefetch_queue_depth=1
     )

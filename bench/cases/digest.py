@@ -15,11 +15,11 @@ from fastsiam.views.digest import batch_digest
 from fastsiam.views.draws import draw_views
 
 BATCHES = 4000
-"""Batches per repeat: processor time is counted in hundredths of a second."""
+"""Batches per repeat; so many because processor time is counted in hundredths of a second."""
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure digests and steps of the same batch."""
+    """Measure digests and training steps of the same batch."""
     batch = session.trained_batch
     config = session.train_config(batch)
     builds: dict[str, Build] = {
@@ -42,15 +42,15 @@ def measure(session: Session) -> list[Record]:
         one.facts["cpu_ms_of_a_batch"] = 1e3 * batch * one.cpu_seconds_per_image
     if len(records) == 2:
         digest, step = records
-        # Processor time, which other programs on the machine do not change. A step on a GPU is
-        # timed by the clock.
+        # Other programs on the machine do not affect processor time. For a step on a GPU, only
+        # wall-clock time is meaningful.
         seconds = 1 / step.images_per_second if session.gpu else step.cpu_seconds_per_image
         digest.facts["percent_of_step"] = 100 * digest.cpu_seconds_per_image / seconds
     return records
 
 
 def build_digest(*, augment: AugmentConfig, batch: int) -> Task:
-    """Digest the draws of a batch many times."""
+    """Build a task that digests the draws of a batch many times."""
     index, size = np.random.default_rng(0).permutation(batch), np.full((batch, 2), (375, 500))
     params = draw_views(augment, seed=0, epoch=0, index=index, size=size)
 

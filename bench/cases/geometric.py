@@ -1,4 +1,4 @@
-"""How fast crops are cut out of decoded images, beside torchvision and a mere copy of them."""
+"""Speed of cropping decoded images, compared with torchvision and with copying the crops."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HEIGHT, _WIDTH = 375, 500
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure the three on the same images, in one process."""
+    """Measure fastsiam, torchvision and a copy on the same images, in one process."""
     return measure_stage(
         session,
         "geometric",
@@ -39,7 +39,7 @@ def measure(session: Session) -> list[Record]:
 def build_geometric(
     *, augment: AugmentConfig, batch: int, batches: int, device: str
 ) -> dict[str, Task]:
-    """Crop, resize and flip noise of 375 x 500 pixels, by us, by torchvision, and merely copy."""
+    """Build tasks on noise images: crop with fastsiam, crop with torchvision, copy the crops."""
     values = batch * _HEIGHT * _WIDTH * 3
     pixels = torch.randint(0, 256, (values,), dtype=torch.uint8, device=device)
     size = np.full((batch, 2), (_HEIGHT, _WIDTH))

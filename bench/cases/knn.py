@@ -1,10 +1,10 @@
-"""How fast the kNN classifier is, beside lightly's, on the same features.
+"""Speed of the kNN classifier, compared with lightly's on the same features.
 
-The features are made: points around a centre for each class, in the numbers and dimensions of
-CIFAR-10 with a ResNet-18, and of a part of ImageNet with a ResNet-50.
+The features are generated: points around a centre for each class, with the sizes of CIFAR-10 on a
+ResNet-18, and of a part of ImageNet on a ResNet-50.
 
-Both classify all queries with k 200 and T 0.1; lightly takes them in batches of 256, as its
-``KNNClassifier`` does.
+Both classify all queries with k = 200 and T = 0.1. lightly takes the queries in batches of 256,
+like its ``KNNClassifier``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ K, TEMPERATURE = 200, 0.1
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure ours and lightly's on each set of features."""
+    """Measure fastsiam's and lightly's classifier on each set of features."""
     records = []
     for title, size in _SIZES.items():
         rows = (
@@ -48,7 +48,7 @@ def measure(session: Session) -> list[Record]:
 
 
 def build_knn(*, name: str, device: str, bank: int, queries: int, dim: int, classes: int) -> Task:
-    """Classify queries by ours or by lightly's."""
+    """Build a task that classifies queries with fastsiam's or lightly's classifier."""
     known, labels = _features(bank, dim, classes, seed=1)
     asked, truth = _features(queries, dim, classes, seed=2)
     known, labels, asked, truth = (x.to(device) for x in (known, labels, asked, truth))
@@ -75,7 +75,7 @@ def build_knn(*, name: str, device: str, bank: int, queries: int, dim: int, clas
 
 
 def _features(count: int, dim: int, classes: int, *, seed: int) -> tuple[Tensor, Tensor]:
-    """Make points around the classes' centres, so scattered that some are mistaken."""
+    """Generate points around the classes' centres, scattered enough to misclassify some."""
     centres = torch.randn(classes, dim, generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, classes, (count,), generator=generator)

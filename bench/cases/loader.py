@@ -1,4 +1,4 @@
-"""How fast each pipeline loads, to uint8 crops and to finished views, beside bare decoding."""
+"""Loading speed of each pipeline, to uint8 crops and to finished views, against bare decoding."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def _row(session: Session, images: Images, pipeline: Pipeline, form: Stored, wor
     backend, settings = BACKENDS[pipeline], session.loading(images, pipeline, form)
     runner = with_form(pipeline, form)
     build: Build = partial(build_loading, form=form, **settings)
-    if work == "crops" and not backend.crops:  # its crops are views without colours and blur
+    if work == "crops" and not backend.crops:  # views without colour jitter, gray and blur
         plain = session.config.augment.changed(jitter_p=0.0, gray_p=0.0, blur_p=0.0, solarise_p=0.0)
         runner, build = "", partial(build_views, **settings | {"augment": plain})
-    # Containers hold the original images' bytes. The ceiling is on the device that decodes, if any.
+    # Containers have the original images' bytes. The ceiling decodes on the pipeline's own device.
     decoders = decode.bare_decoding(
         ORIGINAL if form in CONTAINERS else form, on_gpu=session.gpu and backend.decodes_on_gpu
     )
@@ -59,20 +59,20 @@ def _row(session: Session, images: Images, pipeline: Pipeline, form: Stored, wor
 
 
 def build_loading(*, form: Stored, **settings: Any) -> dict[str, Task]:
-    """Build a pipeline; its tasks are an epoch, to "crops" and to "views"."""
+    """Build a pipeline; its tasks load an epoch of crops and an epoch of views."""
     pipeline, tasks = settings["data"].pipeline, _epochs(**settings)
     return {with_form(f"{pipeline} {work}", form): task for work, task in tasks.items()}
 
 
 def build_views(**settings: Any) -> Task:
-    """Build a pipeline; its task is an epoch to views."""
+    """Build a pipeline; its task loads an epoch of views."""
     return _epochs(**settings)["views"]
 
 
 def _epochs(
     *, data: DataConfig, augment: AugmentConfig, batch: int, images: int, device: str
 ) -> dict[str, Task]:
-    """Return epochs of a pipeline, to crops where it makes them, and to views."""
+    """Return tasks that load an epoch: of "crops", if the pipeline makes them, and of "views"."""
     loader, epochs = build_loader(data, augment, batch=batch, device=device), count()
     if loader.steps != images // batch:
         raise RuntimeError(f"{loader.source} holds {loader.images:,} images, not {images:,}")

@@ -1,4 +1,4 @@
-"""Upper limits of the machine: copies and matrix products."""
+"""The machine's highest rates of copies and matrix products."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure copies within memory (and to a GPU's), and matrix products, as torch does them."""
+    """Measure torch's copies within memory (and from the host to a GPU) and matrix products."""
     names = [COPY, *([TO_DEVICE] if session.gpu else []), *map(PRODUCT.format, _DTYPES)]
     rows = (
         Row(
@@ -40,7 +40,7 @@ def measure(session: Session) -> list[Record]:
 
 
 def build_machine(*, device: str) -> dict[str, Task]:
-    """Copy large tensors, and multiply large matrices."""
+    """Build tasks that copy large tensors and multiply large matrices."""
     gpu = device == "cuda"
     size, side, times = (2**30, 8192, 20) if gpu else (2**28, 2048, 4)
     source = torch.ones(size, dtype=torch.uint8, device=device)

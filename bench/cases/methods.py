@@ -1,7 +1,7 @@
-"""How fast each method's training step is, beside a loop of lightly's parts, on ready tensors.
+"""Training step of each method on ready tensors, compared with a loop of lightly's components.
 
-Network, heads, tensors and settings are the same. Ours is taken in some of the ways of
-``fastsiam bench step``; "plain" is, as lightly's, in float32, NCHW and not compiled.
+Network, heads, tensors and settings are the same. fastsiam's step is measured in some variants of
+``fastsiam bench step``; "plain" is float32, NCHW and not compiled, like lightly's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fastsiam.config import METHOD_CONFIGS, TrainConfig
 from fastsiam.views.batch import Batch
 
 _WAYS = ("default", "eager", "plain")
-"""Ways in which ours is taken, if nobody says."""
+"""Default variants of fastsiam's step."""
 
 
 def measure(session: Session) -> list[Record]:
@@ -32,7 +32,7 @@ def measure(session: Session) -> list[Record]:
 
 
 def _measured(session: Session, name: str) -> list[Record]:
-    """Measure a method; lightly's is what others are compared with."""
+    """Measure a method, with lightly's step as the baseline."""
     theirs = f"{name}, lightly"
 
     def row(who: str, way: str, begin: Callable[[Fed], Stepper] = step_of) -> Row:
@@ -50,7 +50,7 @@ def _measured(session: Session, name: str) -> list[Record]:
     rows = [row(theirs, "plain", lightly_step)]
     for way in session.config.variants or _WAYS:
         if way in (SYNC_BN, AUTHORS):
-            session.console.say(f"{name}, {way}: not measured: it is of fastsiam bench step")
+            session.console.say(f"{name}, {way}: not measured: only bench step does")
         elif session.gpu or way not in ONLY_ON_GPU:
             rows.append(row(f"{name}, {way}", way))
         else:
@@ -59,7 +59,7 @@ def _measured(session: Session, name: str) -> list[Record]:
 
 
 def _config(session: Session, name: str, way: str) -> TrainConfig:
-    """Return the recipe with a method: the recipe's own, or another with default settings."""
+    """Return the recipe with a method; one other than the recipe's has its default settings."""
     settings = {"compile": "on"} | VARIANTS[way]
     config = session.train_config(session.trained_batch, **settings)
     if config.model.method.name == name:
@@ -68,12 +68,12 @@ def _config(session: Session, name: str, way: str) -> TrainConfig:
 
 
 def lightly_step(own: Fed) -> Stepper:
-    """Return the step of lightly's examples: float32, eager, one forward for each view.
+    """Return the step of lightly's examples: float32, eager, one forward pass per view.
 
-    ``channels_last`` is as the settings say, whatever the layout of the batches.
+    ``channels_last`` follows the settings, whatever the layout of the batches.
 
     Raises:
-        BackendError: lightly is not installed, or lacks what the settings ask for.
+        BackendError: lightly is not installed, or does not support a setting.
     """
     require_lightly()
     from fastsiam.bench.lightly_methods import Step

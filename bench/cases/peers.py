@@ -1,6 +1,6 @@
-"""How fast other libraries and fastsiam's pipelines make two views of the same images.
+"""Speed at which other libraries and fastsiam's pipelines make two views of the same images.
 
-Each library is set up as its documentation describes, with the paper's settings where it has them.
+Each library is set up as in its documentation, with the paper's settings where it supports them.
 """
 
 from __future__ import annotations
@@ -39,36 +39,36 @@ _SOLO_LEARN_SCALE = (0.08, 1.0)
 _SOLO_LEARN_TAPS = 23
 _SLIPSTREAM_BLUR_P = 0.5
 _DALI_AHEAD = 2
-"""Batches that DALI makes ahead by default."""
+"""Batches that DALI prefetches by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Task of a library."""
+    """Input and settings of a library."""
 
     folder: str
-    """Folder of class folders of JPEGs."""
+    """Path of the class folders of JPEGs."""
     beton: str
-    """The same images as a .beton file, for FFCV; else empty."""
+    """The same images as a .beton file, for FFCV; otherwise empty."""
     augment: AugmentConfig
     batch: int
     workers: int
     images: int
-    """Images of an epoch: whole batches of them."""
+    """Images per epoch, a multiple of the batch size."""
     device: torch.device
 
 
 def check_two_alike_views(session: Session) -> None:
-    """Check that the recipe makes two views by the same settings, as other libraries here do.
+    """Check that the recipe makes two views with the same settings, like the other libraries here.
 
     Raises:
-        FastSiamError: it makes others.
+        FastSiamError: the recipe makes other views.
     """
     views = session.config.augment.views
     if len(views) != 2 or views[0] != views[1]:
         raise FastSiamError(
-            f"--recipe {session.config.recipe} does not make two views by the same settings, as "
-            "the other libraries do here: name another, such as imagenet or cifar10"
+            f"--recipe {session.config.recipe} does not make two views with the same settings, "
+            "like the other libraries here: choose another, such as imagenet or cifar10"
         )
 
 
@@ -109,7 +109,7 @@ def measure(session: Session) -> list[Record]:
 
 
 def build_peer(*, peer: str, job: Job) -> Task:
-    """Start another library, by its name in ``PEERS``; its work is an epoch."""
+    """Set up another library, by its name in ``PEERS``; the task is an epoch."""
     epoch = STARTERS[peer](job)
 
     def run() -> None:
@@ -121,11 +121,11 @@ def build_peer(*, peer: str, job: Job) -> Task:
 
 
 def torchvision_views(augment: AugmentConfig) -> Callable[[Any], Views]:
-    """Return what makes both views of a decoded image, a uint8 tensor, by ``transforms.v2``."""
+    """Return a function that makes both views of a uint8 image tensor with ``transforms.v2``."""
     from torchvision.transforms import v2
 
     a = augment.views[0]
-    taps = 2 * ceil(3 * a.blur_sigma_max) + 1  # the kernel's pixels: three sigma to each side
+    taps = 2 * ceil(3 * a.blur_sigma_max) + 1  # kernel size: three sigma to each side
     jitter = v2.ColorJitter(a.brightness, a.contrast, a.saturation, a.hue)
     blur = v2.GaussianBlur(taps, (a.blur_sigma_min, a.blur_sigma_max))
     view = v2.Compose(
@@ -161,12 +161,12 @@ def _by_torchvision(job: Job) -> Epoch:
 
 
 def _by_spdl(job: Job) -> Epoch:
-    """SPDL's pipeline, with as many threads as workers; FFmpeg decodes."""
+    """SPDL's pipeline with one thread per worker; FFmpeg decodes."""
     from spdl.io import get_video_filter_desc, load_image, to_torch
     from spdl.pipeline import PipelineBuilder
     from torchvision.datasets import ImageFolder
 
-    torch.set_num_threads(1)  # as in a DataLoader's workers: one for each of its threads
+    torch.set_num_threads(1)  # as in a DataLoader's workers: one per pipeline thread
     files = [path for path, _ in ImageFolder(job.folder).samples]
     views, as_rgb = torchvision_views(job.augment), get_video_filter_desc(pix_fmt="rgb24")
 
@@ -218,7 +218,7 @@ def _albumentate(transform: Any, image: Any) -> Any:
 
 
 def _seed_albumentations(_: int) -> None:
-    """Seed a worker's generator: all inherit the same one, and would draw the same."""
+    """Seed a worker's generator: all workers inherit the same one and would draw the same."""
     import cv2
 
     cv2.setNumThreads(0)
@@ -229,10 +229,10 @@ def _seed_albumentations(_: int) -> None:
 def _by_dali_as_in_solo_learn(job: Job) -> Epoch:
     """solo-learn's pipeline for SimSiam (MIT), rewritten from its settings.
 
-    ``solo/data/dali_dataloader.py`` and ``scripts/pretrain/imagenet-100/simsiam.yaml`` with
-    ``augmentations/symmetric_weak.yaml`` of github.com/vturrisi/solo-learn. Its iterator continues
-    into the next epoch, which here would be in another runner's turn, so batches are asked for
-    one by one, as many ahead as it would make.
+    Source: ``solo/data/dali_dataloader.py`` and ``scripts/pretrain/imagenet-100/simsiam.yaml`` with
+    ``augmentations/symmetric_weak.yaml`` of github.com/vturrisi/solo-learn. Its iterator would
+    prefetch the next epoch during another runner's turn, so batches are scheduled one by one, as
+    many ahead as the iterator would.
     """
     from nvidia import dali
     from nvidia.dali import fn, types
@@ -310,10 +310,10 @@ def _solo_learn_view(job: Job, image: Any) -> Any:
 
 
 def _by_slipstream(job: Job) -> Epoch:
-    """slipstream's preset of SimCLR's two views, with the crops' ranges of the settings.
+    """slipstream's preset for SimCLR's two views, with the crop ranges of the settings.
 
     Raises:
-        BackendError: the settings blur another share of the views than the preset.
+        BackendError: the settings and the preset blur different shares of the views.
     """
     a, device = job.augment.views[0], str(job.device)
     if a.blur_p != _SLIPSTREAM_BLUR_P:
@@ -338,7 +338,7 @@ def _by_slipstream(job: Job) -> Epoch:
         verbose=False,
     )
 
-    def epoch(_: Any = cache) -> Iterator[Views]:  # the file lives as long as this
+    def epoch(_: Any = cache) -> Iterator[Views]:  # keeps the file while this exists
         for batch in loader:
             yield batch["view_0"], batch["view_1"]
 
@@ -346,7 +346,7 @@ def _by_slipstream(job: Job) -> Epoch:
 
 
 def _by_ffcv_alone(job: Job) -> Epoch:
-    """FFCV with operations of its own only: two pipelines for the same field."""
+    """FFCV with only its own operations: two pipelines for the same field."""
     from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
     from ffcv.pipeline.pipeline_spec import PipelineSpec
@@ -362,7 +362,7 @@ def _by_ffcv_alone(job: Job) -> Epoch:
     mean, std = 255 * np.array(job.augment.mean), 255 * np.array(job.augment.std)
 
     def view() -> list[Any]:
-        # On a GPU its normalisation would need cupy, which it does not install.
+        # On a GPU FFCV's normalisation needs cupy, which is not installed with FFCV.
         normalised = [] if gpu else [NormalizeImage(mean, std, np.float32)]
         there = [ToDevice(job.device)] if gpu else []
         return [
@@ -409,7 +409,7 @@ STARTERS: dict[str, Callable[[Job], Epoch]] = {
     "slipstream": _by_slipstream,
     "ffcv-plain": _by_ffcv_alone,
 }
-"""What opens each of ``PEERS``."""
+"""Functions that set up each of ``PEERS``."""
 
 
 def _by_dataloader(
@@ -419,13 +419,13 @@ def _by_dataloader(
     read: Callable[[str], Any] | None = None,
     begin: Callable[[int], None] | None = None,
 ) -> Epoch:
-    """Return epochs of torch's DataLoader.
+    """Return epochs of a torch ``DataLoader``.
 
     Args:
-        job: what to do.
+        job: input and settings.
         views: makes both views of an image, in a worker.
-        read: decodes a file; default: PIL.
-        begin: is called in each worker when it starts.
+        read: decodes a file; PIL by default.
+        begin: called in each worker when it starts.
     """
     from torchvision.datasets import ImageFolder
     from torchvision.datasets.folder import default_loader

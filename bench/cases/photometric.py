@@ -1,4 +1,4 @@
-"""How fast the photometric stage is, beside its reference and beside touching the bytes once."""
+"""Speed of the photometric stage, compared with its reference and one pass over the bytes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fastsiam.views.draws import ViewParams, draw_views
 from fastsiam.views.photometric import photometric, reference
 
 _ON_GPU = 51200
-"""Images per repeat on a GPU, which takes a tenth of a second for them."""
+"""Images per repeat on a GPU, which processes them in a tenth of a second."""
 REFERENCE = "reference, in torch operations"
 ONCE = "one pass over the bytes"
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure the three on the same crops, in one process."""
+    """Measure the stage, its reference and one pass on the same crops, in one process."""
     return measure_stage(
         session,
         "photometric",
@@ -48,11 +48,11 @@ def measure_stage(
     """Measure a stage between decoding and the model, in one process.
 
     Args:
-        session: of the measurement.
+        session: the session that measures.
         case: name of the stage.
-        build: makes its tasks.
-        baseline: what it is compared with, and the name of that work.
-        once: name of the work that only touches the bytes.
+        build: builds its tasks.
+        baseline: what tables call the baseline, and the name of its task.
+        once: name of the task that only touches the bytes.
         on_gpu: images per repeat on a GPU.
         in_the_clock: what the time includes.
     """
@@ -83,7 +83,7 @@ def measure_stage(
 def build_photometric(
     *, augment: AugmentConfig, batch: int, batches: int, device: str
 ) -> dict[str, Task]:
-    """Take uint8 crops through the photometric stage, its reference, and a mere conversion."""
+    """Build tasks on uint8 crops: the photometric stage, its reference, and a plain conversion."""
     crops = tuple(
         torch.randint(0, 256, (len(views), batch, side, side, 3), dtype=torch.uint8, device=device)
         for side, views in augment.by_side.items()
@@ -106,17 +106,17 @@ def build_photometric(
 
 
 def draws(augment: AugmentConfig, batches: int, size: NDArray[np.int64]) -> list[ViewParams]:
-    """Draw the parameters of batches of images of some sizes, (N, 2) height and width."""
+    """Draw view parameters for batches of images whose sizes are (N, 2), height and width."""
     index = np.arange(len(size))
     return [draw_views(augment, seed=0, epoch=i, index=index, size=size) for i in range(batches)]
 
 
 def for_each(batches: Sequence[ViewParams], one: Callable[[ViewParams], object]) -> Task:
-    """Return a task that does something with the parameters of each batch."""
+    """Return a task that calls ``one`` with the parameters of each batch."""
 
     def run() -> None:
         for own in batches:
-            one(own)  # what it makes is let go before the next
+            one(own)  # its result is freed before the next call
 
     images = sum(own.flip.shape[1] for own in batches)
     return Task(run, images, before=lambda: one(batches[0]))

@@ -1,6 +1,6 @@
-"""A trace of a few training steps: the model's operations beside what the loader does meanwhile.
+"""A trace of a few training steps: the model's operations, and what the loader does meanwhile.
 
-It traces one pipeline into a file for a trace viewer, so it is no row of the table of cases.
+It writes one pipeline's trace to a file for a trace viewer, so it is not in the table of cases.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def profile(session: Session, asked: PipelineSetting, steps: int, out: Path) -> 
     """Trace a few steps of training, from the middle of an epoch.
 
     Args:
-        session: what is trained on what.
-        asked: the pipeline that feeds it.
-        steps: how many.
-        out: gets a trace for Perfetto (ui.perfetto.dev) or chrome://tracing.
+        session: has the recipe and the images.
+        asked: the pipeline that loads the images.
+        steps: number of traced steps.
+        out: file for the trace, for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
     Returns:
-        For people: how busy the GPU was, and where the time goes, by range and by operation. And
-        a record of the traced steps.
+        A text for display: how busy the GPU was, and the time per range and per operation. And a
+        record of the traced steps.
 
     Raises:
         RunnerError: the pipeline cannot run here.
@@ -103,7 +103,7 @@ def profile(session: Session, asked: PipelineSetting, steps: int, out: Path) -> 
 def _chosen(session: Session, images: Images) -> Pipeline:
     """Return the pipeline that training would choose for all of the user's data.
 
-    Generated images stand for the recipe's data set. No memory holds ImageNet.
+    Generated images stand in for the recipe's data set. ImageNet does not fit into memory.
     """
     store, keeps = users_store(session.config), True
     if store is None:
@@ -114,17 +114,17 @@ def _chosen(session: Session, images: Images) -> Pipeline:
 
 
 def gpu_use(events: Sequence[Mapping[str, Any]], steps: int) -> dict[str, float]:
-    """Find how long the GPU had nothing to do: then the host holds it back, or the loader does.
+    """Compute how long the GPU was idle, because it waited for the host or the loader.
 
     Args:
-        events: torch's trace, times in microseconds.
-        steps: how many it holds.
+        events: torch's trace, with times in microseconds.
+        steps: number of traced steps.
 
     Returns:
-        Nothing if the trace has no kernel or copy of a GPU. Else "gpu_busy": share of the time in
-        which it did anything at all. "longest_gap": most seconds between two of its kernels or
-        copies after the first traced step, which starts the profiler too. "gap_of_a_step": that
-        over a step's time.
+        An empty dict if the trace has no GPU kernels or copies. Otherwise "gpu_busy": share of the
+        time in which the GPU was active. "longest_gap": longest time between two kernels or copies
+        in seconds, without the first traced step, which also starts the profiler. "gap_of_a_step":
+        that gap divided by the time of a step.
     """
     runs = sorted(
         (event["ts"], event["ts"] + event["dur"])
@@ -145,7 +145,7 @@ def gpu_use(events: Sequence[Mapping[str, Any]], steps: int) -> dict[str, float]
 
 
 def _event(span: dict[str, Any], base: int) -> dict[str, Any]:
-    """Return a range as a trace event, in microseconds after torch's base time in nanoseconds."""
+    """Convert a range to a trace event, in microseconds after ``base``, which is in nanoseconds."""
     return {
         "ph": "X",
         "cat": "fastsiam",
@@ -158,7 +158,7 @@ def _event(span: dict[str, Any], base: int) -> dict[str, Any]:
 
 
 def _table(events: list[dict[str, Any]], steps: int, seconds: float) -> str:
-    """Return a table of fastsiam's ranges: their time in a step, in all threads together."""
+    """Format a table of fastsiam's ranges, with their time per step, summed over all threads."""
     ranges: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for event in events:
         ranges[event["name"]].append(event)
@@ -172,7 +172,7 @@ def _table(events: list[dict[str, Any]], steps: int, seconds: float) -> str:
 
 
 def build_profile(*, config: TrainConfig, steps: int, folder: str) -> Task:
-    """Build a model and a loader; the task is to train some steps and write torch's trace."""
+    """Build a model and a loader; the task trains some steps and writes torch's trace."""
     os.environ["FASTSIAM_TRACE"] = folder
     importlib.reload(trace)  # which reads the variable
     own = fed(config)

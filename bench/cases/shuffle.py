@@ -1,4 +1,4 @@
-"""How well ``--shuffle window:N`` mixes, and how long its order takes, beside a full shuffle."""
+"""How well ``--shuffle window:N`` mixes, and what its order costs, against a full shuffle."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fastsiam.pipelines.store.base import in_order
 _WINDOWS = (1, 1024, 4096, 16384, 65536)
 _IMAGES, _CLASSES = 1_281_167, 1000
 _BATCH = 512
-"""Of the paper."""
+"""Batch size of the paper."""
 _SEED = 0
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure each window on the data's labels, or on as many as ImageNet's, sorted by class."""
+    """Measure each window on the data's labels; without data, on sorted labels like ImageNet's."""
     labels, blocks, about = _labels_and_blocks(session)
     batch, images = session.config.batch or _BATCH, len(labels)
     sizes = session.config.values or _WINDOWS
@@ -60,7 +60,7 @@ def _labels_and_blocks(session: Session) -> tuple[NDArray[np.int64], NDArray[np.
 
 
 def build_orders(*, sizes: Sequence[int], blocks: NDArray[np.int64]) -> dict[str, Task]:
-    """Compute orders of epochs, each time the next epoch's."""
+    """Build tasks that compute the order of an epoch; each repeat takes the next epoch."""
     images, epochs = len(blocks), count()
 
     def task(order: Callable[[int, int], object]) -> Task:
@@ -71,15 +71,15 @@ def build_orders(*, sizes: Sequence[int], blocks: NDArray[np.int64]) -> dict[str
 
 
 def distances(order: NDArray[np.int64], blocks: NDArray[np.int64]) -> dict[str, float]:
-    """Return how far images move and neighbours part, relative to a full shuffle.
+    """Return how far images move and neighbours separate, relative to a full shuffle.
 
     Args:
-        order: positions of the images of an epoch.
+        order: (images,) images in the epoch's order.
         blocks: (images,) place of each image in the data.
 
     Returns:
         "moved": mean distance between an image's place in the data and in the order. "parted": mean
-        distance in the order between neighbours in the data; the epoch is taken as a circle.
+        distance in the order between neighbours in the data, where the epoch wraps around.
     """
     images = len(order)
     place = np.empty(images, np.int64)
@@ -93,14 +93,14 @@ def distances(order: NDArray[np.int64], blocks: NDArray[np.int64]) -> dict[str, 
 
 
 def largest_classes(labels: NDArray[np.int64], batch: int) -> dict[str, float]:
-    """Return the largest shares of one class in the batches of an epoch; nothing without classes.
+    """Return the share of the most frequent class in the batches of an epoch.
 
     Args:
         labels: (images,) class of each image in the epoch's order, or -1.
-        batch: images of a global batch.
+        batch: global batch size.
 
     Returns:
-        "largest": of any batch. "usual": mean of the batches' largest.
+        "largest": maximum over the batches. "usual": their mean. Empty with less than two classes.
     """
     steps, classes = len(labels) // batch, int(labels.max(initial=-1)) + 1
     if not steps or classes < 2:

@@ -1,4 +1,4 @@
-"""Time of a new process to its first batch and for epochs, with files cached and not."""
+"""Time from process start to the first batch, and per epoch, with a warm and a cold page cache."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:  # not imported in the processes that are measured
     from fastsiam.bench.session import Session
 
 _STILL_COLD = 0.05
-"""Share of the files that the system may still cache."""
+"""Maximum share of the files that may still be in the page cache in a cold start."""
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure each pipeline, warm and cold, in a new process for each repeat."""
+    """Measure each pipeline with warm and cold cache, in a new process for each repeat."""
     images = session.images(session.loaded_batch)
     runs: dict[tuple[Pipeline, str], list[tuple[Sample, dict[str, Any]]]] = {
         (pipeline, state): []
@@ -48,8 +48,8 @@ def measure(session: Session) -> list[Record]:
         }
         if state == "cold" and numbers["cached"] > _STILL_COLD:
             session.console.say(
-                f"{pipeline}, cold: not measured: the system keeps {numbers['cached']:.0%} "
-                "of the files in its cache"
+                f"{pipeline}, cold: not measured: {numbers['cached']:.0%} of the files "
+                "stayed in the page cache"
             )
             continue
         row = Row(
@@ -67,7 +67,7 @@ def measure(session: Session) -> list[Record]:
 
 
 def _start(settings: dict[str, Any], *, cold: bool) -> tuple[Sample, dict[str, Any]]:
-    """Start a process that loads; return its time to the end of the first epoch, and its facts."""
+    """Load in a new process; return its time to the end of the first epoch, and its facts."""
     files = [path for path in Path(settings["data"].data).rglob("*") if path.is_file()]
     cached = drop_from_cache(files) if cold else 1.0
     build = partial(build_startup, **settings)
@@ -82,7 +82,7 @@ def _start(settings: dict[str, Any], *, cold: bool) -> tuple[Sample, dict[str, A
 def build_startup(
     *, data: DataConfig, augment: AugmentConfig, batch: int, images: int, device: str
 ) -> Task:
-    """Load two epochs once; the first facts are moments of ``time.monotonic``."""
+    """Build a task that loads two epochs; some of its facts are values of ``time.monotonic``."""
     facts: dict[str, Any] = {}
 
     def run() -> None:

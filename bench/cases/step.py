@@ -1,4 +1,4 @@
-"""How fast the training step is on ready tensors, in several ways and in the authors' setting."""
+"""Speed of the training step on ready tensors, in several variants and the authors' setting."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:  # not imported in the processes that are measured
     from fastsiam.bench.session import Session
 
 _SECONDS = 1.0
-"""What a repeat takes at least, if steps are short."""
+"""Target duration of a repeat if steps are short, within ``_MOST_STEPS``."""
 _MOST_STEPS = 50
 
 
 def measure(session: Session) -> list[Record]:
     """Measure each variant.
 
-    On a GPU each ends before the next one starts: the memory of their activations would not fit
-    side by side, nor can that of a CUDA graph be given back for a while.
+    On a GPU each variant ends before the next one starts: their activations would not fit into
+    memory together, and a CUDA graph cannot release its memory between turns.
     """
     batch = session.trained_batch
     most_ranks = session.most_ranks
@@ -75,27 +75,27 @@ def measure(session: Session) -> list[Record]:
 
 @dataclass(frozen=True)
 class Stepper:
-    """A training step, ready to be taken."""
+    """A training step that is ready to run."""
 
     take: Callable[[Batch], object]
     method: nn.Module
-    """What is trained."""
+    """The method that is trained."""
     settings: dict[str, Any]
-    """How it is computed, for a record: the settings as they are used."""
+    """The settings that are used, for the record."""
 
 
 @dataclass(frozen=True)
 class Fed:
-    """A process that trains: its settings, place and loader."""
+    """Settings, place and loader of a process that trains."""
 
     config: TrainConfig
-    """Settled: precision is what the hardware computes in."""
+    """Resolved: ``precision`` is what the hardware computes in."""
     place: Place
     loader: Loader
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return facts for the record."""
+        """Facts for the record."""
         dtype = autocast_type(self.config.numerics.precision, self.place.device)
         return {
             "precision": str(dtype).removeprefix("torch."),
@@ -105,7 +105,7 @@ class Fed:
 
 
 def fed(config: TrainConfig) -> Fed:
-    """Find this process's place, and open the loader of what it trains on."""
+    """Find this process's place, and open its loader."""
     place = distributed.start(config.run)
     config = with_resolved_precision(config, place.device)
     loader = build_loader(
@@ -121,10 +121,10 @@ def fed(config: TrainConfig) -> Fed:
 
 
 def step_of(own: Fed) -> Stepper:
-    """Return the step of ``fastsiam train``, at the schedule's first rate.
+    """Return the step of ``fastsiam train``, at the schedule's first learning rate.
 
     Raises:
-        BackendError: it was to be compiled, or recorded, and cannot be.
+        BackendError: the step cannot be compiled, or recorded as a CUDA graph, as configured.
     """
     torch.manual_seed(0)
     method = build_method(own.config.model, images=own.loader.images)
@@ -139,19 +139,19 @@ def step_of(own: Fed) -> Stepper:
 
 
 def authors_step(own: Fed) -> Stepper:
-    """Return the step as the paper's authors take it.
+    """Return the step as in the paper authors' code.
 
-    Float32 (TF32 in convolutions, as torch has it on its own), NCHW, eager, one forward for each
-    view, a plain SGD with one kernel for each operation on each parameter.
+    It is in float32 (with TF32 convolutions, torch's default), NCHW and eager, with one forward
+    pass per view, and plain SGD with one kernel per operation and parameter.
 
     Raises:
-        BackendError: the method or its loss is another one than theirs.
+        BackendError: the method is not the SimSiam of the paper.
     """
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
     method, optim = build_method(own.config.model), own.config.optim
     if type(method) is not SimSiam:
-        raise BackendError(f"the authors' step is SimSiam's, not that of {type(method).__name__}")
+        raise BackendError(f"the authors' step is for SimSiam, not for {type(method).__name__}")
     method = method.to(own.place.device).train()
     optimizer = torch.optim.SGD(
         method.parameters(),
@@ -176,11 +176,11 @@ def authors_step(own: Fed) -> Stepper:
 
 
 def build_step(*, config: TrainConfig, begin: Callable[[Fed], Stepper] = step_of) -> Task:
-    """Build a step and a few batches; its work is some steps on these ready tensors.
+    """Build a step and a few batches; the task runs some steps on these ready tensors.
 
     Args:
-        config: what is trained.
-        begin: builds the model and the optimizer.
+        config: what to train.
+        begin: builds the model, the optimizer and the step.
     """
     own = fed(replace(config, data=DataConfig(pipeline=CEILING)))
     began = time.perf_counter()
@@ -190,7 +190,7 @@ def build_step(*, config: TrainConfig, begin: Callable[[Fed], Stepper] = step_of
     stepper.take(batches[0])
     steps = steps_in_time(partial(stepper.take, batches[1]), own.place)
     on_gpu = own.place.device.type == "cuda"
-    if on_gpu:  # what cuDNN tried its kernels with is no step's
+    if on_gpu:  # leave out the memory with which cuDNN tried its kernels
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
@@ -198,7 +198,7 @@ def build_step(*, config: TrainConfig, begin: Callable[[Fed], Stepper] = step_of
         for i in range(steps):
             stepper.take(batches[i % len(batches)])
 
-    # What a replayed graph uses is reserved once and counts as allocated no more.
+    # A CUDA graph's memory is reserved once, and replays do not count as allocations.
     graphs = stepper.settings.get("step", {}).get("cuda_graphs", False)
     most = torch.cuda.max_memory_reserved if graphs else torch.cuda.max_memory_allocated
 
@@ -206,12 +206,12 @@ def build_step(*, config: TrainConfig, begin: Callable[[Fed], Stepper] = step_of
         peak = {"peak_gpu_bytes": most()} if on_gpu else {}
         return own.facts | peak | {"seconds_to_build": started, "settings": stepper.settings}
 
-    before = partial(stepper.take, batches[0])  # its memory is there before the clock starts
+    before = partial(stepper.take, batches[0])  # allocates memory before the clock starts
     return Task(run, steps * config.optim.batch, facts, before)
 
 
 def steps_in_time(one: Callable[[], object], place: Place) -> int:
-    """Take one step, and return how many take a second or so, the same on all ranks."""
+    """Time one step; return how many steps take about a second, the same number on all ranks."""
     wait_for_gpu()
     began = time.perf_counter()
     one()

@@ -1,4 +1,4 @@
-"""How fast epochs are from the local disk and from object storage, near and far, cached and not."""
+"""Speed of epochs from the local disk and from object storage, by latency and cache state."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from fastsiam.pipelines import ViewLoader
 from fastsiam.pipelines.backends import BASELINE, ENGINE
 
 _SHARDS = 16
-"""Tars, at least."""
+"""Minimum number of tar files."""
 _WINDOW = 1024
-"""Images that are shuffled among each other."""
+"""Size of the shuffle window in images."""
 LOCAL = "local disk"
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure pipelines and other libraries, one after the other, from each place and cache."""
+    """Measure pipelines and libraries one after the other, from each place and cache state."""
     check_two_alike_views(session)
     batch, folder = session.loaded_batch, session.folder / "storage"
     with ExitStack() as held:
@@ -61,7 +61,7 @@ def measure(session: Session) -> list[Record]:
                 cache=f"{folder}/caches/{reader}-{[*places].index(place)}" if port else "",
                 cold=cold,
                 environment=(object_storage.environment(port) if port else {})
-                | {"XDG_CACHE_HOME": f"{folder}/home"},  # indexes that stores keep
+                | {"XDG_CACHE_HOME": f"{folder}/home"},  # for the indexes of stores
                 augment=session.config.augment,
                 batch=batch,
                 workers=session.workers,
@@ -85,19 +85,19 @@ def measure(session: Session) -> list[Record]:
 
 
 def _readers(session: Session) -> dict[str, str]:
-    """Return the titles of the pipelines and libraries that can be measured, by name."""
+    """Return the titles of the pipelines and libraries to measure, by name."""
     pipelines = session.config.pipeline_names if session.config.pipelines else (BASELINE, ENGINE)
     readers: dict[str, str] = {name: f"fastsiam --pipeline {name}" for name in pipelines}
     return readers | {name: STREAMING[name].title for name in session.installed(STREAMING)}
 
 
 def shard_count(workers: int) -> int:
-    """Return how many tars there are, as many for each of webdataset's workers."""
+    """Return the number of tar files, a multiple of the number of webdataset's workers."""
     return ceil(_SHARDS / workers) * workers
 
 
 def pack(files: list[Path], folder: Path, shards: int = _SHARDS) -> None:
-    """Write files as WebDataset shards, in an order that mixes their classes."""
+    """Pack files into WebDataset shards that mix their classes."""
     folder.mkdir(parents=True)
     classes = sorted({path.parent.name for path in files})
     for number in range(shards):
@@ -110,25 +110,25 @@ def pack(files: list[Path], folder: Path, shards: int = _SHARDS) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Data of a runner, and how it reaches them."""
+    """Data of a runner, and how to access it."""
 
     shards: str
-    """Folder or address of the shards."""
+    """Folder or URL of the shards."""
     cache: str
-    """Folder in which it keeps what it fetches; "" for none."""
+    """Folder for fetched data; "" for no cache."""
     cold: bool
     """Whether the cache is emptied before each epoch."""
     environment: dict[str, str]
-    """Variables by which the shards are found."""
+    """Environment variables that are needed to access the shards."""
     augment: AugmentConfig
     batch: int
     workers: int
     images: int
-    """Images of an epoch: whole batches of them."""
+    """Images per epoch, a multiple of the batch size."""
 
 
 def build_reading(*, reader: str, job: Job) -> Task:
-    """Build a pipeline or a library of ``STREAMING``; its task is an epoch of a new loader."""
+    """Set up a pipeline or a library of ``STREAMING``; the task is an epoch of a new loader."""
     os.environ.update(job.environment)
     library, turns = STREAMING.get(reader), count()
     opened = OPENERS.get(reader, partial(_open_pipeline, pipeline=reader))
@@ -170,7 +170,7 @@ def _open_pipeline(job: Job, pipeline: Any) -> ViewLoader:
 
 
 def convert_for_litdata(files: list[Path], out: Path) -> None:
-    """Write images in litdata's form."""
+    """Write images in litdata's format."""
     from litdata import optimize
 
     optimize(
@@ -189,13 +189,13 @@ def _sample(path: str) -> dict[str, Any]:
 
 
 def _open_litdata(job: Job) -> Iterable[Views]:
-    """Return the batches of an epoch, shuffled by litdata itself."""
+    """Return the batches of an epoch, shuffled by litdata."""
     from botocore import UNSIGNED
     from botocore.config import Config
     from litdata import StreamingDataLoader, StreamingDataset
     from litdata.streaming import downloader
 
-    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # the default is https alone
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # only https by default
     views, remote = _views_of(job.augment), "://" in job.shards
 
     class Images(StreamingDataset):  # type: ignore[misc]
@@ -220,7 +220,7 @@ def _open_litdata(job: Job) -> Iterable[Views]:
 
 
 def _open_webdataset(job: Job) -> Iterable[Views]:
-    """Return the batches of an epoch: shards and images shuffled, as in its documentation."""
+    """Return the batches of an epoch, with shards and images shuffled as webdataset documents."""
     import webdataset
 
     views = _views_of(job.augment)
@@ -240,7 +240,7 @@ def _open_webdataset(job: Job) -> Iterable[Views]:
 
 
 def _views_of(augment: AugmentConfig) -> Callable[[bytes], Views]:
-    """Return what makes both views of an encoded image."""
+    """Return a function that makes both views of an encoded image."""
     from torchvision.io import ImageReadMode, decode_image
 
     views = torchvision_views(augment)
@@ -268,9 +268,9 @@ STREAMING = {
         "them on disk. Decodes and makes views with torchvision's transforms.v2.",
     ),
 }
-"""Libraries that stream shards, by name; they make views as ``transforms.v2`` does."""
+"""Libraries that stream shards, by name; views are made with ``transforms.v2``."""
 OPENERS: dict[str, Callable[[Job], Iterable[Views]]] = {
     "webdataset": _open_webdataset,
     "litdata": _open_litdata,
 }
-"""What returns the batches of an epoch, for each of ``STREAMING``."""
+"""Functions that return the batches of an epoch, for each of ``STREAMING``."""

@@ -1,5 +1,5 @@
-"""How speed changes with the number of workers or ranks, the batch, the view, the JPEG quality,
-the prefetched batches, the share of the GPU's JPEG engine."""
+"""Speed while one setting varies: workers, ranks, batch size, side of a view, JPEG quality,
+prefetched batches, or the share of the GPU's JPEG engine."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _MATTERS_TO: dict[Over, Callable[[Backend], bool]] = {
     "prefetch": lambda backend: backend.prefetches,
     "jpeg-engine": lambda backend: backend.decodes_on_gpu,
 }
-"""Settings of some pipelines only."""
+"""Settings that affect only some pipelines."""
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure the pipelines (for ranks: training on ready tensors) with one setting varied."""
+    """Measure the pipelines (for ranks: training on ready tensors) while one setting varies."""
     over, ranks = session.config.over, session.config.over == "ranks"
     values = session.config.values or _values(session, over)
     if ranks and session.gpu and max(values) > session.most_ranks:
@@ -59,16 +59,16 @@ def measure(session: Session) -> list[Record]:
 
 
 def _pipelines(session: Session, over: Over) -> list[Pipeline]:
-    """Return the pipelines that the setting matters to."""
+    """Return the pipelines that the setting affects."""
     names, matters = list(session.config.pipeline_names), _MATTERS_TO.get(over)
     found = [name for name in names if matters is None or matters(BACKENDS[name])]
     if not found:
-        session.console.say(f"{over} does not matter to {', '.join(names)}")
+        session.console.say(f"{over} does not affect {', '.join(names)}")
     return found
 
 
 def _settings(session: Session, over: Over, value: int, pipeline: Pipeline) -> dict[str, Any]:
-    """Return what a pipeline's runner is built with."""
+    """Return the arguments of ``build_views`` for one value of the varied setting."""
     batch = value if over == "batch" else session.loaded_batch
     images = session.images(max(batch, session.loaded_batch))
     count = images.count // batch * batch
@@ -90,7 +90,7 @@ def _settings(session: Session, over: Over, value: int, pipeline: Pipeline) -> d
 
 
 def _values(session: Session, over: Over) -> list[int]:
-    """Return values that make sense on this machine."""
+    """Return default values that make sense on this machine."""
     crop = session.config.augment.crop
     most = session.workers if over == "workers" else session.most_ranks
     doubled = [2**i for i in range(16) if 2**i < most] + [most]

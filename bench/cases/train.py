@@ -1,4 +1,4 @@
-"""How fast training is end to end, fed by each pipeline, beside ready tensors: the ceiling."""
+"""End-to-end training speed with each pipeline, compared with ready tensors, the ceiling."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:  # not imported in the processes that are measured
     from fastsiam.bench.session import Session
 
 _WARM = 2
-"""Steps before the clock starts on a GPU, at least: they get back the memory that was given up."""
+"""Minimum steps before the clock starts on a GPU: they reallocate the memory that was released."""
 _AHEAD = 16
-"""Batches that a pipeline makes ahead, at most, except torchvision's: two for each process."""
+"""Maximum batches that a pipeline prefetches; torchvision's prefetches two per process instead."""
 _STEADY = 12
-"""Steps that are timed on a GPU where nothing is made ahead, at least."""
+"""Minimum steps to time on a GPU if nothing is prefetched."""
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure each pipeline; one that reads .beton files on each form of the images."""
+    """Measure each pipeline; those that read .beton files, on each form of the images."""
     batch = session.trained_batch
     chosen = session.config.images or not session.gpu
     least = 4 if chosen else 2 * _batches_ahead(session.workers)
@@ -66,7 +66,7 @@ def measure(session: Session) -> list[Record]:
 
 
 def build_fed(*, config: TrainConfig) -> Task:
-    """Build a model and a loader; its work is some steps in the middle of an epoch."""
+    """Build a model and a loader; the task runs some steps in the middle of an epoch."""
     own = fed(config)
     stepper, epochs = step_of(own), map(own.loader.epoch, count())
     for batch in islice(next(epochs), 2):
@@ -93,28 +93,28 @@ def build_fed(*, config: TrainConfig) -> Task:
         waits.append(clock.read(own.config.optim.batch)["data_wait"])
 
     def facts() -> dict[str, Any]:
-        wait = mean(waits[1:])  # the first time, which warms up, does not count
+        wait = mean(waits[1:])  # without the first run, the warm-up
         return own.facts | {"data_wait": wait, "steps": steps, "settings": stepper.settings}
 
     return Task(run, steps * config.optim.batch, facts, before)
 
 
 def _batches_ahead(workers: int) -> int:
-    """Return how many batches are made ahead, at most, by the pipeline that makes most."""
+    """Return the maximum number of batches that any pipeline prefetches."""
     return max(_AHEAD, 2 * workers)
 
 
 def window(wanted: int, there: int, data: DataConfig, *, whole: bool) -> tuple[int, int]:
     """Return how many steps of an epoch come before the clock starts, and how many are timed.
 
-    An epoch begins with as many batches as are made ahead, all at once: these say nothing of how
-    fast the others come, which matters where a step is not slower than any loader.
+    An epoch begins with prefetched batches, which are ready at once. They do not show how fast
+    later batches arrive, which matters if a loader can be slower than a step.
 
     Args:
-        wanted: steps that take long enough to be timed.
-        there: steps of the epoch.
-        data: says which pipeline makes the batches, and how many workers it has.
-        whole: on a GPU: go to the epoch's end, so that nobody loads in others' turns.
+        wanted: number of steps that take long enough to be timed.
+        there: number of steps in the epoch.
+        data: has the pipeline and its number of workers.
+        whole: time steps to the end of the epoch, so that no runner loads during another's turn.
     """
     makes_ahead = data.loads_images and not backend_of(data).resident
     ahead = _batches_ahead(count_workers(data.workers)) if makes_ahead else 0

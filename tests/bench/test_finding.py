@@ -34,7 +34,7 @@ def test_the_finding_says_what_bounds_training() -> None:
     assert "data-bound, training reaches 25%" in said and "decoding is 50%" in said
     assert said.endswith("--pipeline dali reaches 98%.")
     said = finding(rows(400, 10, {"torchvision": 10, "ffcv": 10}))
-    assert "the model is the bound, and training reaches 100%" in said
+    assert "the model is the bottleneck, and training reaches 100%" in said
     assert said.endswith("a GPU would help most, then a smaller --backbone or --crop.")
     said = finding(rows(400, 1600, {"torchvision": 400, "ffcv": 300}))
     assert said.endswith("no other pipeline that can run here is faster.")

@@ -87,7 +87,7 @@ def test_a_campaign_continues_where_it_stopped(
     campaign.run(again)
     assert first.read_text() == "11"
     assert "first: left for another call" in capsys.readouterr().err
-    with pytest.raises(DataError, match="--again stop: there is no such stage, only first, "):
+    with pytest.raises(DataError, match="--again stop: unknown stage; known stages: first, "):
         campaign.run(GpuConfig(out=str(out), device="cpu", again=("stop",)))
     (out / "state.json").write_text("[1]")
     with pytest.raises(DataError, match=r"state\.json is damaged: .* delete it"):

@@ -130,12 +130,15 @@ GOOD = "<!-- bench: a.json step -->\nold\n<!-- /bench -->\n"
     [
         ("<!-- bench: missing.json step -->\n<!-- /bench -->\n", "cannot read .*missing.json"),
         ("<!-- bench: a.json loader -->\n<!-- /bench -->\n", "no case 'loader', only step, peers"),
-        ("<!-- bench: a.json -->\n<!-- /bench -->\n", "say which case of .*: step, peers"),
+        ("<!-- bench: a.json -->\n<!-- /bench -->\n", "name a case of .*: step, peers"),
         ("<!-- bench: a.json step -->\nold\n", "not closed"),
         (f"<!-- bench: a.json step -->\n{GOOD}", "line 4: .*not closed"),
         ("<!-- bench: a.json step: x; z -->\n<!-- /bench -->\n", "no row 'z', only x"),
         ("<!-- soak: cut.json -->\n<!-- /soak -->\n", "cut.json is damaged: .*'pipeline'"),
-        ("<!-- soak: a.json -->\n<!-- /soak -->\n", "a.json holds no record of fastsiam bench soak"),
+        (
+            "<!-- soak: a.json -->\n<!-- /soak -->\n",
+            "a.json holds no record of fastsiam bench soak",
+        ),
         ("<!-- study: old.json -->\n<!-- /study -->\n", "old.json is damaged: .*'cpu'"),
     ],
 )

@@ -40,7 +40,7 @@ def test_files_that_stay_in_the_cache_are_not_cold(
     warm = records["memory, warm cache"]
     assert 0 < warm.facts["imports"] < warm.facts["first_batch"] < warm.all_seconds[0]
     assert len({path for path in dropped if path.suffix == ".jpg"}) == 8
-    line = "memory, cold: not measured: the system keeps 6% of the files in its cache"
+    line = "memory, cold: not measured: 6% of the files stayed in the page cache"
     assert line in capsys.readouterr().err
 
 

@@ -32,7 +32,7 @@ def test_the_authors_step_is_the_same_training(little: BenchConfig) -> None:
             stepper.take(batch)
         weights.append(torch.cat([p.detach().flatten() for p in stepper.method.parameters()]))
     assert torch.allclose(weights[0], weights[1], rtol=1e-3, atol=1e-4)
-    with pytest.raises(BackendError, match="the authors' step is SimSiam's, not that of"):
+    with pytest.raises(BackendError, match="the authors' step is for SimSiam, not for"):
         authors_step(fed(with_settings(config, encoder_momentum=0.99)))
 
 
