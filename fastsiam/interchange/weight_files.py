@@ -31,8 +31,7 @@ _HARMLESS_NAMES = re.compile(
     r"builtins\.(bool|bytearray|bytes|complex|dict|float|frozenset|getattr|int|list|object|range|set"
     r"|slice|str|tuple)|_codecs\.encode|copyreg\._reconstructor|torch\.torch_version\.TorchVersion"
 )
-"""Harmless names. mmengine's logs pickle methods with ``getattr``; its stand-in gets no attribute.
-"""
+"""Harmless names. mmengine's logs pickle methods by ``getattr``; its stand-in does nothing."""
 
 _UNKNOWN = re.compile(r"GLOBAL (.+?) (was not an allowed global|whose module .* is blocked)")
 """Matches the error with which torch's unpickler rejects a name; it omits ``builtins.``."""
