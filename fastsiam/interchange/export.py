@@ -83,9 +83,8 @@ _FORMATS: dict[str, tuple[Callable[[Pretrained, str], dict[str, Any]], tuple[str
     **{name: (partial(_checkpoint, authors), _TORCH) for name, authors in AUTHORS.items()},
     "detectron2": (_detectron2, (".pkl",)),
 }
-"""For each format, a function that returns the file's content, and the accepted file endings.
-
-The function takes the network and the file's name."""
+"""For each format, a function from the network and the file name to the file's content, and the
+accepted file endings."""
 FORMATS = tuple(_FORMATS)
 """Names of the export formats."""
 

@@ -61,11 +61,8 @@ def numbered(names: Mapping[str, str], state: Mapping[str, Tensor]) -> dict[str,
     Other programs do not reserve a number for a BN that is missing.
 
     Args:
-        names: maps each key of the file to fastsiam's name for it, with the file's numbers.
+        names: fastsiam's name for each key of the file, but with the file's layer numbers.
         state: the file's weights.
-
-    Returns:
-        ``names`` with fastsiam's numbers.
     """
     weights = {name: state[key] for key, name in names.items()}
     new: dict[str, dict[int, int]] = {part: {} for part in HEADS}

@@ -2,8 +2,7 @@
 
 - simsiam: facebookresearch/simsiam, simsiam/builder.py: torchvision's ResNet whose ``fc`` is the
   projector. The projector's last layer has a bias that is never trained.
-- moco: facebookresearch/moco, moco/builder.py: the same, as ``encoder_q`` and its momentum copy
-  ``encoder_k``.
+- moco: facebookresearch/moco, moco/builder.py: the same, as ``encoder_q`` and a copy ``encoder_k``.
 - swav: facebookresearch/swav, src/resnet50.py: head and prototypes are children of the ResNet.
 - mmselfsup: open-mmlab/mmselfsup and mmpretrain, models/necks, models/heads/latent_pred_head.py,
   models/algorithms, models/losses/swav_loss.py; the ResNet has torchvision's names.

@@ -80,8 +80,7 @@ class Pretrained:
     input: Input | None = None
     """Expected preprocessing, if known: for runs, and for plain files that state it."""
     stem_assumed: bool = False
-    """Whether the padding of the 3x3 stem is a guess: not named by the user or implied by the
-    layout."""
+    """Whether the padding of the 3x3 stem is a guess, because neither user nor layout names it."""
 
     @property
     def method(self) -> type[MethodConfig] | None:

@@ -103,9 +103,8 @@ def write(path: Path, content: Any) -> None:
     """Write text or weights atomically; the file's ending selects the format of weights.
 
     Args:
-        path: ``.safetensors`` for tensors, or for a ``state_dict`` with metadata next to it;
-            ``.pkl`` for a pickle of plain values and numpy arrays; any other ending for
-            ``torch.save``.
+        path: ``.safetensors`` for tensors, or a ``state_dict`` with metadata; ``.pkl`` for a pickle
+            of plain values and numpy arrays; any other ending for ``torch.save``.
         content: text, or the content in the form that ``path`` requires.
 
     Raises:

@@ -71,10 +71,7 @@ def with_changes(recipe: TrainConfig, changes: Changes) -> TrainConfig:
 
 
 def _value(flag: str, value: Any, flags: Mapping[str, Any]) -> Any:
-    """Resolve a changed value: ``1/4 x dim`` is a quarter of the recipe's dim.
-
-    A multiple of ``encoder_momentum`` scales its distance from 1.
-    """
+    """Resolve a value: ``1/4 x dim`` is a quarter of the recipe's dim; momenta m scale as 1 - m."""
     factor, multiplied, of = str(value).partition(" x")
     if not multiplied:
         return value

@@ -177,8 +177,7 @@ def _evaluated(
 ) -> Record | None:
     """Return the record of one trial, training the detector if it is missing; None if it diverged.
 
-    The file name contains a hash of weights, data and protocol, so a change of any of them leads to
-    a new file.
+    The file name contains a hash of weights, data and protocol, so other trials use other files.
 
     Raises:
         FastSiamError: the trial failed, or its file cannot be read.

@@ -87,7 +87,6 @@ def picture(record: StudyRecord) -> Figure:
 
 
 def _measured(record: StudyRecord) -> str:
-    """Return the picture's caption."""
     seeds = spelled_seeds(record.seeds) or "none yet"
     lines = f"dotted: chance, {record.chance:g}"
     if (untrained := _untrained(record)) is not None:
@@ -144,10 +143,7 @@ def _curve(one: Result, what: str) -> Curve:
 
 
 def _bars(axes: Axes, record: StudyRecord, colours: Mapping[str, str], *, slot: float) -> None:
-    """Draw a bar for each row, with its name and the paper's result above it.
-
-    ``slot`` is the height of a bar with its name, in inches.
-    """
+    """Draw each row's name, the paper's result and a bar, in a slot of ``slot`` inches."""
     edge = 2 * record.chance
     height = min(_THICKEST, slot - _NAME) / slot
     for y, row in enumerate(record.rows):

@@ -78,12 +78,7 @@ class Child:
         return lost[0] if self.process.returncode > 0 and lost else ""
 
     def failure(self, what: str, missing: str) -> FastSiamError:
-        """Return an error for a process that failed, or that ended without a result.
-
-        Args:
-            what: name of the process, for the message.
-            missing: name of the missing result, for the message.
-        """
+        """Return an error for the process ``what``, which failed or ended without ``missing``."""
         code, lines = self.process.returncode, self.last_lines
         if code < 0:
             why = f"killed by {signal_name(-code)}"

@@ -161,8 +161,7 @@ def box_weights(sigma: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
     Returns:
         Inner and outer weights in units of 2**-24, (M,) float64 each, and the radius ``whole``,
-        (M,) int64: the box has ``2 * whole + 1`` inner pixels and a fraction of a pixel at each
-        end.
+        (M,) int64: the box has ``2 * whole + 1`` inner pixels and a fraction of one at each end.
     """
     one = np.float32(1)
     variance = sigma * sigma / np.float32(3)
