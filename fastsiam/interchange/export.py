@@ -123,7 +123,7 @@ def export_weights(
         raise ValueError(f"unknown format {format!r}; there are {', '.join(FORMATS)}")
     content_of, endings = _FORMATS[format]
     if not out.name.endswith(endings):
-        raise ValueError(f"{out}: a file of format {format} ends in {', '.join(endings)}")
+        raise ValueError(f"{out}: files of format {format} must end in {', '.join(endings)}")
     card = out.with_name(f"{out.name}.md")
     for target in (out, card):
         _check_target(target, pretrained.path, force=force)
@@ -160,13 +160,13 @@ def _refused_backbone(format: str, model: BackboneConfig) -> str:
     if format == "plain" or (format == "timm" and of_timm):
         return ""
     if format == "torchvision":
-        return "it is timm's network" if of_timm else other_width
+        return "a timm network" if of_timm else other_width
     if format == "swav":
         other_width = ""
         if name != "resnet50" or model.width not in (64, 128, 256, 320):
-            return "its authors have ResNet-50 alone, 1, 2, 4 or 5 times as wide"
+            return "its authors have only ResNet-50, at 1, 2, 4 or 5 times the width"
     elif name not in SHARED_RESNETS or (format == "detectron2" and name not in BLOCKS):
-        return f"no {name} there"
+        return f"it has no {name}"
     return other_width if model.stem == "imagenet" else f"{model.stem} stem"
 
 
@@ -174,13 +174,13 @@ def _refused_heads(authors: Layout, state: Mapping[str, Tensor], features: int) 
     for part in (*HEADS, "prototypes"):
         present = any(key.startswith(f"{part}.") for key in state)
         if present != (part in authors.parts):
-            return f"a {part}: the authors have none" if present else f"no {part}"
+            return f"the authors have no {part}" if present else f"no {part}"
     for part, theirs in authors.heads.items():
         own = Head.of(state, part)
         if theirs.widths[0] == 0 and own.widths[0] != features:
-            return f"a {part} {own.widths[0]} wide: the authors' is as wide as the features"
+            return f"a {part} of width {own.widths[0]}: the authors' has the features' width"
         if own.norms != theirs.norms or len(own.widths) != len(theirs.widths):
-            return f"a {part} with other layers or BN than the authors'"
+            return f"a {part} with different layers or BN than the authors'"
     return ""
 
 
@@ -193,11 +193,11 @@ def _check_target(target: Path, source: Path, *, force: bool) -> None:
         last = checkpoints.last(folder.parent)
         of_a_run = last.parent == folder and last.is_file()
     if same:
-        raise CheckpointError(f"{target} is the file that the weights come from: choose another")
+        raise CheckpointError(f"{target} is the source of the weights: choose another file")
     if of_a_run:
         raise CheckpointError(f"{folder} holds a run's checkpoints: choose another folder")
     if there and not force:
-        raise CheckpointError(f"{target} is there already: choose another, or give --force")
+        raise CheckpointError(f"{target} already exists: choose another, or pass --force")
 
 
 def _as_called_in(format: str, model: BackboneConfig) -> BackboneConfig:

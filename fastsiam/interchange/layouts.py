@@ -238,7 +238,7 @@ def _refuse_ambiguous(names: Mapping[str, str], state: Mapping[str, Tensor]) -> 
     for key, name in names.items():
         other = first.setdefault(name, key)
         if other != key and not torch.equal(state[other], state[key]):
-            raise ValueError(f"holds two networks, {other} and {key}: write a file of one of them")
+            raise ValueError(f"holds two networks, {other} and {key}: save only one of them")
 
 
 def _unwrapped(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

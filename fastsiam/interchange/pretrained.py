@@ -130,7 +130,7 @@ class Pretrained:
             network.load_state_dict(state)
         except RuntimeError as error:
             raise CheckpointError(
-                f"{self.path} does not hold the weights of {self.model.backbone}"
+                f"the weights in {self.path} do not match {self.model.backbone}"
             ) from error
         if layer == "projector":
             *_, last = (x for x in network[-1].modules() if isinstance(x, nn.Linear))
@@ -147,7 +147,7 @@ class Pretrained:
         weights = {key: x for key, x in self.state.items() if key.partition(".")[0] in names}
         for name in names:
             if not any(key.startswith(f"{name}.") for key in weights):
-                raise CheckpointError(f"{self.path} holds no {name}, only other parts")
+                raise CheckpointError(f"{self.path} contains no {name}")
         return weights
 
     def __str__(self) -> str:
@@ -159,7 +159,7 @@ class Pretrained:
         }
         stem = "" if self.model.stem == "imagenet" else f" ({self.model.stem} stem)"
         if self.stem_assumed:
-            stem = f" (stem taken for {self.model.stem})"
+            stem = f" (stem assumed: {self.model.stem})"
         epochs = "" if self.epoch is None else f", {counted(self.epoch, 'epoch')}"
         left_out = f"; left out: {listed(self.left_out)}" if self.left_out else ""
         name = title(self.model.backbone)

@@ -90,7 +90,7 @@ def _of_plain(content: dict[str, Any], path: Path) -> Pretrained:
         state = {f"backbone.{key}": value for key, value in weights.items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
-            f"{path} is a plain file of another version of fastsiam, or damaged: {error}"
+            f"{path} was written by another version of fastsiam, or is corrupt: {error}"
         ) from error
     return Pretrained(
         path=path,
@@ -145,7 +145,7 @@ def _weights(path: Path, content: Any) -> tuple[dict[str, Tensor], list[str]]:
         if isinstance(value, Tensor) and key != "n_averaged"  # counter of torch's AveragedModel
     }
     if not state or not all(isinstance(key, str) for key in state):
-        raise CheckpointError(f"{path} holds no weights by name: no state dict is in it")
+        raise CheckpointError(f"{path} contains no state dict")
     return state, [*(str(key) for key in entries if key not in state), *averages]
 
 
@@ -164,7 +164,7 @@ def _backbone(path: Path, given: Translation, named: Mapping[str, str]) -> Backb
     try:
         return replace(model, width=len(first), stem=stem)
     except ValueError as error:
-        raise CheckpointError(f"{path} holds no network: {error}") from error
+        raise CheckpointError(f"{path} contains no valid network: {error}") from error
 
 
 def _resnet(weights: Mapping[str, Tensor]) -> str:
@@ -195,18 +195,18 @@ def _checked(
     if not isinstance(weights, Mapping) or not all(
         isinstance(key, str) and isinstance(value, Tensor) for key, value in weights.items()
     ):
-        raise CheckpointError(f"{path} holds no weights by name where a run of fastsiam has them")
+        raise CheckpointError(f"{path} contains no state dict where fastsiam stores the weights")
     origin = origin or {key: key for key in weights}
     expected = network.state_dict()
     problems = {
         "missing": [key for key in expected if key not in weights],
         "unknown": [origin[key] for key in weights if key not in expected],
-        "of another shape": [
-            f"{origin[key]}: {tuple(weights[key].shape)} for {tuple(value.shape)}"
+        "of a different shape": [
+            f"{origin[key]}: {tuple(weights[key].shape)} instead of {tuple(value.shape)}"
             for key, value in expected.items()
             if key in weights and weights[key].shape != value.shape
         ],
-        "of another type": [
+        "of a different type": [
             f"{origin[key]}: {weights[key].dtype}, {weights[key].layout}"
             for key, value in expected.items()
             if key in weights and value.is_floating_point()
@@ -219,8 +219,8 @@ def _checked(
         kind = type(getattr(backbone, "network", backbone)).__name__
         said = [f"{len(keys)} {what} ({listed(keys)})" for what, keys in problems.items() if keys]
         raise CheckpointError(
-            f"the weights in {path} are not those of the {kind} that they were taken for: "
-            f"{', '.join(said)}; if it is another network, name it with --backbone"
+            f"the weights in {path} do not match {kind}: "
+            f"{', '.join(said)}; if this is a different network, name it with --backbone"
         )
     plain = {
         key: (value.detach().float() if value.is_floating_point() else value.detach()).contiguous()
@@ -229,8 +229,8 @@ def _checked(
     own = (key for key in plain if key.startswith("backbone."))
     if broken := [origin[key] for key in own if not plain[key].isfinite().all()]:
         raise CheckpointError(
-            f"{path} holds weights that are not finite ({listed(broken)}): the training that wrote "
-            "it diverged, or the file is damaged; take an earlier one"
+            f"{path} holds weights that are not finite ({listed(broken)}): training had diverged, "
+            "or the file is corrupt; use an earlier checkpoint"
         )
     return plain
 

@@ -80,7 +80,7 @@ def read(path: Path) -> Any:
         CheckpointError: the file is missing or corrupt, or contains objects of other packages.
     """
     if not path.is_file():
-        raise CheckpointError(f"no file of weights at {path}")
+        raise CheckpointError(f"no weights file at {path}")
     try:
         return _safetensors(path) if path.suffix == ".safetensors" else _unpickled(path)
     except CheckpointError:
@@ -93,8 +93,8 @@ def read(path: Path) -> Any:
                 f"{path} is a TorchScript archive: save its state_dict() instead"
             ) from error
         raise CheckpointError(
-            f"cannot read {path}: it is damaged, or not a file of weights (of torch.save, or "
-            ".safetensors; those of TensorFlow and JAX must be converted to PyTorch first)"
+            f"cannot read {path}: it is corrupt, or not a weights file (torch.save or "
+            ".safetensors; files of TensorFlow and JAX must be converted to PyTorch first)"
             f"{other_one(path)}"
         ) from error
 
@@ -163,8 +163,8 @@ def _unpickled(path: Path) -> Any:
             harmless = _HARMLESS_PACKAGES.match(name) or _HARMLESS_NAMES.fullmatch(name)
             if name in stand_ins or len(stand_ins) == _MOST_NAMES or not harmless:
                 raise CheckpointError(
-                    f"{path} is refused: it asks for {name}, which has no place in a file of "
-                    "weights and might run a program"
+                    f"{path} is refused: it refers to {name}, which does not belong in a weights "
+                    "file and might execute code"
                 ) from error
             stand_ins[name] = _stand_in(name)
 
