@@ -46,7 +46,7 @@ def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch
         crops, at_work = library.at(pixels, np.uint8), library.at(taken)
         if finish(crops, count, height, width, stage.compiled, at_work) >= 0:
             raise MemoryError(
-                f"no memory for the photometric stage of a crop of {height} x {width} pixels: "
+                f"not enough memory to augment a crop of {height} x {width} pixels: "
                 "use smaller crops"
             )
 
