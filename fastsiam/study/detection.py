@@ -89,7 +89,7 @@ def detection_rows(scale: Scale, folder: Path, config: StudyDetectConfig) -> lis
     rows = []
     for title in PAPER["voc07"]:
         if title == _SUPERVISED:
-            rows.append(DetectionRow(title, config.supervised, "name weights with --supervised"))
+            rows.append(DetectionRow(title, config.supervised, "pass weights with --supervised"))
             continue
         run, study = runs[_VARIANTS[title]]
         run.check_settings()
@@ -124,15 +124,15 @@ def do_detection(
             network = open_network(Path(row.network), replace(detector, untrained=row.untrained))
             weights[row.title] = fingerprint(network.network())
         else:
-            console.say(f"no row {row.title!r}: {row.missing}")
+            console.say(f"skipped row {row.title!r}: {row.missing}")
 
     def evaluated(row: DetectionRow, lr: float, seed: int) -> Record | None:
         own = replace(detector, lr=lr, seed=seed, trials=1, untrained=row.untrained, json="")
         record = _evaluated(row, own, folder / detector.task, weights[row.title])
         if record and record.data.labels_crc32 != labels:
             raise FastSiamError(
-                f"{row.title}, rate {lr:g}, seed {seed} was trained on other annotations than "
-                f"those of {detector.data}; delete its files in {folder / detector.task}"
+                f"{row.title}, rate {lr:g}, seed {seed} was trained on different annotations than "
+                f"those in {detector.data}; delete its files in {folder / detector.task}"
             )
         return record
 
@@ -153,7 +153,7 @@ def _with_figures(
     found = {lr: evaluated(lr, seeds[0]) for lr in lrs}
     first = {lr: record for lr, record in found.items() if record}
     if not first:
-        raise FastSiamError(f"{row.title}: the loss diverged at every rate; pass lower ones, --lrs")
+        raise FastSiamError(f"{row.title}: the loss diverged at every rate; pass lower --lrs")
     best = max(first, key=lambda lr: first[lr].results[0]["AP"])
     others = [evaluated(best, seed) for seed in seeds[1:]]
     records = [first[best], *filter(None, others)]
@@ -197,7 +197,7 @@ def _evaluated(
     try:
         return Record.from_dict(parsed_json(content))
     except (ValueError, KeyError, TypeError) as error:
-        raise FastSiamError(f"{path} is no record of an evaluation; delete it") from error
+        raise FastSiamError(f"{path} is not a record of an evaluation; delete it") from error
 
 
 def _evaluate(row: DetectionRow, detector: DetectConfig, path: Path, diverged: Path) -> None:
@@ -233,7 +233,7 @@ def table(rows: Sequence[DetectionRow], detector: DetectConfig) -> str:
     if detector.task == "coco":
         tables.append(_table(rows, "coco masks", "mask "))
     apart = dict.fromkeys(text for row in rows for text in row.differences)
-    said = [f"Not the protocol's: {'; '.join(apart)}."] if apart else []
+    said = [f"Differences from the protocol: {'; '.join(apart)}."] if apart else []
     said += [
         f"{row.title}: {counted(row.diverged, 'further trial')} diverged."
         for row in rows

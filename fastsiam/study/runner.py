@@ -137,7 +137,7 @@ def _check_images(run: Run) -> None:
     )
     bank, _ = images.loaders()
     found = f"{config.data.root} has {bank.images:,} training images of {len(bank.classes):,}"
-    wanted = f"--scale {scale.name} is for {scale.images:,} of {scale.classes:,}, {scale.title}"
+    wanted = f"--scale {scale.name} expects {scale.images:,} of {scale.classes:,}, {scale.title}"
     if len(bank.classes) != scale.classes:
         raise DataError(f"{found} classes; {wanted}")
     if bank.images != scale.images:
@@ -147,8 +147,8 @@ def _check_images(run: Run) -> None:
     for folder in sorted(run.folder.parent.glob("*-seed-*")):
         if replace(run, folder=folder).images_digest not in ("", own):
             raise DataError(
-                f"{folder} was trained on other images than those of {config.data.root}; pass its "
-                "--data, or choose another --out"
+                f"{folder} was trained on different images than those in {config.data.root}; pass "
+                "its --data, or choose another --out"
             )
 
 
@@ -166,7 +166,7 @@ def do_runs(runs: Sequence[Run], config: StudyRunConfig) -> None:
     for run in runs:
         run.check_settings()
     left = [run for run in runs if not run.is_done]
-    Console().say(f"{len(runs):,} runs, {len(runs) - len(left):,} of them done")
+    Console().say(f"{len(runs):,} runs, {len(runs) - len(left):,} already finished")
     # Limit by all runs, including finished ones: a resumed run then gets the same number of cores.
     config = replace(config, parallel=min(config.parallel, len(runs)))
     work = _Work(left, slots(config, _gpus(config)))

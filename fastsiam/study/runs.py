@@ -167,8 +167,8 @@ class Run:
         changed = differences(asked, self.config) if asked else {}
         if changed and (read_metrics(self.folder) or self.is_diverged):
             raise FastSiamError(
-                f"{self.folder} holds a run with other settings ({changes_text(changed)}); choose "
-                "another --out, or delete the folder"
+                f"{self.folder} contains a run with different settings ({changes_text(changed)}); "
+                "choose another --out, or delete the folder"
             )
 
     def _asked(self) -> TrainConfig | None:
