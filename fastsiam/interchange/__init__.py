@@ -1,4 +1,4 @@
-"""Weights in and out: of runs, and in the layouts of other programs."""
+"""Import and export of weights: fastsiam's checkpoints, and the layouts of other libraries."""
 
 from __future__ import annotations
 

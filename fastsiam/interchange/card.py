@@ -1,6 +1,6 @@
-"""The model card beside exported weights: what they are, how to load them, how good they are.
+"""Model cards of exported weights: origin, loading code, preprocessing, training and accuracy.
 
-Plain files hold the code that loads them, too; the tests run it.
+Plain files also contain the loading code. The tests run it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 def snippet(pretrained: Pretrained, format: str, file: str) -> str:
-    """Return Python that builds the encoder and loads it from a file beside it.
+    """Return Python code that builds the encoder and loads its weights from ``file``.
 
-    The format is torchvision, timm, plain, or that of a method's authors.
+    ``format`` is any export format except detectron2.
     """
     model, encoder, heads = pretrained.model, "", []
     library = "torchvision" if model.width == 64 else "fastsiam"
@@ -41,7 +41,7 @@ def snippet(pretrained: Pretrained, format: str, file: str) -> str:
         library = "timm"
     if format in AUTHORS:
         *others, encoder = (f"module.{start}" for start in AUTHORS[format].parts.values())
-        # What is left of the heads' prefixes once the encoder's is taken away.
+        # Prefixes of the heads' keys after the encoder's prefix has been removed.
         heads = [x.removeprefix(encoder) if x.startswith(encoder) else "module." for x in others]
     return _template("snippet.py.jinja", trim_blocks=True, lstrip_blocks=True).render(
         model=model,
@@ -65,11 +65,11 @@ def _template(name: str, **settings: bool) -> Template:
 
 
 def model_card(pretrained: Pretrained, *, format: str, file: str, results: Sequence[Record]) -> str:
-    """Return the card of a file of weights, in Markdown, with evaluations of these very weights."""
+    """Return a weight file's model card in Markdown; ``results`` are evaluations of the weights."""
     config, arch, run = pretrained.config, pretrained.model.backbone, pretrained.run
     settings = RunSettings.read(run) if run and (run / "config.json").is_file() else None
     data = init = None
-    if config is not None:  # paths may say what is private
+    if config is not None:  # full paths may reveal private information
         names = " and ".join(place.resolve().name for place in config.data.places)
         data = names if config.data.loads_images else "synthetic"
         init = Path(config.run.init).name if config.run.init else None
@@ -101,7 +101,7 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
 
 
 def _last_monitored(pretrained: Pretrained) -> dict[str, Any] | None:
-    """Return the run's last kNN monitor before these weights, if it has one."""
+    """Return the run's last kNN result up to the epoch of these weights; None without one."""
     run, epoch = pretrained.run, pretrained.epoch
     if run is None or epoch is None:
         return None
@@ -110,9 +110,9 @@ def _last_monitored(pretrained: Pretrained) -> dict[str, Any] | None:
 
 
 def _images(record: Record) -> list[str]:
-    """Describe the images of an evaluation; empty if they are all of the run's own.
+    """Describe the images of an evaluation; empty if it used all of the run's own images.
 
-    Paths may say what is private: only their last part is named.
+    Only the last component of paths is named, because full paths may reveal private information.
     """
     data = record.data
     other = [f"data {Path(data.other_data).name}"] if data.other_data else []
@@ -126,7 +126,7 @@ def _images(record: Record) -> list[str]:
 
 
 def _literal(text: str) -> str:
-    """Return a text as Python writes it, in double quotes."""
+    """Format a string as a Python literal in double quotes."""
     return as_utf8(json.dumps(text, ensure_ascii=False))
 
 

@@ -1,4 +1,4 @@
-"""Weights in the layouts of other programs, each with a model card beside it."""
+"""Export of weights in the layouts of other libraries, each with a model card."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHARED_RESNETS = (
     *("wide_resnet50_2", "wide_resnet101_2"),
     *("resnext50_32x4d", "resnext101_32x8d", "resnext101_64x4d"),
 )
-"""ResNets that torchvision and timm have by the same names, with the same names of weights."""
+"""ResNets with the same model name and the same weight names in torchvision and timm."""
 
 _TORCH = (".pt", ".pth", ".pth.tar", ".bin")
 
@@ -41,7 +41,7 @@ def _backbone(pretrained: Pretrained, file: str) -> dict[str, Any]:
 
 
 def plain_content(pretrained: Pretrained, file: str) -> dict[str, Any]:
-    """Return the backbone's weights, the code that rebuilds it, and what is known of it."""
+    """Return the content of a plain file: the backbone's weights, loading code, and metadata."""
     model, seen = pretrained.model, pretrained.input
     about = {
         "version": fastsiam.__version__,
@@ -63,13 +63,13 @@ def _detectron2(pretrained: Pretrained, file: str) -> dict[str, Any]:
 
 
 def _checkpoint(authors: Layout, pretrained: Pretrained, file: str) -> dict[str, Any]:
-    """Return a checkpoint as the authors write one; their momentum encoder is left out."""
+    """Return a checkpoint in the authors' layout, without a momentum encoder."""
     weights: dict[str, Tensor] = {}
     number, theirs = authors.renamed
     for key, value in pretrained.part(*authors.parts).items():
         part, _, rest = key.partition(".")
         weights[f"module.{authors.parts[part]}{rest}".replace(number, theirs)] = value
-    if layer := authors.zero_bias:  # never trained there, or taken away by the BN after it
+    if layer := authors.zero_bias:  # a bias that is never trained, or cancelled by the next BN
         width = len(weights[f"module.{layer}.weight"])
         weights[f"module.{layer}.bias"] = torch.zeros(width)
     arch = pretrained.model.backbone
@@ -83,9 +83,10 @@ _FORMATS: dict[str, tuple[Callable[[Pretrained, str], dict[str, Any]], tuple[str
     **{name: (partial(_checkpoint, authors), _TORCH) for name, authors in AUTHORS.items()},
     "detectron2": (_detectron2, (".pkl",)),
 }
-"""What a file of each layout holds, by the weights and its name, and the endings of that name."""
+"""For each format, a function from the network and the file name to the file's content, and the
+accepted file endings."""
 FORMATS = tuple(_FORMATS)
-"""Layouts that weights can be written in."""
+"""Names of the export formats."""
 
 
 def export_weights(
@@ -96,33 +97,33 @@ def export_weights(
     results: Sequence[Record] = (),
     force: bool = False,
 ) -> list[Path]:
-    """Write weights as another program reads them, and a model card beside them.
+    """Export weights for another library, with a model card next to them.
 
     Args:
-        pretrained: what is written.
-        format: ``plain``: the backbone's state dict, with Python that rebuilds it, of any network;
-            ``torchvision`` and ``timm``: a state dict that their network without classifier loads
-            strictly; ``simsiam``, ``moco`` and ``swav``: a checkpoint as their authors write it;
-            ``detectron2``: a pickle of numpy arrays.
-        out: ``.safetensors`` or torch's ``.pt``, ``.pth``, ``.pth.tar``, ``.bin``; the authors'
-            formats: one of torch's; detectron2: ``.pkl``. The card has its name with ``.md``
-            behind.
-        results: evaluations of these very weights, for the card.
-        force: overwrite files that are there.
+        pretrained: the network to export.
+        format: ``plain``: the backbone's state dict with Python code that rebuilds the network,
+            for any network; ``torchvision`` and ``timm``: a state dict that their model without
+            classifier loads with ``strict=True``; ``simsiam``, ``moco`` and ``swav``: a checkpoint
+            in their authors' layout; ``detectron2``: a pickle of numpy arrays.
+        out: file to write. It must end in ``.safetensors`` or torch's ``.pt``, ``.pth``,
+            ``.pth.tar`` or ``.bin``; for the authors' formats in one of torch's endings, for
+            detectron2 in ``.pkl``. The card's name is this name with ``.md`` appended.
+        results: evaluations of these exact weights, for the card.
+        force: overwrite existing files.
 
     Returns:
         The files written.
 
     Raises:
-        ValueError: no such format, or the file's ending is not one of its endings.
-        CheckpointError: the format cannot hold the network, or the files cannot be written: they
-            are there already, or their place is that of a run's checkpoints or of the source.
+        ValueError: the format is unknown, or it does not support the file's ending.
+        CheckpointError: the format does not support the network, or a file cannot be written: it
+            exists already, is the source of the weights, or is among a run's checkpoints.
     """
     if format not in _FORMATS:
         raise ValueError(f"unknown format {format!r}; there are {', '.join(FORMATS)}")
     content_of, endings = _FORMATS[format]
     if not out.name.endswith(endings):
-        raise ValueError(f"{out}: a file of format {format} ends in {', '.join(endings)}")
+        raise ValueError(f"{out}: files of format {format} must end in {', '.join(endings)}")
     card = out.with_name(f"{out.name}.md")
     for target in (out, card):
         _check_target(target, pretrained.path, force=force)
@@ -141,7 +142,7 @@ def export_weights(
 
 
 def refusals(pretrained: Pretrained) -> dict[str, str]:
-    """Return for each format why it cannot hold a network, in a few words; empty if it can."""
+    """Return for each format a short reason why it does not support a network; "" if it does."""
     model, method = pretrained.model, pretrained.method
     why = {name: _refused_backbone(name, _as_called_in(name, model)) for name in FORMATS}
     for name, authors in AUTHORS.items():
@@ -159,13 +160,13 @@ def _refused_backbone(format: str, model: BackboneConfig) -> str:
     if format == "plain" or (format == "timm" and of_timm):
         return ""
     if format == "torchvision":
-        return "it is timm's network" if of_timm else other_width
+        return "a timm network" if of_timm else other_width
     if format == "swav":
         other_width = ""
         if name != "resnet50" or model.width not in (64, 128, 256, 320):
-            return "its authors have ResNet-50 alone, 1, 2, 4 or 5 times as wide"
+            return "its authors have only ResNet-50, at 1, 2, 4 or 5 times the width"
     elif name not in SHARED_RESNETS or (format == "detectron2" and name not in BLOCKS):
-        return f"no {name} there"
+        return f"it has no {name}"
     return other_width if model.stem == "imagenet" else f"{model.stem} stem"
 
 
@@ -173,18 +174,18 @@ def _refused_heads(authors: Layout, state: Mapping[str, Tensor], features: int) 
     for part in (*HEADS, "prototypes"):
         present = any(key.startswith(f"{part}.") for key in state)
         if present != (part in authors.parts):
-            return f"a {part}: the authors have none" if present else f"no {part}"
+            return f"the authors have no {part}" if present else f"no {part}"
     for part, theirs in authors.heads.items():
         own = Head.of(state, part)
         if theirs.widths[0] == 0 and own.widths[0] != features:
-            return f"a {part} {own.widths[0]} wide: the authors' is as wide as the features"
+            return f"a {part} of width {own.widths[0]}: the authors' has the features' width"
         if own.norms != theirs.norms or len(own.widths) != len(theirs.widths):
-            return f"a {part} with other layers or BN than the authors'"
+            return f"a {part} with different layers or BN than the authors'"
     return ""
 
 
 def _check_target(target: Path, source: Path, *, force: bool) -> None:
-    """Refuse to write over what is not ours to destroy."""
+    """Raise if the target is the source, lies among a run's checkpoints, or exists (no force)."""
     with explained(CheckpointError, f"cannot write {target}"):
         there = target.exists()
         same = there and source.exists() and target.samefile(source)
@@ -192,15 +193,15 @@ def _check_target(target: Path, source: Path, *, force: bool) -> None:
         last = checkpoints.last(folder.parent)
         of_a_run = last.parent == folder and last.is_file()
     if same:
-        raise CheckpointError(f"{target} is the file that the weights come from: choose another")
+        raise CheckpointError(f"{target} is the source of the weights: choose another file")
     if of_a_run:
         raise CheckpointError(f"{folder} holds a run's checkpoints: choose another folder")
     if there and not force:
-        raise CheckpointError(f"{target} is there already: choose another, or give --force")
+        raise CheckpointError(f"{target} already exists: choose another, or pass --force")
 
 
 def _as_called_in(format: str, model: BackboneConfig) -> BackboneConfig:
-    """Call a ResNet of timm's that others have too as they do."""
+    """Remove ``timm/`` from the name of a shared ResNet, unless the format is plain or timm."""
     name = model.backbone.removeprefix("timm/")
     if format in ("plain", "timm") or name not in SHARED_RESNETS:
         return model

@@ -1,4 +1,4 @@
-"""Projection and prediction heads as sequences of layers, described by names and shapes alone."""
+"""Projection and prediction heads, reconstructed from the names and shapes of their weights."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ HEADS = ("projector", "predictor")
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Fully connected layers with ReLUs between."""
+    """The architecture of an MLP head: linear layers with ReLUs in between."""
 
     widths: tuple[int, ...]
-    """Outputs of each layer."""
+    """Output width of each layer."""
     norms: dict[str, bool]
-    """Which layers have BN: the keyword arguments of ``mlp``."""
+    """Which layers have BN, as keyword arguments of ``mlp``."""
 
     @classmethod
     def of(cls, weights: Mapping[str, Tensor], part: str) -> Head:
-        """Describe a head of at least one layer by its weights."""
+        """Infer a head's architecture from its weights, which must have at least one layer."""
         layers = _layers(weights, part)
         norms = [f"{part}.{number + 1}." for number in layers]
         hidden = any(key.startswith(tuple(norms[:-1])) for key in weights)
@@ -39,7 +39,7 @@ class Head:
 
 
 def build_parts(backbone: Backbone, weights: Mapping[str, Tensor]) -> nn.Sequential:
-    """Put the heads that weights are of behind a backbone, with new weights."""
+    """Attach the heads that a state dict has weights for to a backbone, randomly initialised."""
     parts: dict[str, nn.Module] = {"backbone": backbone}
     width = backbone.features
     for part in HEADS:
@@ -56,12 +56,12 @@ def build_parts(backbone: Backbone, weights: Mapping[str, Tensor]) -> nn.Sequent
 
 
 def numbered(names: Mapping[str, str], state: Mapping[str, Tensor]) -> dict[str, str]:
-    """Number the layers of heads as fastsiam does: layer i is at 3i, its BN at 3i + 1.
+    """Renumber the layers of heads like fastsiam: layer i is at 3i, its BN at 3i + 1.
 
-    Programs that have no BN at a place leave its number out, too.
+    Other programs do not reserve a number for a BN that is missing.
 
     Args:
-        names: fastsiam's name of each key.
+        names: fastsiam's name for each key of the file, but with the file's layer numbers.
         state: the file's weights.
     """
     weights = {name: state[key] for key, name in names.items()}
@@ -78,7 +78,7 @@ def numbered(names: Mapping[str, str], state: Mapping[str, Tensor]) -> dict[str,
 
 
 def fold_biases(weights: dict[str, Tensor]) -> None:
-    """Take each bias before a BN out of the BN's running mean instead: the same in eval mode."""
+    """Fold each bias before a BN into its running mean, in place: same outputs in eval mode."""
     for key in list(weights):
         part, number, rest = _split(key)
         mean = f"{part}.{number + 1}.running_mean"
@@ -87,13 +87,13 @@ def fold_biases(weights: dict[str, Tensor]) -> None:
 
 
 def _split(name: str) -> tuple[str, int, str]:
-    """Split a weight's name into head, number and the rest; the head is "" for other parts."""
+    """Split a weight's name into head, layer number and the rest; the head is "" in other parts."""
     match = re.match(rf"({'|'.join(HEADS)})\.(\d+)\.", name)
     return (match[1], int(match[2]), name[match.end() :]) if match else ("", 0, "")
 
 
 def _layers(weights: Mapping[str, Tensor], part: str) -> dict[int, Tensor]:
-    """Return the matrices of a head by their numbers, in order."""
+    """Return the weight matrices of a head by layer number, in order."""
     split = {key: _split(key) for key, value in weights.items() if value.dim() == 2}
     layers = {
         n: weights[key] for key, (own, n, rest) in split.items() if (own, rest) == (part, "weight")

@@ -1,18 +1,18 @@
-"""Names of weights in other programs, as tables of prefixes, read from the programs' code.
+"""Weight names of other programs, as tables of prefixes taken from the programs' source code.
 
 - simsiam: facebookresearch/simsiam, simsiam/builder.py: torchvision's ResNet whose ``fc`` is the
-  projector; its last layer has a bias that is never trained.
-- moco: facebookresearch/moco, moco/builder.py: the same, ``encoder_q`` and its copy ``encoder_k``.
-- swav: facebookresearch/swav, src/resnet50.py: head and prototypes among the ResNet's children.
+  projector. The projector's last layer has a bias that is never trained.
+- moco: facebookresearch/moco, moco/builder.py: the same, as ``encoder_q`` and a copy ``encoder_k``.
+- swav: facebookresearch/swav, src/resnet50.py: head and prototypes are children of the ResNet.
 - mmselfsup: open-mmlab/mmselfsup and mmpretrain, models/necks, models/heads/latent_pred_head.py,
   models/algorithms, models/losses/swav_loss.py; the ResNet has torchvision's names.
 - solo-learn: vturrisi/solo-learn, solo/methods; files of 2021 say ``encoder`` for ``backbone``.
 - lightly: lightly/models/modules/heads.py, examples/pytorch, benchmarks/imagenet/resnet50. Its
   examples put a network's children into an ``nn.Sequential``, which numbers them;
-  lightly/models/resnet.py has names of its own.
+  lightly/models/resnet.py has its own names.
 
-The authors' SimCLR and BYOL are files of TensorFlow and JAX. What tonylins/simclr-converter and
-chigur/byol-convert make of them has torchvision's names.
+The authors' SimCLR and BYOL checkpoints are TensorFlow and JAX files. tonylins/simclr-converter and
+chigur/byol-convert convert them to torchvision's names.
 """
 
 from __future__ import annotations
@@ -29,47 +29,48 @@ from fastsiam.config import MethodConfig, MoCoV2Config, SimSiamConfig, Stem, SwA
 from .heads import Head, numbered
 
 _WRAPPERS = ("module.", "model.")
-"""Prefixes of DistributedDataParallel (AveragedModel too) and of LightningModules."""
+"""Prefixes that DistributedDataParallel and AveragedModel, and LightningModules, add to keys."""
 
 Rules = tuple[tuple[str, str | None], ...]
-"""Pattern at the start of a key, and its replacement in fastsiam; None leaves the key out."""
+"""Pairs of a regular expression, matched at the start of a key, and fastsiam's replacement for the
+match. None leaves the key out. The first match applies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How a program names the parts of a method."""
+    """A program's naming scheme for the weights of a method's parts."""
 
     name: str
     marks: tuple[str, ...] = ()
-    """Patterns, each at the start of one key at least."""
+    """Patterns that identify the layout: each must match the start of at least one key."""
     rules: Rules = ()
-    """Rules that come before those of ``parts``."""
+    """Renaming rules; they take precedence over ``parts``."""
     small_stem: Stem = "cifar"
-    """What a 3x3 first convolution means."""
+    """The stem that a 3x3 first convolution implies."""
     method: type[MethodConfig] | None = None
-    """The method whose authors have this layout, which is then written, too."""
+    """The method whose authors use this layout; such layouts can also be exported."""
     parts: Mapping[str, str] = field(default_factory=dict)
-    """The authors' prefixes of the parts, behind "module."; the backbone's is the last."""
+    """The authors' prefix of each part, without "module."; the backbone's must come last."""
     heads: Mapping[str, Head] = field(default_factory=dict)
-    """The authors' heads; a width of 0 is that of the backbone's features, of -1 any."""
+    """The authors' heads. A width of 0 is the backbone's feature width, -1 is any width."""
     zero_bias: str = ""
-    """Layer before a BN that has a bias there, and none in fastsiam."""
+    """Layer before a BN that has a bias in the authors' model, but not in fastsiam's."""
     renamed: tuple[str, str] = ("", "")
-    """A layer in fastsiam's numbers and in theirs: they number no BN that is not there."""
+    """Prefix of a layer in fastsiam's and in the authors' numbering, which skips missing BNs."""
     program: str = ""
-    """The authors' linear evaluation."""
+    """Command of the authors' linear evaluation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Translation:
-    """A file's weights by fastsiam's names."""
+    """A file's weights under fastsiam's names."""
 
     layout: str
     weights: dict[str, Tensor]
     origin: dict[str, str]
-    """What each weight is called in the file."""
+    """The file's key of each weight."""
     left_out: list[str] = field(default_factory=list)
-    """Keys that a rule leaves out."""
+    """Keys of the file that a rule leaves out."""
     small_stem: Stem
 
 
@@ -79,14 +80,14 @@ _CLASSIFIERS: Rules = (
     (r"(online_)?classifier\.", None),
     (r"classification_head\.", None),
 )
-"""Of lightly's networks, and those that are trained beside an encoder to watch it."""
+"""Classifiers of lightly's networks, and those trained alongside an encoder to monitor it."""
 _MOMENTUM: Rules = (
     (r"(key|teacher|momentum)_(backbone|encoder|projection_head|projector|classifier)\.", None),
     (r"(backbone|projection_head)_momentum\.", None),
     (r"(encoder_k|target_net)\.", None),
     (r"(queue|queue_ptr)$", None),
 )
-"""Momentum encoders, and the queues of their projections."""
+"""Momentum encoders and the queues of their projections."""
 
 _NO_BN = {"hidden_bn": False, "output_bn": False, "output_affine": False}
 _HIDDEN_BN = _NO_BN | {"hidden_bn": True}
@@ -128,13 +129,13 @@ LAYOUTS = (
         name="mmselfsup",
         marks=(r"neck\.(fc0?|mlp\.0|projection_neck\.0)\.",),
         rules=(
-            (r"(encoder|encoder_q|online_net)\.[01]\.", None),  # before 1.0: all of it once more
+            (r"(encoder|encoder_q|online_net)\.[01]\.", None),  # duplicates, before 1.0
             *_MOMENTUM,
             *_BACKBONE,
             (r"neck\.(fc|mlp|projection_neck)\.", "projector."),
-            (r"neck\.bn\.", None),  # SwAV's, which is in its Sequential, too
+            (r"neck\.bn\.", None),  # SwAV's BN, which is also in its Sequential
             (r"head\.loss\.prototypes\.", "prototypes."),
-            # layer i and its BN become 10i and 10i + 1, to be numbered
+            # Layer i and its BN become 10i and 10i + 1; ``numbered`` renumbers them.
             (r"neck\.fc(\d)\.", r"projector.\g<1>0."),
             (r"neck\.bn(\d)\.", r"projector.\g<1>1."),
             (r"head\.predictor\.fc(\d)\.", r"predictor.\g<1>0."),
@@ -152,7 +153,7 @@ LAYOUTS = (
             (r"projection_head\.layers\.", "projector."),
             (r"prediction_head\.layers\.", "predictor."),
             (r"prototypes\.heads\.0\.weight", "prototypes.weight"),
-            (r"prototypes\.heads\.", None),  # a bias, and other sets of prototypes
+            (r"prototypes\.heads\.", None),  # bias, and further sets of prototypes
         ),
     ),
     Layout(
@@ -162,13 +163,13 @@ LAYOUTS = (
             *_CLASSIFIERS,
             *_MOMENTUM,
             *_BACKBONE,
-            # torch's weight_norm, old and new; its lengths are all 1 there
+            # torch's old and new weight_norm; solo-learn's magnitudes are all 1
             (r"prototypes\.(weight_v|parametrizations\.weight\.original1)", "prototypes.weight"),
             (r"prototypes\.(weight_g|parametrizations\.weight\.original0)", None),
         ),
         small_stem="cifar-pad2",
     ),
-    Layout(  # its linear evaluation
+    Layout(  # checkpoints of its linear evaluation
         name="solo-learn",
         marks=(r"backbone\.", r"classifier\.weight"),
         rules=(*_CLASSIFIERS, *_BACKBONE),
@@ -181,12 +182,12 @@ LAYOUTS = (
     ),
     Layout(name="torchvision", rules=((r"linear\.", None), ("", "backbone."))),
 )
-"""The known layouts, the most specific first."""
+"""All known layouts, the most specific first."""
 AUTHORS = {layout.name: layout for layout in LAYOUTS if layout.method}
-"""The layouts that are of one method."""
+"""Layouts of a method's authors, by name."""
 
 _CHILDREN = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4")
-"""A ResNet's, as ``nn.Sequential`` numbers them."""
+"""A ResNet's children, in the order in which ``nn.Sequential`` numbers them."""
 
 _DETECTRON2 = (
     (r"^(?=conv1|bn1)", "stem."),
@@ -195,15 +196,18 @@ _DETECTRON2 = (
     (r"downsample\.0\.", "shortcut."),
     (r"downsample\.1\.", "shortcut.norm."),
 )
-"""torchvision's names to detectron2's (detectron2/modeling/backbone/resnet.py)."""
+"""Converts torchvision's names to detectron2's (detectron2/modeling/backbone/resnet.py)."""
 
 
 def translate(state: Mapping[str, Tensor], *, foreign: bool = False) -> Translation:
-    """Give weights fastsiam's names; those that no rule knows keep their own.
+    """Rename a file's weights to fastsiam's names; keys that match no rule keep theirs.
 
     Args:
-        state: what the file holds.
-        foreign: the backbone is another library's, and keeps that library's names.
+        state: the file's state dict.
+        foreign: whether the backbone is another library's, which keeps that library's names.
+
+    Raises:
+        ValueError: the file has different weights for the same name.
     """
     state = _unwrapped(state)
     layout = next(
@@ -212,7 +216,7 @@ def translate(state: Mapping[str, Tensor], *, foreign: bool = False) -> Translat
     of_parts = ((re.escape(theirs), f"{part}.") for part, theirs in layout.parts.items())
     rules = (*layout.rules, *of_parts)
     new = {key: name for key in state if (name := _by_rules(key, rules)) is not None}
-    # In lightly's ResNetGenerator ReLU and pooling are no modules: its stages follow at once.
+    # In lightly's ResNetGenerator ReLU and pooling are not modules, so its stages start at 2.
     lightlys = not foreign and "backbone.2.0.conv1.weight" in new.values()
     if not foreign:
         numbers = "backbone.0.weight" in new.values()
@@ -229,16 +233,16 @@ def translate(state: Mapping[str, Tensor], *, foreign: bool = False) -> Translat
 
 
 def _refuse_ambiguous(names: Mapping[str, str], state: Mapping[str, Tensor]) -> None:
-    """Raise a ``ValueError`` if a file holds one of fastsiam's weights twice, not alike."""
+    """Raise a ``ValueError`` if two keys with different weights have the same fastsiam name."""
     first: dict[str, str] = {}
     for key, name in names.items():
         other = first.setdefault(name, key)
         if other != key and not torch.equal(state[other], state[key]):
-            raise ValueError(f"holds two networks, {other} and {key}: write a file of one of them")
+            raise ValueError(f"holds two networks, {other} and {key}: save only one of them")
 
 
 def _unwrapped(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Take away what wrappers add: torch.compile anywhere, the others before all keys."""
+    """Remove the prefixes of wrappers: torch.compile's anywhere, others if all keys have them."""
     state = {key.replace("_orig_mod.", ""): value for key, value in state.items()}
     while found := [x for x in _WRAPPERS if state and all(key.startswith(x) for key in state)]:
         state = {key.removeprefix(found[0]): value for key, value in state.items()}
@@ -252,11 +256,11 @@ def _by_rules(key: str, rules: Rules) -> str | None:
                 return None
             key = re.sub(f"^{pattern}", own, key, count=1)
             break
-    return re.sub(r"^projector\.(?=weight|bias)", "projector.0.", key)  # a head of one layer
+    return re.sub(r"^projector\.(?=weight|bias)", "projector.0.", key)  # a single linear layer
 
 
 def _torchvisions(name: str, numbers: bool, lightlys: bool) -> str:
-    """Undo ``nn.Sequential``'s numbers; rename the shortcuts of lightly's ResNets."""
+    """Replace ``nn.Sequential``'s numbers by torchvision's names; rename lightly's shortcuts."""
     children = [x for x in _CHILDREN if not (lightlys and x in ("relu", "maxpool"))]
     match = re.match(r"backbone\.(\d)\.", name)
     if numbers and match and int(match[1]) < len(children):
@@ -265,7 +269,7 @@ def _torchvisions(name: str, numbers: bool, lightlys: bool) -> str:
 
 
 def to_detectron2(name: str) -> str:
-    """Return detectron2's name of one of torchvision's ResNet's weights."""
+    """Convert the name of a torchvision ResNet's weight to detectron2's name."""
     for pattern, theirs in _DETECTRON2:
         name = re.sub(pattern, theirs, name)
     return name

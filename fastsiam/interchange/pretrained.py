@@ -1,4 +1,4 @@
-"""A trained network as it was read: its weights by fastsiam's names, and what is known of it."""
+"""A trained network loaded from a file: weights under fastsiam's names, and metadata."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from .heads import build_parts
 from .layouts import AUTHORS
 
 _SHOWN = 3
-"""Keys that a line names; of the others it gives the number."""
+"""Number of keys that a message lists; it counts the others."""
 _LONGEST = 100
-"""Characters of a key in it."""
+"""Number of characters after which a message truncates a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """How a network takes images."""
+    """The preprocessing that a network expects."""
 
     crop: int
     """Side of the central crop, in pixels."""
     resize: int
-    """Shorter side before that crop, in pixels."""
+    """Length of the image's shorter side before the crop, in pixels."""
     mean: tuple[float, float, float]
-    """Of each channel of images scaled to 0-1; it is subtracted."""
+    """Mean of each channel, for images scaled to 0-1."""
     std: tuple[float, float, float]
-    """Of each channel; it divides."""
+    """Standard deviation of each channel, for images scaled to 0-1."""
 
     @classmethod
     def of(cls, config: TrainConfig) -> Input:
-        """Return how a run's network takes images."""
+        """Return the preprocessing of a run's evaluations."""
         return cls(
             crop=config.augment.crop,
             resize=config.eval_resize,
@@ -54,72 +54,72 @@ class Input:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pretrained:
-    """A trained network: of a run, or out of a file of another program."""
+    """A trained network, loaded from a run of fastsiam or from another program's file."""
 
     path: Path
-    """The file that it came from."""
+    """The file that the weights were read from."""
     layout: str
-    """fastsiam, plain (``export --format plain``), simsiam, moco, swav (their authors'), mmselfsup,
-    solo-learn, lightly, torchvision or timm."""
+    """Origin of the weights' names: fastsiam, plain (``export --format plain``), simsiam, moco,
+    swav (their authors' code), mmselfsup, solo-learn, lightly, torchvision or timm."""
     model: BackboneConfig
-    """The backbone, of a run with its method; inferred from names and shapes for the files of other
-    programs."""
+    """Configuration of the backbone; for runs a ``ModelConfig``, which includes the method. For
+    other programs' files it is inferred from names and shapes."""
     state: dict[str, Tensor]
-    """Weights by fastsiam's names: ``backbone.*``, and, where the file has them, ``projector.*``
-    and other parts; of a run also what else its method keeps, such as a momentum encoder or a row
-    for each image. On the CPU, float32 except for counters."""
+    """Weights under fastsiam's names: ``backbone.*``, and ``projector.*`` and other parts if the
+    file has them. Runs also have the rest of the method's state, such as a momentum encoder or one
+    row per image. Tensors are on the CPU, float32 except for counters."""
     epoch: float | None = None
-    """Epochs done, if the file says so."""
+    """Number of epochs trained, if the file states it."""
     config: TrainConfig | None = None
-    """All settings, of a run."""
+    """All settings of a run; None for other files."""
     images: int | None = None
-    """Training images, of a run."""
+    """Number of training images of a run; None for other files."""
     left_out: tuple[str, ...] = ()
-    """Keys of the file that are knowingly not used: classifiers, preprocessing, averages, momentum
-    encoders and queues."""
+    """Keys of the file that are deliberately ignored: classifiers, preprocessing, averages,
+    momentum encoders and queues."""
     input: Input | None = None
-    """How it takes images, if that is known: of runs and plain files."""
+    """Expected preprocessing, if known: for runs, and for plain files that state it."""
     stem_assumed: bool = False
-    """Whether the padding of the 3x3 stem is a guess: neither named nor known of the layout."""
+    """Whether the padding of the 3x3 stem is a guess, because neither user nor layout names it."""
 
     @property
     def method(self) -> type[MethodConfig] | None:
-        """The method, of a run and where the file's layout is of one method."""
+        """The method of a run, or of a layout that belongs to one method; else None."""
         if isinstance(self.model, ModelConfig):
             return type(self.model.method)
         return AUTHORS[self.layout].method if self.layout in AUTHORS else None
 
     @property
     def run(self) -> Path | None:
-        """The run's folder, of a checkpoint that lies in one."""
+        """The run's folder, if the file is a checkpoint inside one; else None."""
         folder = self.path.absolute().parent
         return folder.parent if self.config and folder.name == "checkpoints" else None
 
     @property
     def usual_input(self) -> Input:
-        """How it takes images; as such networks usually do, where nothing is known."""
+        """``input``; if unknown, 224-pixel crops (small stems: 32) and ImageNet's statistics."""
         crop = 224 if self.model.stem == "imagenet" else 32
         usual = Input(crop=crop, resize=usual_resize(crop), mean=IMAGENET_MEAN, std=IMAGENET_STD)
         return self.input or usual
 
     def build(self) -> nn.Module:
-        """Build all parts with new weights; seed torch before for repeatable ones.
+        """Build all parts, randomly initialised by torch's global generator.
 
         Raises:
-            BackendError: timm is needed, and not installed.
+            BackendError: timm is needed but not installed.
         """
         if isinstance(self.model, ModelConfig):
             return build_method(self.model)
         return build_parts(build_backbone(self.model), self.state)
 
     def network(self, layer: Literal["backbone", "projector"] = "backbone") -> Backbone:
-        """Build the network up to a layer, with its weights: float32, on the CPU, in eval mode.
+        """Build the network up to a layer and load its weights: float32, on the CPU, in eval mode.
 
-        torch's random generator is left where it was.
+        The state of torch's random generator does not change.
 
         Raises:
-            CheckpointError: there is no projector, or the weights do not fit.
-            BackendError: timm is needed, and not installed.
+            CheckpointError: there is no projector, or the weights do not match the network.
+            BackendError: timm is needed but not installed.
         """
         parts = ("backbone",) if layer == "backbone" else ("backbone", "projector")
         state = self.part(*parts)
@@ -130,7 +130,7 @@ class Pretrained:
             network.load_state_dict(state)
         except RuntimeError as error:
             raise CheckpointError(
-                f"{self.path} does not hold the weights of {self.model.backbone}"
+                f"the weights in {self.path} do not match {self.model.backbone}"
             ) from error
         if layer == "projector":
             *_, last = (x for x in network[-1].modules() if isinstance(x, nn.Linear))
@@ -139,7 +139,7 @@ class Pretrained:
         return backbone.eval()
 
     def part(self, *names: str) -> dict[str, Tensor]:
-        """Return the weights of these parts, by their full names.
+        """Return the weights of the named parts under their full names.
 
         Raises:
             CheckpointError: the file lacks one of the parts.
@@ -147,11 +147,11 @@ class Pretrained:
         weights = {key: x for key, x in self.state.items() if key.partition(".")[0] in names}
         for name in names:
             if not any(key.startswith(f"{name}.") for key in weights):
-                raise CheckpointError(f"{self.path} holds no {name}, only other parts")
+                raise CheckpointError(f"{self.path} contains no {name}")
         return weights
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Return a one-line description for display."""
         of = {
             **{name: f"{name} (the authors' layout)" for name in AUTHORS},
             "fastsiam": "a run of fastsiam",
@@ -159,7 +159,7 @@ class Pretrained:
         }
         stem = "" if self.model.stem == "imagenet" else f" ({self.model.stem} stem)"
         if self.stem_assumed:
-            stem = f" (stem taken for {self.model.stem})"
+            stem = f" (stem assumed: {self.model.stem})"
         epochs = "" if self.epoch is None else f", {counted(self.epoch, 'epoch')}"
         left_out = f"; left out: {listed(self.left_out)}" if self.left_out else ""
         name = title(self.model.backbone)
@@ -168,12 +168,12 @@ class Pretrained:
 
 
 def title(backbone: str) -> str:
-    """Return a network's name as people write it."""
+    """Return a network's name for display, such as ``ResNet-50``."""
     return re.sub(r"^resnet(\d+)$", r"ResNet-\1", backbone)
 
 
 def listed(keys: Iterable[str]) -> str:
-    """Return the first of some keys for people, and how many more there are."""
+    """Format a list of keys for a message: the first few, then how many more."""
     keys = list(keys)
     more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
     return ", ".join(in_a_line(key)[:_LONGEST] for key in keys[:_SHOWN]) + more

@@ -1,4 +1,4 @@
-"""Read a trained network, whatever program wrote it; every weight is checked."""
+"""Loading of trained networks from fastsiam and other programs, with a check of every weight."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from .layouts import AUTHORS, Translation, translate
 from .pretrained import Input, Pretrained, listed
 
 _MOST_EPOCHS = 1e9
-"""A larger number is no number of epochs."""
+"""Upper bound of a plausible number of epochs."""
 
 
 def load_pretrained(path: Path | str, *, backbone: str = "", stem: str = "") -> Pretrained:
-    """Read a trained network; nothing in the file is executed.
+    """Load a trained network without executing code from the file.
 
-    A bias before a BN, which fastsiam's heads lack, is folded into the BN's running mean: outputs
-    in eval mode stay as they are.
+    fastsiam's heads have no bias before a BN. Such a bias is folded into the BN's running mean,
+    which preserves outputs in eval mode.
 
     Args:
-        path: a run's folder, a checkpoint, a plain file, or a file of another program: of
-            ``torch.save``, or ``.safetensors``.
-        backbone: the network's name, where its weights' names do not tell: anything but a plain
-            ResNet.
-        stem: of fastsiam's ResNets. Padding and pooling leave no trace in weights: without it, a
-            3x3 stem is taken for "cifar" (for "cifar-pad2" in solo-learn's layout).
+        path: a run's folder, a checkpoint, a plain file, or another program's ``torch.save`` or
+            ``.safetensors`` file.
+        backbone: name of the network. It is required unless the network is a plain ResNet, which
+            is recognised by its weights' names.
+        stem: stem of a fastsiam ResNet. Weights do not reveal padding and pooling, so by default a
+            3x3 stem is assumed to be "cifar" ("cifar-pad2" in solo-learn's layout).
 
     Raises:
-        CheckpointError: the file is missing, damaged, hostile, or does not fit to the last weight.
-        BackendError: timm is needed, and not installed.
-        ValueError: there is no backbone or no stem of that name.
+        CheckpointError: the file is missing, corrupt or unsafe, or any weight does not match.
+        BackendError: timm is needed but not installed.
+        ValueError: the name of the backbone or the stem is unknown.
     """
     named: dict[str, Any] = {"backbone": backbone, "stem": stem}
     asked = BackboneConfig(**{key: name for key, name in named.items() if name})
@@ -80,7 +80,7 @@ def _of_run(checkpoint: Checkpoint, path: Path) -> Pretrained:
 
 
 def _of_plain(content: dict[str, Any], path: Path) -> Pretrained:
-    """Read what ``export --format plain`` wrote: the backbone's weights, and facts beside them."""
+    """Parse a file of ``export --format plain``: the backbone's weights and their metadata."""
     try:
         about, weights = content["fastsiam"], content["state_dict"]
         model = BackboneConfig(**about["backbone"])
@@ -90,7 +90,7 @@ def _of_plain(content: dict[str, Any], path: Path) -> Pretrained:
         state = {f"backbone.{key}": value for key, value in weights.items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
-            f"{path} is a plain file of another version of fastsiam, or damaged: {error}"
+            f"{path} was written by another version of fastsiam, or is corrupt: {error}"
         ) from error
     return Pretrained(
         path=path,
@@ -116,7 +116,7 @@ def _of_other(
     weights = {key: value for key, value in given.weights.items() if key not in classifier}
     fold_biases(weights)
     network = _skeleton(model, weights)
-    for key in network.state_dict():  # torch had no counters before 0.4.1, nor has Caffe
+    for key in network.state_dict():  # torch before 0.4.1 and Caffe have no counters
         if key.endswith(".num_batches_tracked"):
             weights.setdefault(key, torch.tensor(0))
     layout = "timm" if model.backbone.startswith("timm/") else given.layout
@@ -132,7 +132,7 @@ def _of_other(
 
 
 def _weights(path: Path, content: Any) -> tuple[dict[str, Tensor], list[str]]:
-    """Find the weights in a file's content; return the keys beside them that are not used."""
+    """Find the state dict in a file's content; return it and the other keys, which are ignored."""
     entries, averages = content if isinstance(content, Mapping) else {}, []
     for name in ("state_dict", "model", "model_state_dict"):
         if isinstance(entries.get(name), Mapping):
@@ -142,15 +142,15 @@ def _weights(path: Path, content: Any) -> tuple[dict[str, Tensor], list[str]]:
     state = {
         key: value
         for key, value in entries.items()
-        if isinstance(value, Tensor) and key != "n_averaged"  # torch's AveragedModel counts
+        if isinstance(value, Tensor) and key != "n_averaged"  # counter of torch's AveragedModel
     }
     if not state or not all(isinstance(key, str) for key in state):
-        raise CheckpointError(f"{path} holds no weights by name: no state dict is in it")
+        raise CheckpointError(f"{path} contains no state dict")
     return state, [*(str(key) for key in entries if key not in state), *averages]
 
 
 def _backbone(path: Path, given: Translation, named: Mapping[str, str]) -> BackboneConfig:
-    """Return the backbone that is named, or the ResNet that the weights are of."""
+    """Return the configuration of the named backbone, or of the ResNet that the weights match."""
     name = named["backbone"] or _resnet(given.weights)
     if not name:
         raise CheckpointError(
@@ -164,11 +164,11 @@ def _backbone(path: Path, given: Translation, named: Mapping[str, str]) -> Backb
     try:
         return replace(model, width=len(first), stem=stem)
     except ValueError as error:
-        raise CheckpointError(f"{path} holds no network: {error}") from error
+        raise CheckpointError(f"{path} contains no valid network: {error}") from error
 
 
 def _resnet(weights: Mapping[str, Tensor]) -> str:
-    """Return the ResNet that has as many blocks of such a kind; "" if none has."""
+    """Return the name of the ResNet with the same kind and number of blocks; "" if unknown."""
     blocks = {m[0] for key in weights if (m := re.match(r"backbone\.layer[1-4]\.\d+\.", key))}
     depths = tuple(
         sum(block.startswith(f"backbone.layer{stage}.") for block in blocks)
@@ -180,7 +180,7 @@ def _resnet(weights: Mapping[str, Tensor]) -> str:
 
 
 def _skeleton(model: BackboneConfig, weights: Mapping[str, Tensor]) -> nn.Module:
-    """Build the parts that weights are of, without memory."""
+    """Build the parts that a state dict has weights for, on the meta device."""
     with torch.device("meta"):
         return build_parts(skeleton(model), weights)
 
@@ -188,29 +188,29 @@ def _skeleton(model: BackboneConfig, weights: Mapping[str, Tensor]) -> nn.Module
 def _checked(
     path: Path, weights: Any, network: nn.Module, origin: Mapping[str, str] | None = None
 ) -> dict[str, Tensor]:
-    """Return weights by fastsiam's names as plain tensors, if they are those of the network.
+    """Check weights against a network; return them as contiguous float32 tensors and counters.
 
-    The file calls each of them what ``origin`` says; by default as fastsiam does.
+    ``origin`` maps fastsiam's names to the file's keys, for messages; by default they are the same.
     """
     if not isinstance(weights, Mapping) or not all(
         isinstance(key, str) and isinstance(value, Tensor) for key, value in weights.items()
     ):
-        raise CheckpointError(f"{path} holds no weights by name where a run of fastsiam has them")
+        raise CheckpointError(f"{path} contains no state dict where fastsiam stores the weights")
     origin = origin or {key: key for key in weights}
     expected = network.state_dict()
     problems = {
         "missing": [key for key in expected if key not in weights],
         "unknown": [origin[key] for key in weights if key not in expected],
-        "of another shape": [
-            f"{origin[key]}: {tuple(weights[key].shape)} for {tuple(value.shape)}"
+        "of a different shape": [
+            f"{origin[key]}: {tuple(weights[key].shape)} instead of {tuple(value.shape)}"
             for key, value in expected.items()
             if key in weights and weights[key].shape != value.shape
         ],
-        "of another type": [
+        "of a different type": [
             f"{origin[key]}: {weights[key].dtype}, {weights[key].layout}"
             for key, value in expected.items()
             if key in weights and value.is_floating_point()
-            # Integers, quantised and sparse tensors hold no real number for each element.
+            # Integer, quantised and sparse tensors do not have a real number for each element.
             if not weights[key].is_floating_point() or weights[key].layout != torch.strided
         ],
     }
@@ -219,8 +219,8 @@ def _checked(
         kind = type(getattr(backbone, "network", backbone)).__name__
         said = [f"{len(keys)} {what} ({listed(keys)})" for what, keys in problems.items() if keys]
         raise CheckpointError(
-            f"the weights in {path} are not those of the {kind} that they were taken for: "
-            f"{', '.join(said)}; if it is another network, name it with --backbone"
+            f"the weights in {path} do not match {kind}: "
+            f"{', '.join(said)}; if this is a different network, name it with --backbone"
         )
     plain = {
         key: (value.detach().float() if value.is_floating_point() else value.detach()).contiguous()
@@ -229,14 +229,14 @@ def _checked(
     own = (key for key in plain if key.startswith("backbone."))
     if broken := [origin[key] for key in own if not plain[key].isfinite().all()]:
         raise CheckpointError(
-            f"{path} holds weights that are not finite ({listed(broken)}): the training that wrote "
-            "it diverged, or the file is damaged; take an earlier one"
+            f"{path} holds weights that are not finite ({listed(broken)}): training had diverged, "
+            "or the file is corrupt; use an earlier checkpoint"
         )
     return plain
 
 
 def _epochs(content: Any, layout: str) -> float | None:
-    """Return the epochs done, where it is known what the file's number means."""
+    """Return the number of epochs trained; None if the meaning of the file's number is unknown."""
     if not isinstance(content, Mapping):
         return None
     if isinstance(meta := content.get("meta"), Mapping):  # OpenMMLab's
@@ -244,6 +244,6 @@ def _epochs(content: Any, layout: str) -> float | None:
     elif "pytorch-lightning_version" in content:
         epoch = content.get("epoch")
         epoch = epoch + 1 if isinstance(epoch, int) else None  # it counts from 0
-    else:  # torchvision's and timm's trainers count from 0, others as they please
+    else:  # torchvision's and timm's trainers count from 0, others vary
         epoch = content.get("epoch") if layout in AUTHORS else None
     return float(epoch) if isinstance(epoch, int | float) and 0 <= epoch < _MOST_EPOCHS else None

@@ -1,9 +1,9 @@
-"""Files of weights: read without executing anything, written whole or not at all."""
+"""Weight files: read without executing code from them, and written atomically."""
 
 from __future__ import annotations
 
 import json
-import pickle  # written by it, read by torch's restricted unpickler  # nosec B403
+import pickle  # only to write; torch's restricted unpickler reads  # nosec B403
 import re
 import warnings
 from collections import OrderedDict
@@ -25,23 +25,23 @@ _HARMLESS_PACKAGES = re.compile(
     r"|lightning|lightning_fabric|lightning_utilities|ml_collections|mmcls|mmcv|mmengine|mmpretrain"
     r"|mmselfsup|numpy|omegaconf|pathlib|pytorch_lightning|solo|torchmetrics|typing|uuid|yacs)\."
 )
-"""Their objects lie beside the weights in real files: settings, logs, versions."""
+"""Packages whose objects occur next to the weights in real files: settings, logs, versions."""
 
 _HARMLESS_NAMES = re.compile(
     r"builtins\.(bool|bytearray|bytes|complex|dict|float|frozenset|getattr|int|list|object|range|set"
     r"|slice|str|tuple)|_codecs\.encode|copyreg\._reconstructor|torch\.torch_version\.TorchVersion"
 )
-"""``getattr`` too: mmengine's logs name methods by it, and its stand-in gets nothing."""
+"""Harmless names. mmengine's logs pickle methods by ``getattr``; its stand-in does nothing."""
 
 _UNKNOWN = re.compile(r"GLOBAL (.+?) (was not an allowed global|whose module .* is blocked)")
-"""How torch's unpickler refuses a name; it leaves out ``builtins.``."""
+"""Matches the error with which torch's unpickler rejects a name; it omits ``builtins.``."""
 
 _MOST_NAMES = 200
-"""Foreign names in one file; each costs one more attempt to read it."""
+"""Limit on the third-party names in one file, because each costs another attempt to read it."""
 
 
 class _ArrayPickler(pickle.Pickler):
-    """Writes arrays for any version of numpy: numpy 2 names its functions by other modules."""
+    """Pickler whose arrays any version of numpy can read: numpy 2 moved the modules they name."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):
@@ -50,7 +50,7 @@ class _ArrayPickler(pickle.Pickler):
 
 
 class _Inert:
-    """Stands in for a foreign object: takes whatever the file gives it, and does nothing."""
+    """Stand-in for a third-party object: accepts any arguments and state, and does nothing."""
 
     def __init__(self, *args: Any) -> None: ...
 
@@ -58,57 +58,57 @@ class _Inert:
 
 
 class _InertDict:
-    """Stands in for a foreign dictionary; torch's unpickler fills exact dictionaries alone."""
+    """Stand-in for a third-party dict: torch's unpickler fills only the exact builtin types."""
 
     def __new__(cls, *args: Any) -> Any:
         return OrderedDict()
 
 
 class _InertList:
-    """Stands in for a foreign list, for the same reason."""
+    """Stand-in for a third-party list, for the same reason."""
 
     def __new__(cls, *args: Any) -> Any:
         return []
 
 
 def read(path: Path) -> Any:
-    """Return what a ``.safetensors`` file, or one of ``torch.save``, holds, tensors on the CPU.
+    """Read a ``.safetensors`` or ``torch.save`` file; tensors are on the CPU.
 
-    Objects of well-known frameworks become inert stand-ins: nothing of them is imported or called.
+    Objects of well-known frameworks become inert stand-ins: their code is not imported or called.
 
     Raises:
-        CheckpointError: it is missing or damaged, or it holds anything else that is no tensor.
+        CheckpointError: the file is missing or corrupt, or contains objects of other packages.
     """
     if not path.is_file():
-        raise CheckpointError(f"no file of weights at {path}")
+        raise CheckpointError(f"no weights file at {path}")
     try:
         return _safetensors(path) if path.suffix == ".safetensors" else _unpickled(path)
     except CheckpointError:
         raise
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {why(error)}") from error
-    except Exception as error:  # a damaged file makes the unpickler raise anything
+    except Exception as error:  # the unpickler can raise any exception on a corrupt file
         if "TorchScript" in str(error):
             raise CheckpointError(
                 f"{path} is a TorchScript archive: save its state_dict() instead"
             ) from error
         raise CheckpointError(
-            f"cannot read {path}: it is damaged, or not a file of weights (of torch.save, or "
-            ".safetensors; those of TensorFlow and JAX must be converted to PyTorch first)"
+            f"cannot read {path}: it is corrupt, or not a weights file (torch.save or "
+            ".safetensors; files of TensorFlow and JAX must be converted to PyTorch first)"
             f"{other_one(path)}"
         ) from error
 
 
 def write(path: Path, content: Any) -> None:
-    """Write a file whole or not at all: text, or weights as the file's name says.
+    """Write text or weights atomically; the file's ending selects the format of weights.
 
     Args:
-        path: ``.safetensors``: tensors, or a ``state_dict`` with metadata beside it; ``.pkl``: a
-            pickle of plain values and numpy arrays; any other name: as ``torch.save`` does.
-        content: what is written.
+        path: ``.safetensors`` for tensors, or a ``state_dict`` with metadata; ``.pkl`` for a pickle
+            of plain values and numpy arrays; any other ending for ``torch.save``.
+        content: text, or the content in the form that ``path`` requires.
 
     Raises:
-        CheckpointError: the disk is full or the folder cannot be written; an old file stays.
+        CheckpointError: the disk is full or the folder cannot be written; an old file is kept.
     """
     try:
         with written_whole(path) as temporary:
@@ -132,11 +132,11 @@ def _write_safetensors(content: dict[str, Any], path: Path) -> None:
     path.touch()
     mode = path.stat().st_mode
     save_file(state, path, metadata={"format": "pt"} | texts)
-    path.chmod(mode)  # safetensors puts a file of its own there, which its owner alone may read
+    path.chmod(mode)  # safetensors replaces the file by one that only its owner can read
 
 
 def _safetensors(path: Path) -> dict[str, Any]:
-    """Read the tensors; those of a plain file as ``state_dict``, beside its facts."""
+    """Read the tensors; those of a plain file as ``state_dict``, next to its metadata."""
     with safe_open(path, framework="pt") as file:
         about = (file.metadata() or {}).get("fastsiam")
     state = load_file(path)
@@ -144,10 +144,10 @@ def _safetensors(path: Path) -> dict[str, Any]:
 
 
 def _unpickled(path: Path) -> Any:
-    """Read by torch's restricted unpickler, once more for each harmless name that it refuses.
+    """Read with torch's restricted unpickler, again for each harmless name that it rejects.
 
-    Its own list of a file's names (``get_unsafe_globals_in_checkpoint``) knows no files from before
-    torch 1.6, nor every opcode.
+    torch's own list of globals (``get_unsafe_globals_in_checkpoint``) does not support files from
+    before torch 1.6, or all opcodes.
     """
     stand_ins: dict[str, type] = {}
     while True:
@@ -163,8 +163,8 @@ def _unpickled(path: Path) -> Any:
             harmless = _HARMLESS_PACKAGES.match(name) or _HARMLESS_NAMES.fullmatch(name)
             if name in stand_ins or len(stand_ins) == _MOST_NAMES or not harmless:
                 raise CheckpointError(
-                    f"{path} is refused: it asks for {name}, which has no place in a file of "
-                    "weights and might run a program"
+                    f"{path} is refused: it refers to {name}, which does not belong in a weights "
+                    "file and might execute code"
                 ) from error
             stand_ins[name] = _stand_in(name)
 

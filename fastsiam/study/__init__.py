@@ -1,7 +1,7 @@
-"""The paper's tables and figures as studies, which are run at a scale and compared with the paper.
+"""Reproduction of the paper's tables and figures, at full or reduced scale.
 
-``catalogue`` defines the studies and ``scales`` the recipes that they change. ``runs`` has the
-state of each run, and ``runner`` checks the runs and executes them in processes.
-``record`` saves the results, ``verdicts`` judges them, ``table`` and ``pictures`` show them. No
-module imports torch before it is needed.
+``catalogue`` defines the studies, and ``scales`` the recipes that they modify. ``runs`` describes
+each training run; ``runner`` executes runs in subprocesses. ``record`` collects the results,
+``verdicts`` judges the paper's claims, and ``table`` and ``pictures`` render both. Only
+``detection`` (Table 5) imports torch when it is imported.
 """

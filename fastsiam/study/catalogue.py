@@ -19,18 +19,18 @@ ClaimKind = Literal[
     "collapses", "stands", "degenerates", "works", "fails", "better", "worse", "alike", "unstable"
 ]
 Changes = Mapping[str, Any]
-"""Changed settings by their flags' names: a value, or a multiple of a recipe's such as "2 x"."""
+"""Changed settings by flag name: a value, or a multiple of the recipe's value such as "2 x"."""
 Figure = str | float | None
-"""A result of the paper in percent, or its description; None if there is neither."""
+"""A published result: accuracy in percent, or a description such as "unstable"; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A qualitative claim of the paper about a row; ``verdicts`` explains how it is judged."""
+    """A qualitative claim of the paper about a row; ``verdicts`` judges it."""
 
     kind: ClaimKind
     than: str = ""
-    """Name of the variant that the row is compared with; empty for claims without one."""
+    """Variant that the row is compared with; empty for claims that compare no rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ class Row:
     """A row of a study's table: a variant and the paper's results for it."""
 
     variant: str
-    """Its name in ``VARIANTS``."""
+    """Key in ``VARIANTS``."""
     title: str
     paper: Figure
     claims: tuple[Claim, ...]
     original: Figure = None
-    """The result in the method's original paper."""
+    """The result in the paper that introduced the method."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,25 +53,25 @@ class Study:
     name: str
     title: str
     source: str
-    """Table or figure number in the paper."""
+    """Table, figure or section of the paper."""
     rows: tuple[Row, ...]
     reference: str = "baseline"
-    """Name of the row whose gain over an untrained network the other rows are compared with."""
+    """Variant of the reference row, which the claims "fails" and "unstable" compare with."""
     figure: str = "linear top-1 of ResNet-50 on ImageNet after 100 epochs"
-    """Description of the paper's numbers."""
+    """What the paper's numbers measure."""
     panels: Sequence[str] = ("loss", "kNN")
-    """Quantities that the picture has as curves: loss, std, rank and kNN."""
+    """Quantities that the picture plots over epochs: any of loss, std, rank and kNN."""
 
 
 def with_changes(recipe: TrainConfig, changes: Changes) -> TrainConfig:
-    """Return a recipe with changed settings; of a changed method they have its own defaults."""
+    """Apply changes to a recipe. A changed method starts from that method's own defaults."""
     flags = recipe.to_flags()
     own = {flag: _value(flag, value, flags) for flag, value in changes.items()}
     return TrainConfig.from_flags(merge(Settings(flags=flags), Settings(flags=own)).flags)
 
 
 def _value(flag: str, value: Any, flags: Mapping[str, Any]) -> Any:
-    """Return a changed value; ``1/4 x dim`` is a quarter of the recipe's dim."""
+    """Resolve a value: ``1/4 x dim`` is a quarter of the recipe's dim; momenta m scale as 1 - m."""
     factor, multiplied, of = str(value).partition(" x")
     if not multiplied:
         return value
@@ -90,7 +90,7 @@ def _row(variant: str, title: str, paper: Figure, claims: str, original: Figure 
 
 
 def _claims(text: str) -> list[Claim]:
-    """Parse ``works``, ``alike to baseline``, or two claims: ``better than simclr swav``."""
+    """Parse claims: ``works``, ``alike to baseline``, or ``better than simclr swav`` (two)."""
     kind, _, names = text.replace(" to ", " than ").partition(" than ")
     return [Claim(kind, name) for name in names.split() or [""]]  # type: ignore[arg-type]
 
@@ -98,10 +98,10 @@ def _claims(text: str) -> list[Claim]:
 _DATA = tomllib.loads(Path(__file__).with_name("catalogue.toml").read_text())
 
 VARIANTS: dict[str, Changes] = _DATA["variants"]
-"""Changes of a recipe by the variant's name: the scale's recipe, or that of the named method."""
+"""Changes by variant name, applied to the scale's recipe or, if they name a method, to its own."""
 
 STUDIES: dict[str, Study] = {
     name: Study(name=name, **study | {"rows": tuple(_row(*row) for row in study["rows"])})
     for name, study in _DATA["studies"].items()
 }
-"""Every study by its name, in the paper's order."""
+"""Every study by name, in the paper's order."""

@@ -1,7 +1,7 @@
-"""Table 5 of the paper: detectors on the networks of a study's runs.
+"""Table 5 of the paper: detectors fine-tuned from the networks of a study's runs.
 
 For each network, one detector is trained at every learning rate. All trials then use the rate with
-the highest AP on the test set. The paper searches the rate too, and does not say on which images.
+the highest AP on the test set. The paper also searches the rate, but does not say on which images.
 """
 
 from __future__ import annotations
@@ -44,42 +44,42 @@ _VARIANTS = {
     "SimSiam, base": "epochs-2x",
     "SimSiam, optimal": "transfer",
 }
-"""Variant of each row of Table 5 that has one: 2 x the epochs, 200 on ImageNet."""
+"""Variant of each row of Table 5, if it has one: 2 x the base epochs, 200 on ImageNet."""
 
 
 @dataclass(frozen=True, slots=True)
 class DetectionRow:
-    """A row of Table 5: a network, and the figures of the detectors trained on it."""
+    """A row of Table 5: a network, and the results of the detectors fine-tuned from it."""
 
     title: str
     network: str
     """Run folder or weights file; "" if it is missing."""
     missing: str = ""
-    """What is missing, and how to make it."""
+    """What is missing, and how to provide it."""
     searched: dict[float, float] = field(default_factory=dict)
-    """AP at each learning rate with one trial; a rate at which the loss diverged is left out."""
+    """AP of the first trial at each learning rate, without rates at which the loss diverged."""
     lr: float = 0.0
     """The learning rate with the highest AP."""
     trials: tuple[dict[str, Any], ...] = ()
-    """Figures of each trial at that rate, in percent, without those that diverged."""
+    """Results of each trial at ``lr``, in percent, without trials that diverged."""
     diverged: int = 0
-    """Number of trials at that rate that diverged."""
+    """Number of trials at ``lr`` that diverged."""
     differences: tuple[str, ...] = ()
-    """Settings that are not the protocol's."""
+    """Settings that differ from the paper's protocol."""
 
     @property
     def untrained(self) -> bool:
-        """Whether the detectors start from random weights of the network."""
+        """Whether the detectors start from a randomly initialised network."""
         return self.title == _SCRATCH
 
 
 def detection_rows(scale: Scale, folder: Path, config: StudyDetectConfig) -> list[DetectionRow]:
-    """Return the rows of Table 5 with their networks: seed 0 of each variant's runs.
+    """Return the rows of Table 5 with their networks: each variant's run with seed 0.
 
     Args:
-        scale: of the runs.
+        scale: scale of the runs.
         folder: parent of the runs' folders.
-        config: names the file of the supervised weights.
+        config: settings, including the file of the supervised weights.
     """
     runs = {
         run.variant: (run, study)
@@ -89,7 +89,7 @@ def detection_rows(scale: Scale, folder: Path, config: StudyDetectConfig) -> lis
     rows = []
     for title in PAPER["voc07"]:
         if title == _SUPERVISED:
-            rows.append(DetectionRow(title, config.supervised, "name weights with --supervised"))
+            rows.append(DetectionRow(title, config.supervised, "pass weights with --supervised"))
             continue
         run, study = runs[_VARIANTS[title]]
         run.check_settings()
@@ -106,33 +106,33 @@ def detection_rows(scale: Scale, folder: Path, config: StudyDetectConfig) -> lis
 def do_detection(
     rows: Sequence[DetectionRow], config: StudyDetectConfig, detector: DetectConfig, folder: Path
 ) -> list[DetectionRow]:
-    """Train the detectors that are missing; return the rows with all figures.
+    """Train the detectors that are missing; return the rows with their results.
 
     Args:
-        rows: those without a network stay as they are.
-        config: the learning rates.
-        detector: settings of all detectors, with the number of trials.
-        folder: for the records, one file for each network, rate and seed.
+        rows: rows of the table; rows without a network are returned unchanged.
+        config: settings with the learning rates to search.
+        detector: settings of all detectors, including the number of trials.
+        folder: parent of the record files, one for each network, rate and seed.
 
     Raises:
         FastSiamError: a network or the data cannot be read, or an evaluation failed.
     """
     console, weights, labels = Console(), dict[str, str](), ""
-    for row in rows:  # all networks are read before the first detector is trained
+    for row in rows:  # read all networks before training, to fail early
         if row.network:
             labels = labels or preflight(Path(row.network), detector)
             network = open_network(Path(row.network), replace(detector, untrained=row.untrained))
             weights[row.title] = fingerprint(network.network())
         else:
-            console.say(f"no row {row.title!r}: {row.missing}")
+            console.say(f"skipped row {row.title!r}: {row.missing}")
 
     def evaluated(row: DetectionRow, lr: float, seed: int) -> Record | None:
         own = replace(detector, lr=lr, seed=seed, trials=1, untrained=row.untrained, json="")
         record = _evaluated(row, own, folder / detector.task, weights[row.title])
         if record and record.data.labels_crc32 != labels:
             raise FastSiamError(
-                f"{row.title}, rate {lr:g}, seed {seed} was trained on other annotations than "
-                f"those of {detector.data}; delete its files in {folder / detector.task}"
+                f"{row.title}, rate {lr:g}, seed {seed} was trained on different annotations than "
+                f"those in {detector.data}; delete its files in {folder / detector.task}"
             )
         return record
 
@@ -149,11 +149,11 @@ def _with_figures(
     seeds: Sequence[int],
     evaluated: Callable[[float, int], Record | None],
 ) -> DetectionRow:
-    """Search the learning rate with the first seed, then train with the others at that rate."""
+    """Search the learning rate with the first seed, then run the other seeds at the best rate."""
     found = {lr: evaluated(lr, seeds[0]) for lr in lrs}
     first = {lr: record for lr, record in found.items() if record}
     if not first:
-        raise FastSiamError(f"{row.title}: the loss diverged at every rate; pass lower ones, --lrs")
+        raise FastSiamError(f"{row.title}: the loss diverged at every rate; pass lower --lrs")
     best = max(first, key=lambda lr: first[lr].results[0]["AP"])
     others = [evaluated(best, seed) for seed in seeds[1:]]
     records = [first[best], *filter(None, others)]
@@ -175,12 +175,12 @@ def _with_figures(
 def _evaluated(
     row: DetectionRow, detector: DetectConfig, folder: Path, weights: str
 ) -> Record | None:
-    """Return the record of one trial, which is made if it is missing; None if it diverged.
+    """Return the record of one trial, training the detector if it is missing; None if it diverged.
 
-    The name of its file has a hash of weights, data and protocol: others have files of their own.
+    The file name contains a hash of weights, data and protocol, so other trials use other files.
 
     Raises:
-        FastSiamError: it failed, or the file cannot be read.
+        FastSiamError: the trial failed, or its file cannot be read.
     """
     data = str(Path(detector.data).resolve())
     identity = json.dumps([weights, data, detector.precision, protocol_of(detector)])
@@ -197,11 +197,11 @@ def _evaluated(
     try:
         return Record.from_dict(parsed_json(content))
     except (ValueError, KeyError, TypeError) as error:
-        raise FastSiamError(f"{path} is no record of an evaluation; delete it") from error
+        raise FastSiamError(f"{path} is not a record of an evaluation; delete it") from error
 
 
 def _evaluate(row: DetectionRow, detector: DetectConfig, path: Path, diverged: Path) -> None:
-    """Run ``fastsiam eval detect`` in its own process, with its output in a log."""
+    """Run ``fastsiam eval detect`` in a subprocess that logs to a file."""
     log = path.with_suffix(".log")
     said = f"{row.title}, rate {detector.lr:g}, seed {detector.seed}"
     Console().say(f"{said}: the output is in {log}")
@@ -218,7 +218,7 @@ def _evaluate(row: DetectionRow, detector: DetectConfig, path: Path, diverged: P
 
 
 def _options(detector: DetectConfig) -> list[str]:
-    """Return the settings that have not their default, as words of a command line."""
+    """Return the non-default settings as command-line arguments."""
     words = []
     for one in settings_of(DetectConfig).values():
         value = getattr(detector, one.name)
@@ -228,12 +228,12 @@ def _options(detector: DetectConfig) -> list[str]:
 
 
 def table(rows: Sequence[DetectionRow], detector: DetectConfig) -> str:
-    """Return the paper's figures and ours as Markdown, for masks in a table of their own."""
+    """Format the paper's results and ours as Markdown; COCO masks have a separate table."""
     tables = [_table(rows, detector.task, "")]
     if detector.task == "coco":
         tables.append(_table(rows, "coco masks", "mask "))
     apart = dict.fromkeys(text for row in rows for text in row.differences)
-    said = [f"Not the protocol's: {'; '.join(apart)}."] if apart else []
+    said = [f"Differences from the protocol: {'; '.join(apart)}."] if apart else []
     said += [
         f"{row.title}: {counted(row.diverged, 'further trial')} diverged."
         for row in rows
@@ -245,7 +245,7 @@ def table(rows: Sequence[DetectionRow], detector: DetectConfig) -> str:
 def write_detection(
     path: Path, rows: Sequence[DetectionRow], config: StudyDetectConfig, detector: DetectConfig
 ) -> None:
-    """Write a record of the rows as JSON: figures of every trial, rates, settings and machine.
+    """Write the rows as JSON: results of every trial, rates, settings and machine.
 
     Raises:
         FastSiamError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""The picture of a study: curves of its rows over the epochs, and their final accuracy."""
+"""The picture of a study: curves over epochs and final accuracy for each row."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ _TITLES = {
     "kNN": "kNN top-1, %",
 }
 _SLOT, _PANEL, _AXIS = 0.46, 0.95, 0.35
-"""Heights in inches: of a bar with its name, of a panel of curves, of the texts below an axis."""
+"""Heights in inches: a bar with its name, a panel of curves, and the labels below an axis."""
 _THICKEST, _NAME = 0.3, 0.3
-"""Heights in inches: of the thickest bar, and of the name above a bar."""
+"""Heights in inches: the thickest bar, and the name above a bar."""
 
 
 def write_picture(path: Path, record: StudyRecord) -> None:
@@ -61,11 +61,11 @@ def write_picture(path: Path, record: StudyRecord) -> None:
 
 
 def picture(record: StudyRecord) -> Figure:
-    """Draw a study: curves at the left, bars of the final accuracy at the right.
+    """Draw a study: curves on the left, bars of the final accuracy on the right.
 
-    A curve is the mean over seeds, in a band from the lowest to the highest. A cross marks the end
-    of a seed that diverged. A bar is the mean over seeds with its 95% confidence interval, a dot is
-    a seed. Rows without results are marked "not run".
+    A curve is the mean over seeds; its band spans the lowest to the highest. A cross marks the end
+    of a seed that diverged. A bar is the mean over seeds with its 95% confidence interval; each dot
+    is a seed. Rows without results are marked "not run".
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -87,7 +87,6 @@ def picture(record: StudyRecord) -> Figure:
 
 
 def _measured(record: StudyRecord) -> str:
-    """Return the caption."""
     seeds = spelled_seeds(record.seeds) or "none yet"
     lines = f"dotted: chance, {record.chance:g}"
     if (untrained := _untrained(record)) is not None:
@@ -101,13 +100,13 @@ def _measured(record: StudyRecord) -> str:
 
 
 def _colours(record: StudyRecord) -> dict[str, str]:
-    """Return a colour for each row; the reference has the same one in every picture."""
+    """Assign a colour to each variant; the reference row has the same one in every picture."""
     others = [row.variant for row in record.rows if row.variant != record.reference]
     return {record.reference: BLUE} | dict(zip(others, cycle(_OTHERS), strict=False))
 
 
 def _curves(axes: Axes, record: StudyRecord, what: str, colours: Mapping[str, str]) -> None:
-    """Draw one curve for each row."""
+    """Plot one quantity over epochs for each row."""
     for row in record.rows:
         curves = [curve for one in row.results if (curve := _curve(one, what))]
         colour = colours[row.variant]
@@ -133,7 +132,7 @@ def _curves(axes: Axes, record: StudyRecord, what: str, colours: Mapping[str, st
 
 
 def _curve(one: Result, what: str) -> Curve:
-    """Return a seed's points (epoch, value), without those that are not finite."""
+    """Return a seed's finite points as (epoch, value)."""
     epochs, values = {
         "loss": (one.epochs, one.loss_curve),
         "std": (one.epochs, one.z_std_curve),
@@ -144,7 +143,7 @@ def _curve(one: Result, what: str) -> Curve:
 
 
 def _bars(axes: Axes, record: StudyRecord, colours: Mapping[str, str], *, slot: float) -> None:
-    """Draw a bar for each row, below its name and the paper's result; ``slot`` is in inches."""
+    """Draw each row's name, the paper's result and a bar, in a slot of ``slot`` inches."""
     edge = 2 * record.chance
     height = min(_THICKEST, slot - _NAME) / slot
     for y, row in enumerate(record.rows):
@@ -168,7 +167,7 @@ def _bars(axes: Axes, record: StudyRecord, colours: Mapping[str, str], *, slot: 
 
 
 def _bar(axes: Axes, y: float, row: RowRecord, colour: str, *, height: float) -> float:
-    """Draw a row's bar; return its end on the x axis, including whiskers and dots."""
+    """Draw a row's bar; return its right end, including whiskers and dots."""
     values = [one.top1 for one in row.results]
     mean, found, end = fmean(values), interval(values), max(values)
     axes.barh(y, mean, height, color=colour, alpha=0.85)
@@ -185,13 +184,13 @@ def _bar(axes: Axes, y: float, row: RowRecord, colour: str, *, height: float) ->
 
 
 def _untrained(record: StudyRecord) -> float | None:
-    """Return the mean top-1 of the networks before training; None if it was not measured."""
+    """Return the mean top-1 of the untrained networks; None if it was not measured."""
     found = [one.untrained for one in record.every_result]
     return fmean(found) if found and max(found) > record.chance else None
 
 
 def _name(row: RowRecord) -> str:
-    """Return a row's name with the paper's result, in two lines if they are long."""
+    """Return a row's title with the paper's result, on two lines if they are long."""
     if row.paper is None:
         return row.title
     paper = f"(paper: {row.paper})"

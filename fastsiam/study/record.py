@@ -1,6 +1,6 @@
 """The record of a study: its rows with the results of every seed, for tables and pictures.
 
-``fastsiam study table NAME --json FILE`` writes one. It has no verdicts: they are computed from it.
+``fastsiam study table NAME --json FILE`` writes one. Verdicts are not stored but computed from it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from fastsiam.study.runs import Run, run_command
 from fastsiam.study.scales import Measure, Scale
 
 _DIGITS = 5
-"""Significant digits of the values of curves."""
+"""Significant digits of values in curves."""
 _FLAT_LIST = re.compile(r"\[\n\s+([^\[\]{}]+)\n\s+\]")
-"""A list of numbers or strings in JSON, with one item per line."""
+"""Matches an indented JSON list of numbers or strings, one item per line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,40 +38,40 @@ class Result:
 
     seed: int
     top1: float
-    """The scale's measure after the last epoch, in percent; that of chance if the run diverged."""
+    """Accuracy after the last epoch by the scale's measure, in percent; chance if diverged."""
     untrained: float
-    """Top-1 of the network before training, in percent; that of chance if it was not measured."""
+    """Top-1 accuracy of the network before training, in percent; chance if it was not measured."""
     z_std: float | None
-    """Std of the l2-normalised projections times sqrt(d) at the end; None if the run diverged."""
+    """Final std of the l2-normalised projections, times sqrt(d); None if the run diverged."""
     rank: float | None
-    """Effective rank of the projections at the end, likewise."""
+    """Final effective rank of the projections; None if the run diverged."""
     loss: float | None
-    """Loss at the end, likewise."""
+    """Final loss; None if the run diverged."""
     batch: int
     images: int
-    """Training images in kNN's bank; 0 if the run ended before a kNN evaluation."""
+    """Number of training images in the kNN bank; 0 if the run ended before a kNN evaluation."""
     diverged: bool
     epochs: tuple[float, ...]
-    """Epoch of each log line, for the curves of loss, z_std and rank."""
+    """Epoch of each point of the curves of loss, z_std and rank."""
     loss_curve: tuple[float, ...]
     z_std_curve: tuple[float, ...]
     rank_curve: tuple[float, ...]
     knn_epochs: tuple[float, ...]
     """Epoch of each kNN evaluation; 0 is before training."""
     knn_curve: tuple[float, ...]
-    """kNN top-1 at each of these epochs, in percent."""
+    """kNN top-1 accuracy at each of ``knn_epochs``, in percent."""
     initial_std: float | None = None
     """z_std of the untrained network; None if it was not measured."""
     centred: bool = True
-    """Whether BN centres the projections, so that their std is near 1 unless they collapse."""
+    """Whether BN centres the projections, which keeps their z_std near 1 unless they collapse."""
     linear: float | None = None
-    """Top-1 of the additional linear evaluation, in percent; None without one."""
+    """Top-1 of the linear evaluation, in percent, if the measure is kNN; None if not evaluated."""
     images_digest: str = ""
     """Hash of the names of the training images; empty if they are unknown."""
 
     @property
     def gain(self) -> float:
-        """Increase of top-1 by training, in percentage points."""
+        """Gain in top-1 accuracy over the untrained network, in percentage points."""
         return self.top1 - self.untrained
 
 
@@ -80,13 +80,13 @@ class RowRecord(Row):
     """A row of a study's table with its results."""
 
     setting: str
-    """Settings that differ from the scale's recipe."""
+    """Settings that differ from the scale's recipe, as text."""
     results: tuple[Result, ...]
     """Results of the finished seeds."""
 
     @property
     def linear(self) -> list[float]:
-        """Linear top-1 of each seed (chance if it diverged); empty if a seed lacks it."""
+        """Linear top-1 of each seed (chance if it diverged); empty if any seed lacks it."""
         found = [one.top1 if one.diverged else one.linear for one in self.results]
         return [] if None in found else [x for x in found if x is not None]
 
@@ -98,26 +98,26 @@ class StudyRecord(Study):
     rows: tuple[RowRecord, ...]
     scale: str
     network: str
-    """Network and images of the scale."""
+    """Description of the scale's network and images."""
     measure: Measure
     chance: float
     epochs: int
-    """Epochs of the base recipe."""
+    """Number of epochs of the base recipe."""
     command: str = ""
-    """Command that trains the runs."""
+    """Command that reproduces the runs."""
     date: str
     environments: tuple[dict[str, Any], ...] = ()
-    """The distinct ``fastsiam.environment`` of the runs."""
+    """Distinct ``fastsiam.environment`` records of the runs."""
     precisions: tuple[str, ...] = ()
-    """The distinct precisions in which the runs were trained; empty if they are unknown."""
+    """Distinct precisions that the runs were trained in; empty if unknown."""
     cached: bool = False
     """Whether the additional linear evaluation used cached features."""
     pixels: float | None = None
-    """kNN top-1 of the raw pixels, in percent; None if no run of the study has it."""
+    """kNN top-1 on raw pixels, in percent; None if no run was evaluated with ``--baselines``."""
 
     @property
     def every_result(self) -> list[Result]:
-        """The results of all rows."""
+        """Results of all rows."""
         return [one for row in self.rows for one in row.results]
 
     @property
@@ -127,7 +127,7 @@ class StudyRecord(Study):
 
     @property
     def seeds(self) -> list[int]:
-        """Seeds with any result."""
+        """Sorted seeds with at least one result."""
         return sorted({one.seed for one in self.every_result})
 
 
@@ -173,7 +173,7 @@ def read_result(run: Run) -> Result | None:
 
 
 def collect(study: Study, scale: Scale, runs: Sequence[Run], config: StudyConfig) -> StudyRecord:
-    """Return the record of a study's runs, of which unfinished ones are left out.
+    """Collect the record of a study from its finished runs.
 
     Raises:
         FastSiamError: a file cannot be read.
@@ -205,7 +205,7 @@ def collect(study: Study, scale: Scale, runs: Sequence[Run], config: StudyConfig
 def study_record(
     study: Study, scale: Scale, results: Mapping[str, Sequence[Result]]
 ) -> StudyRecord:
-    """Return the record of a study, given the results of the finished seeds by variant."""
+    """Build the record of a study from the results of finished seeds, by variant."""
     rows = [
         RowRecord(
             **{f.name: getattr(row, f.name) for f in fields(Row)},
@@ -227,10 +227,10 @@ def study_record(
 
 
 def setting(scale: Scale, variant: str) -> str:
-    """Return the settings in which a variant differs from the scale's base recipe.
+    """Format the settings in which a variant differs from the scale's base recipe.
 
-    The text is such as ``batch 64, warmup-epochs 1.2``, or, with the differences from another
-    method's recipe, ``method simclr, epochs 12``.
+    Example: ``batch 64, warmup-epochs 1.2``. A variant that changes both the method and other
+    settings is compared with that method's recipe: ``method simclr, epochs 12``.
     """
     base, own, config = scale.base, scale.base_of(variant), scale.recipe_of(variant)
     if own.model.method.name == base.model.method.name or VARIANTS[variant].keys() == {"method"}:
@@ -239,7 +239,7 @@ def setting(scale: Scale, variant: str) -> str:
 
 
 def write_record(path: Path, record: StudyRecord) -> None:
-    """Write a record as JSON, with each list of numbers or strings in one line.
+    """Write a record as JSON, with each list of numbers or strings on one line.
 
     Raises:
         FastSiamError: the file cannot be written.
@@ -253,7 +253,7 @@ def write_record(path: Path, record: StudyRecord) -> None:
 
 
 def read_record(path: Path) -> StudyRecord:
-    """Read a record; the paper's claims and the picture's panels come from the present catalogue.
+    """Read a record. The paper's claims and the picture's panels come from the current catalogue.
 
     Raises:
         DataError: the file cannot be read, or is not a record of a study.
@@ -294,7 +294,7 @@ def _column(lines: Iterable[Mapping[str, Any]], name: str) -> tuple[float, ...]:
 
 
 def _pixels(runs: Iterable[Run]) -> float | None:
-    """Return kNN top-1 of the raw pixels, from an evaluation of any run with --baselines."""
+    """Return kNN top-1 on raw pixels, if any run was evaluated with ``--baselines``."""
     for run in runs:
         monitor = run.config.monitor
         for record in read_records(run.folder):

@@ -1,6 +1,6 @@
-"""Execution of a study's runs, each in its own processes, several in parallel if asked for.
+"""Execution of a study's runs in subprocesses, several in parallel with ``--parallel``.
 
-Before the first one, its settings, its images and this machine are checked.
+Settings, images and the machine are checked before the first run starts.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ FASTSIAM = sys.executable, "-m", "fastsiam"
 _TICK = 0.1
 """Seconds between two polls of the processes."""
 _RANKS_LINES = 20
-"""Number of last lines of a log that contain a run's error: lines of other ranks may follow it."""
+"""Number of last log lines to search for an error; output of other ranks may follow it."""
 
 
 class Child:
-    """A process of fastsiam whose output is in a log.
+    """A fastsiam subprocess that logs to a file.
 
-    It has its own process group, out of reach of the terminal's Ctrl-C. If this process is killed,
-    it saves and stops.
+    It has its own process group, so the terminal's Ctrl-C does not reach it. If this process is
+    killed, it gets SIGTERM, which makes it save and stop.
 
     Args:
-        command: its words.
-        log: gets the output, after what is there.
-        environment: variables beside this process's.
+        command: program and arguments.
+        log: file that the output is appended to.
+        environment: environment variables in addition to this process's.
 
     Raises:
         FastSiamError: the log cannot be written.
@@ -65,7 +65,7 @@ class Child:
 
     @property
     def last_lines(self) -> list[str]:
-        """The last lines of its output."""
+        """The last non-empty lines of its output."""
         with explained(FastSiamError, f"cannot read {self._log}"), self._log.open("rb") as log:
             log.seek(self._begin)
             lines = log.read().decode(errors="replace").splitlines()
@@ -73,16 +73,16 @@ class Child:
 
     @property
     def divergence(self) -> str:
-        """The message about a loss that is not finite, if that ended the process; else ""."""
+        """The error message if a loss that is not finite ended the process; else ""."""
         lost = [x for x in self.last_lines if NOT_FINITE in x]
         return lost[0] if self.process.returncode > 0 and lost else ""
 
     def failure(self, what: str, missing: str) -> FastSiamError:
-        """Return the error of a process that failed, or left no result: what is missing."""
+        """Return an error for the process ``what``, which failed or ended without ``missing``."""
         code, lines = self.process.returncode, self.last_lines
         if code < 0:
             why = f"killed by {signal_name(-code)}"
-        elif code:  # lines of another process that trains the run may follow
+        elif code:  # other processes of the same run may have logged lines after the error
             errors = [line for line in lines if line.startswith("error: ")]
             why = [f"exit code {code}", *lines, *errors][-1].removeprefix("error: ")
         else:
@@ -91,10 +91,10 @@ class Child:
 
 
 def images(scale: Scale, config: StudyRunConfig) -> str:
-    """Return the folder of the images; generate those of the demo if they are missing.
+    """Return the folder of a scale's images; generate the demo's images if they are missing.
 
     Raises:
-        DataError: they cannot be generated.
+        DataError: the images cannot be generated.
     """
     if scale.name != "demo":
         return str(DataConfig(data=config.data).root)
@@ -106,11 +106,12 @@ def images(scale: Scale, config: StudyRunConfig) -> str:
 
 
 def check(runs: Sequence[Run]) -> None:
-    """Check that the runs that are not finished can work, and that all use the same images.
+    """Check that the unfinished runs can start, and that all runs use the same images.
 
     Raises:
         ValueError: a batch cannot be divided among the GPUs.
-        FastSiamError: images, labels or devices are missing, or the folder has runs on others.
+        FastSiamError: images, labels or devices are missing, or the folder has runs that were
+            trained on other images.
     """
     left = {run.variant: run for run in runs if not run.is_done}
     if left:
@@ -122,7 +123,7 @@ def check(runs: Sequence[Run]) -> None:
 
 
 def _check_images(run: Run) -> None:
-    """Check the numbers of images and classes, and that other runs beside it have these images."""
+    """Check the number of images and classes, and that sibling runs used the same images."""
     import torch
 
     from fastsiam.distributed import Place
@@ -136,7 +137,7 @@ def _check_images(run: Run) -> None:
     )
     bank, _ = images.loaders()
     found = f"{config.data.root} has {bank.images:,} training images of {len(bank.classes):,}"
-    wanted = f"--scale {scale.name} is for {scale.images:,} of {scale.classes:,}, {scale.title}"
+    wanted = f"--scale {scale.name} expects {scale.images:,} of {scale.classes:,}, {scale.title}"
     if len(bank.classes) != scale.classes:
         raise DataError(f"{found} classes; {wanted}")
     if bank.images != scale.images:
@@ -146,27 +147,27 @@ def _check_images(run: Run) -> None:
     for folder in sorted(run.folder.parent.glob("*-seed-*")):
         if replace(run, folder=folder).images_digest not in ("", own):
             raise DataError(
-                f"{folder} was trained on other images than those of {config.data.root}; pass its "
-                "--data, or choose another --out"
+                f"{folder} was trained on different images than those in {config.data.root}; pass "
+                "its --data, or choose another --out"
             )
 
 
 def do_runs(runs: Sequence[Run], config: StudyRunConfig) -> None:
-    """Execute the runs that are not finished; a run that another process trains is an error.
+    """Execute the unfinished runs; resume those that were started earlier.
 
     Args:
-        runs: all runs; finished ones are skipped, started ones are resumed.
+        runs: all runs; finished ones are skipped.
         config: number of parallel runs, and of GPUs for each.
 
     Raises:
         Interrupted: on SIGINT, SIGTERM or SIGHUP; active runs save their state first.
-        FastSiamError: a run failed, its folder has other settings, or another process uses it.
+        FastSiamError: a run failed, its folder has other settings, or another process trains it.
     """
     for run in runs:
         run.check_settings()
     left = [run for run in runs if not run.is_done]
-    Console().say(f"{len(runs):,} runs, {len(runs) - len(left):,} of them done")
-    # Limited by all runs, including finished ones, so that a resumed run has the same cores.
+    Console().say(f"{len(runs):,} runs, {len(runs) - len(left):,} already finished")
+    # Limit by all runs, including finished ones: a resumed run then gets the same number of cores.
     config = replace(config, parallel=min(config.parallel, len(runs)))
     work = _Work(left, slots(config, _gpus(config)))
     with stops_handled(work.stop, again=work.kill):
@@ -184,11 +185,11 @@ def _gpus(config: StudyRunConfig) -> list[str]:
 
 
 def slots(config: StudyRunConfig, gpus: Sequence[str]) -> list[dict[str, str]]:
-    """Return the environment variables of each parallel slot: its GPUs or its share of the cores.
+    """Return the environment variables of each parallel slot: its GPUs and its share of the cores.
 
     Args:
         config: number of parallel runs, and of GPUs for each.
-        gpus: names of the machine's GPUs; empty on a CPU.
+        gpus: names of the machine's GPUs; empty to run on the CPU.
     """
     found = []
     for number in range(config.parallel):
@@ -205,18 +206,18 @@ def slots(config: StudyRunConfig, gpus: Sequence[str]) -> list[dict[str, str]]:
 
 
 class _Work:
-    """Executes runs in parallel until all are done, one fails, or a signal arrives."""
+    """Scheduler that executes runs in parallel until all finish, one fails, or a signal arrives."""
 
     def __init__(self, runs: Sequence[Run], slots: list[dict[str, str]]) -> None:
         self._console = Console()
         self._waiting, self._slots, self._left = deque(runs), slots, len(runs)
         self._active: dict[Iterator[Child], Child] = {}
-        """The present stage of each active run."""
+        """Maps the generator of each active run's stages to the process of its current stage."""
         self._failure: FastSiamError | None = None
         self._signal = 0
 
     def finish(self) -> None:
-        """Execute the runs; start no further run after a failure or a signal."""
+        """Execute the runs. After a failure or a signal, no further runs start."""
         try:
             while True:
                 while self._waiting and self._slots and not self._failure and not self._signal:
@@ -239,7 +240,7 @@ class _Work:
             raise self._failure
 
     def stop(self, number: int) -> None:
-        """Ask the runs to save their state and end."""
+        """Ask the active runs to save their state and exit."""
         self._signal = number
         self._console.say(
             f"{signal_name(number)}: saving and stopping the runs; a second signal kills them "
@@ -249,24 +250,24 @@ class _Work:
             child.process.terminate()
 
     def kill(self, _: int = signal.SIGKILL) -> None:
-        """Kill the runs without saving."""
+        """Kill the active runs without saving."""
         for child in self._active.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.process.pid, signal.SIGKILL)
 
     def _advance(self, stages: Iterator[Child]) -> None:
-        """Start a run's next stage; keep an error until the other active runs have ended."""
+        """Start a run's next stage; store an error, to raise it once all active runs have ended."""
         self._active.pop(stages, None)
         try:
             if child := next(stages, None):
                 self._active[stages] = child
-                if self._signal:  # it arrived meanwhile
+                if self._signal:  # it arrived while the process was starting
                     child.process.terminate()
         except FastSiamError as error:
             self._failure = self._failure or error
 
     def _stages(self, run: Run, slot: dict[str, str]) -> Iterator[Child]:
-        """Start training and linear evaluation in turn; yield each, to be continued at its end."""
+        """Start training, then linear evaluation; yield each process, and continue when it ends."""
         run.prepare()
         verb = "resuming" if (run.folder / "checkpoints").exists() else "starting"
         self._console.say(f"{verb} {run.name}; its output is in {run.log_file}")
@@ -301,7 +302,7 @@ def _figures(result: Result, run: Run) -> str:
 
 
 def _command(run: Run) -> list[str]:
-    """Return the command of a run's next stage: training, or linear evaluation if it is trained."""
+    """Return the command of a run's next stage: training, or linear evaluation once trained."""
     if not run.is_trained:
         return [*FASTSIAM, "train", "--config", str(run.settings_file), "--out", str(run.folder)]
     config = run.config

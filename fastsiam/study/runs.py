@@ -1,7 +1,7 @@
 """The runs of a study: their folders, settings and state.
 
-The folder of a run is ``OUT/SCALE/VARIANT-seed-N``. Its ``study.toml`` has the settings before each
-``auto`` was resolved.
+A run's folder is ``OUT/SCALE/VARIANT-seed-N``. Its ``study.toml`` has the settings as requested,
+with each ``auto`` unresolved.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NUMBERS = {
     "train": ("step", "epoch", "loss", "z_std", "rank"),
     "knn": ("epoch", "top1", "bank"),
 }
-"""What studies read of the lines of metrics, by their kind."""
+"""Numbers that studies need in each metrics line, by kind of line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,37 +45,37 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
+        """Name for messages."""
         return self.folder.name
 
     @property
     def settings_file(self) -> Path:
-        """The file with the settings."""
+        """TOML file with the requested settings."""
         return self.folder / "study.toml"
 
     @property
     def log_file(self) -> Path:
-        """The file with the output of its processes."""
+        """File with the output of the run's processes."""
         return self.folder / "study.log"
 
     @property
     def diverged_file(self) -> Path:
-        """The file that marks a run which ended because the loss was not finite."""
+        """Marker file of a run that ended because its loss was not finite."""
         return self.folder / "diverged"
 
     @property
     def is_diverged(self) -> bool:
-        """Whether the run ended because the loss was not finite; it is not tried again."""
+        """Whether the run ended because its loss was not finite; it is not retried."""
         return self.diverged_file.exists()
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of its metrics; raises ``DataError`` if one lacks a number."""
+        """The run's metrics lines; raises ``DataError`` if a line lacks a required number."""
         return read_metrics(self.folder, numbers=_NUMBERS)
 
     @property
     def is_trained(self) -> bool:
-        """Whether the evaluation after the last epoch is in the metrics."""
+        """Whether the metrics include the kNN evaluation after the last epoch."""
         return any(
             line["kind"] == "knn" and line["epoch"] >= self.config.optim.epochs
             for line in self.metrics
@@ -83,7 +83,7 @@ class Run:
 
     @property
     def is_done(self) -> bool:
-        """Whether the run diverged, or has all results for the table."""
+        """Whether the run diverged, or has all results that the table needs."""
         needs_linear = self.linear or self.scale.measure == "linear top-1"
         return self.is_diverged or (
             self.is_trained and not (needs_linear and self.linear_top1 is None)
@@ -91,9 +91,10 @@ class Run:
 
     @property
     def linear_top1(self) -> float | None:
-        """Top-1 of the linear evaluation after the last epoch, with the settings of the study's.
+        """Top-1 of the linear evaluation after the last epoch; None without one.
 
-        Evaluations on a part of the training images, or with other settings or data, do not count.
+        Evaluations on a subset of the training images, or with other settings or data than the
+        study's, do not count.
         """
         for record in read_records(self.folder):
             if (
@@ -108,15 +109,15 @@ class Run:
         return None
 
     def _linear_protocol(self, record: Record) -> dict[str, Any]:
-        """Return the protocol of the study's linear evaluation, on the images of a record."""
+        """Return the protocol of the study's linear evaluation for a record's number of images."""
         linear = LinearConfig(cached=self.scale.cached).settled(record.data.train)
         most = record.data.train // record.images.ranks * record.images.ranks
         return replace(linear, batch=min(linear.global_batch, most)).protocol()
 
     def has_usual_images(self, record: Record) -> bool:
-        """Whether an evaluation is on the run's own images, cut and normalised as in the run.
+        """Return whether an evaluation used the run's own images, cropped and normalised alike.
 
-        They may have moved since the run was trained, as ``study run --data`` says.
+        The images may have moved since training, if ``study run --data`` named the new place.
 
         Raises:
             FastSiamError: the run's settings cannot be read.
@@ -141,14 +142,14 @@ class Run:
 
     @property
     def images_digest(self) -> str:
-        """Hash of the names of its training images; empty if they are unknown."""
+        """Hash of the training images' names; empty if unknown."""
         from fastsiam.train.image_list import ImageList, fingerprint
 
         listed = ImageList.load(self.folder)
         return fingerprint(listed.names) if listed else ""
 
     def prepare(self) -> None:
-        """Write the settings into the run's folder.
+        """Write the requested settings into the run's folder.
 
         Raises:
             FastSiamError: the folder cannot be written.
@@ -157,21 +158,21 @@ class Run:
             temporary.write_text(to_toml(self.config, recipe=self.scale.recipe))
 
     def check_settings(self) -> None:
-        """Check that a run that has started has the same settings.
+        """Check that a run that was started earlier has the same settings.
 
         Raises:
-            FastSiamError: names the settings that differ.
+            FastSiamError: settings differ; the message names them.
         """
         asked = self._asked()
         changed = differences(asked, self.config) if asked else {}
         if changed and (read_metrics(self.folder) or self.is_diverged):
             raise FastSiamError(
-                f"{self.folder} holds a run with other settings ({changes_text(changed)}); choose "
-                "another --out, or delete the folder"
+                f"{self.folder} contains a run with different settings ({changes_text(changed)}); "
+                "choose another --out, or delete the folder"
             )
 
     def _asked(self) -> TrainConfig | None:
-        """Return the settings of the last ``study run``; None before the first.
+        """Read the settings that the last ``study run`` wrote; None before the first.
 
         Raises:
             FastSiamError: the file cannot be read.
@@ -185,13 +186,13 @@ class Run:
 
 
 def run_command(study: str, config: StudyConfig) -> str:
-    """Return the command that trains a study's runs, without the number of seeds."""
+    """Return the command that trains a study's runs, without ``--seeds``."""
     epochs = f" --epochs {config.epochs}" if config.epochs else ""
     return f"fastsiam study run {study} --scale {config.scale}{epochs}"
 
 
 def folder_of(config: StudyConfig) -> Path:
-    """Return the folder with all runs at a scale."""
+    """Return the parent folder of all runs at a scale."""
     own = f"-{config.epochs}-epochs" if config.epochs else ""
     return Path(config.out) / f"{config.scale}{own}"
 
@@ -204,13 +205,13 @@ def runs_of(
     seeds: Iterable[int],
     linear: bool = False,
 ) -> list[Run]:
-    """Return the distinct runs of studies: all rows with the first seed, then with the next.
+    """List the distinct runs of studies: all variants with the first seed, then with the next.
 
     Args:
-        studies: the studies.
-        scale: the recipes that their rows change.
+        studies: studies, which may share variants.
+        scale: scale to run them at.
         folder: parent of the runs' folders.
-        seeds: of each row.
+        seeds: seeds of each variant.
         linear: whether the runs need a linear evaluation in addition to kNN.
     """
     variants = dict.fromkeys(row.variant for study in studies for row in study.rows)

@@ -1,8 +1,8 @@
-"""The scales of the studies: for each a base recipe and a measure of its networks.
+"""Scales of the studies: a base recipe, a data set, and an accuracy measure for each.
 
-``scales.toml`` lists them. At the scales ``paper`` and ``cifar`` the related methods use their own
-recipes, with the epochs of the base. At smaller scales a method uses the base's network, views and
-epochs, with its own heads, loss and learning rate.
+``scales.toml`` lists them. At the scales ``paper`` and ``cifar``, the related methods use their own
+recipes with the base recipe's number of epochs. At smaller scales, every method uses the base
+recipe's network, views and epochs, with its own heads, loss and learning rate.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Measure = Literal["kNN top-1", "linear top-1"]
 Device = Literal["auto", "cuda", "cpu"]
 
 _LOG_LINES = 25
-"""Approximate number of metrics lines of a run."""
+"""Approximate number of metrics lines that a run logs."""
 _SAVES = 20
-"""Number of checkpoints of a long run: a killed run repeats at most this fraction of it."""
+"""Number of checkpoints that a long run saves, so that a killed run repeats at most 1/20."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A base recipe, which the variants change, with its images and measure."""
+    """A base recipe, which the variants modify, with its data set and accuracy measure."""
 
     name: ScaleName
     title: str
-    """Network and images, for messages."""
+    """Description of the network and the images, for tables and messages."""
     recipe: str
     """Name of the recipe that the base is derived from."""
     base: TrainConfig
@@ -44,23 +44,23 @@ class Scale:
     cached: bool = False
     """Whether linear evaluation uses features computed once, without augmentation (--cached)."""
     seeds: int = 3
-    """Default number of runs of each row."""
+    """Default number of seeds per row."""
     methods: Mapping[str, Changes] = field(default_factory=dict)
-    """Settings of each related method beside ``_METHODS``, or the name of its "recipe"."""
+    """Settings of each related method that override ``_METHODS``, or its "recipe" by name."""
 
     @property
     def chance(self) -> float:
-        """Top-1 of random guesses, in percent."""
+        """Top-1 accuracy of random guessing, in percent."""
         return 100 / self.classes
 
     def on(self, data: str, *, gpus: int, device: Device) -> Scale:
-        """Return the scale with the user's data and devices."""
+        """Return a copy of the scale for the user's data and devices."""
         own = replace(self.base.data, data=data)
         run = replace(self.base.run, gpus=gpus, device=device)
         return replace(self, base=replace(self.base, data=own, run=run))
 
     def base_of(self, variant: str) -> TrainConfig:
-        """Return the recipe that a variant changes."""
+        """Return the recipe that a variant modifies: the scale's, adapted to the method."""
         method = VARIANTS[variant].get("method", "")
         own = {**_METHODS.get(method, {}), **self.methods.get(method, {})}
         if "recipe" in own:
@@ -70,11 +70,11 @@ class Scale:
         return with_changes(self.base, own)
 
     def recipe_of(self, variant: str) -> TrainConfig:
-        """Return the recipe of a variant, with its changes."""
+        """Return a variant's recipe: ``base_of`` with the variant's changes."""
         return with_changes(self.base_of(variant), VARIANTS[variant])
 
     def settings(self, variant: str, *, seed: int) -> TrainConfig:
-        """Return the settings of a variant's run."""
+        """Return the settings of a variant's run: its recipe, and when to log and save."""
         config = self.recipe_of(variant)
         per_epoch = max(1, self.images // config.optim.batch)
         total = config.optim.epochs * per_epoch
@@ -91,7 +91,7 @@ class Scale:
 
 
 def _with_recipe(base: TrainConfig, name: str) -> TrainConfig:
-    """Return a recipe with the base's images and epochs; the warm-up is scaled in proportion."""
+    """Return a recipe with the base's data and epochs; warm-up is scaled in proportion."""
     own, epochs = RECIPES[name](), base.optim.epochs
     warmup = own.optim.warmup_epochs * epochs / own.optim.epochs
     optim = replace(own.optim, epochs=epochs, warmup_epochs=warmup)
@@ -108,15 +108,10 @@ _METHODS: dict[str, dict[str, Any]] = _DATA["methods"]
 SCALES: dict[ScaleName, Scale] = {
     name: _scale(name, **scale) for name, scale in _DATA["scales"].items()
 }
-"""Every scale by its name."""
+"""Every scale by name."""
 
 
 def scale(name: ScaleName, *, epochs: int = 0) -> Scale:
-    """Return a scale.
-
-    Args:
-        name: of the scale.
-        epochs: length of the base recipe; 0 means the scale's own.
-    """
+    """Return a scale by name, with its base recipe trained for ``epochs`` (0: the default)."""
     found = SCALES[name]
     return replace(found, base=with_changes(found.base, {"epochs": epochs})) if epochs else found

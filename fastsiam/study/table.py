@@ -1,4 +1,4 @@
-"""The table of a study: the paper's results, measured results, and a verdict on each claim."""
+"""The table of a study: the paper's results, measured results, and verdicts on the claims."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fastsiam.study.verdicts import judge_all
 
 
 def as_text(record: StudyRecord) -> str:
-    """Return a study's table for a terminal: results, then the verdicts with their reasons."""
+    """Format a study's table for a terminal: results, then the verdicts with their reasons."""
     heads, rows = cells(record)
-    lines = [line[:-1] for line in (heads, *rows)]  # the reasons below repeat the verdicts
+    lines = [line[:-1] for line in (heads, *rows)]  # verdicts are in the reasons below
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -28,7 +28,7 @@ def as_text(record: StudyRecord) -> str:
 
 
 def as_markdown(record: StudyRecord) -> str:
-    """Return a study's table as Markdown, with the reasons of the verdicts folded below it."""
+    """Format a study's table as Markdown, with the verdicts' reasons in a collapsed section."""
     items = "".join(f"<li>{escape(line)}</li>" for line in reasons(record))
     folded = f"<details><summary>The verdicts' figures</summary><ul>{items}</ul></details>"
     table = markdown(*cells(record))
@@ -37,7 +37,7 @@ def as_markdown(record: StudyRecord) -> str:
 
 
 def cells(record: StudyRecord) -> tuple[list[str], list[list[str]]]:
-    """Return the heading and the rows; results are means and standard deviations over seeds."""
+    """Return the table's header and rows; results are mean ± standard deviation over seeds."""
     verdicts = judge_all(record)
     has_originals = any(row.original is not None for row in record.rows)
     columns: list[tuple[str, Callable[[RowRecord], str]]] = [
@@ -61,7 +61,7 @@ def cells(record: StudyRecord) -> tuple[list[str], list[list[str]]]:
 
 
 def reasons(record: StudyRecord) -> list[str]:
-    """Return a line for each verdict: the claim, the verdict, and its reason."""
+    """Return one line for each verdict: row, claim, outcome and reason."""
     verdicts = judge_all(record)
     return [
         f"{row.title}: {_claimed(record, claim)}: {verdict.outcome} ({verdict.reason})"
@@ -71,7 +71,7 @@ def reasons(record: StudyRecord) -> list[str]:
 
 
 def caption(record: StudyRecord) -> str:
-    """Return the caption: what the numbers are, and on what machines they were measured."""
+    """Return the caption: what the numbers measure, the machines, the date and the command."""
     seeds = spelled_seeds(record.seeds) or "that will be done"
     images = {one.images for one in record.every_result if one.images}
     many = f" ({' or '.join(f'{count:,}' for count in sorted(images))} training images)"
@@ -86,7 +86,7 @@ def caption(record: StudyRecord) -> str:
 
 
 def _beside(record: StudyRecord) -> str:
-    """Return the parts of the caption on linear evaluation, raw pixels and untrained networks."""
+    """Return the caption's text on linear evaluation, raw pixels and untrained networks."""
     said = ""
     if record.has_linear:
         how = "cached features of central crops" if record.cached else "random crops and flips"
@@ -99,7 +99,7 @@ def _beside(record: StudyRecord) -> str:
 
 
 def _other_images(record: StudyRecord) -> str:
-    """Return a warning if runs trained on other images than the first run with known images."""
+    """Return a warning that names runs trained on other images than the first; "" if none did."""
     runs = {
         f"{row.title}, seed {one.seed}": one.images_digest
         for row in record.rows
@@ -111,7 +111,7 @@ def _other_images(record: StudyRecord) -> str:
 
 
 def spelled_seeds(seeds: Sequence[int]) -> str:
-    """Return seeds as text: "0, 2, 3", or "0 to 9" where none is missing between."""
+    """Format sorted seeds: "0, 2, 3", or "0 to 9" if they are consecutive."""
     if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
         return f"{seeds[0]} to {seeds[-1]}"
     return ", ".join(map(str, seeds))
@@ -127,7 +127,7 @@ def _figure(value: float | str | None) -> str:
 
 
 def _claimed(record: StudyRecord, claim: Claim) -> str:
-    """Return a claim as text."""
+    """Format a claim, such as "better than 'SimCLR'"."""
     if not claim.than:
         return "does not collapse" if claim.kind == "stands" else claim.kind
     other = next(row.title for row in record.rows if row.variant == claim.than)
@@ -135,7 +135,7 @@ def _claimed(record: StudyRecord, claim: Claim) -> str:
 
 
 def averaged(values: Sequence[float | None], digits: int) -> str:
-    """Format mean and standard deviation of the values that are not None."""
+    """Format the mean ± standard deviation of the values that are not None; "-" without any."""
     there = [value for value in values if value is not None]
     if not there:
         return "-"

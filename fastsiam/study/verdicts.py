@@ -1,13 +1,13 @@
 """Verdicts on the paper's claims: each *holds*, is *contradicted*, or *cannot be told*.
 
 docs/study.md lists the criteria. **collapses**, **stands** (does not collapse) and **degenerates**
-are judged by counting seeds; they cannot be told if the seeds differ. The others are judged by a
-mean over seeds, with a two-sided t test against a bound. Rows are compared seed by seed, without
-seeds that diverged in both, and these tests are corrected for their number in the study (Holm).
+count seeds; they cannot be told if the seeds disagree. The others use a two-sided t test of the
+mean over seeds against a bound. Comparisons of rows are paired by seed, without seeds that diverged
+in both rows, and corrected for the number of such tests in the study (Holm).
 
-A seed diverged if its loss was not finite. It counts with the top-1 of chance, but not as collapse:
-"a model with a diverging loss, which is another pattern of failure, may also exhibit a chance-level
-accuracy" (section 4.1).
+A seed diverged if its loss was not finite. Its top-1 accuracy counts as chance, but divergence is
+not collapse: "a model with a diverging loss, which is another pattern of failure, may also exhibit
+a chance-level accuracy" (section 4.1).
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ Outcome = Literal["holds", "contradicted", "cannot be told"]
 Results = Sequence[Result]
 
 LEVEL = 0.05
-"""Significance level of the two-sided tests; for comparisons of rows, of all tests of a study."""
+"""Significance level of the two-sided tests; family-wise for the comparisons of rows in a study."""
 SHARE = 0.25
-"""Share of the reference's gain below which a row fails."""
+"""A row fails if its gain is below this fraction of the reference's gain."""
 MARGIN = 1.0
-"""Largest difference of top-1 between rows that are alike, in percentage points."""
+"""Rows are alike if their top-1 differs by less than this many percentage points."""
 ROUGHNESS = 1.5
-"""Factor on the reference's change of the loss between log lines above which a row is unstable."""
+"""A row is unstable if its ``roughness`` exceeds this multiple of the reference's."""
 DEGENERATE_LOSS, DEGENERATE_STD = -0.9, 0.1
-"""Loss and z_std below which a run is degenerate."""
+"""A run is degenerate if its loss and z_std are both below these values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ class Verdict:
     outcome: Outcome
     reason: str
     comparison: float | None = None
-    """p of a test that compares two rows, before correction; None for other verdicts."""
+    """Uncorrected p-value of a test that compares two rows; None for other verdicts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean over seeds and the ends of its 95% confidence interval."""
+    """A mean over seeds with its 95% confidence interval."""
 
     mean: float
     low: float
@@ -64,7 +64,7 @@ class Interval:
 
 
 def interval(values: Sequence[float]) -> Interval | None:
-    """Return the 95% confidence interval of a mean; None for fewer than two values."""
+    """Return the mean with its 95% confidence interval; None for fewer than two values."""
     if len(values) < 2:
         return None
     mean = fmean(values)
@@ -74,7 +74,7 @@ def interval(values: Sequence[float]) -> Interval | None:
 
 
 def judge_all(record: StudyRecord) -> dict[str, list[tuple[Claim, Verdict]]]:
-    """Judge all claims of the paper about a study; return the verdicts by the variants' names."""
+    """Judge all of the paper's claims about a study; return the verdicts by variant."""
     rows = {row.variant: row.results for row in record.rows}
     found = {
         row.variant: [
@@ -92,7 +92,7 @@ def judge_all(record: StudyRecord) -> dict[str, list[tuple[Claim, Verdict]]]:
 
 
 def holm(tests: Sequence[float]) -> dict[float, float]:
-    """Return the corrected p of each test's p, by Holm's method."""
+    """Correct p-values by Holm's method; return a mapping from uncorrected to corrected."""
     corrected: dict[float, float] = {}
     highest = 0.0
     for place, p in enumerate(sorted(tests)):
@@ -111,13 +111,13 @@ def _corrected(verdict: Verdict, corrected: Mapping[float, float]) -> Verdict:
 
 
 def judge(claim: Claim, row: str, rows: Mapping[str, Results], *, reference: str) -> Verdict:
-    """Judge a claim about a row of a study, without correction for other tests.
+    """Judge a claim about a row of a study, without correction for multiple tests.
 
     Args:
         claim: the paper's claim.
-        row: name of the row's variant.
-        rows: results of each row by its variant's name; rows without results may be missing.
-        reference: name of the study's reference row.
+        row: variant of the row.
+        rows: results by variant; rows without results may be missing.
+        reference: variant of the study's reference row.
     """
     own = rows.get(row, ())
     match claim.kind:
@@ -136,7 +136,7 @@ def judge(claim: Claim, row: str, rows: Mapping[str, Results], *, reference: str
 
 
 def _by_count(own: Results, is_so: Callable[[Result], bool], *, wanted: bool) -> Verdict:
-    """Judge by whether a condition is true in all finished seeds, in none, or in some."""
+    """Judge by how many seeds meet a condition: all, some or none. Diverged seeds do not count."""
     ended = [one for one in own if None not in (one.z_std, one.rank, one.loss)]
     if not ended:
         return Verdict("cannot be told", "no seed came to its end")
@@ -198,7 +198,7 @@ def _is_unstable(own: Results, reference: Results) -> Verdict:
 
 
 def roughness(result: Result) -> float | None:
-    """Return the mean absolute change of the loss between log lines in the run's second half."""
+    """Return the mean absolute change of the loss between log lines in a run's second half."""
     losses = result.loss_curve[len(result.loss_curve) // 2 :]
     return fmean(abs(b - a) for a, b in pairwise(losses)) if len(losses) > 1 else None
 
@@ -206,13 +206,9 @@ def roughness(result: Result) -> float | None:
 def _by_mean(
     values: Sequence[float], reason: str, *, low: float = -inf, high: float = inf
 ) -> Verdict:
-    """Judge by whether the mean over seeds lies between two bounds.
+    """Judge by whether the mean of one value per seed lies between two bounds.
 
-    Args:
-        values: one for each seed.
-        reason: text with ``{}`` for the confidence interval.
-        low: the lower bound.
-        high: the upper bound.
+    The verdict's reason is ``reason`` with the confidence interval in place of ``{}``.
     """
     found = interval(values)
     if found is None:
@@ -226,13 +222,13 @@ def _by_mean(
 
 
 def _pairs(own: Results, other: Results) -> list[tuple[Result, Result]]:
-    """Return the results of the seeds that both rows have."""
+    """Pair the results of two rows by seed; seeds that only one row has are left out."""
     of_seed = {one.seed: one for one in other}
     return [(one, of_seed[one.seed]) for one in own if one.seed in of_seed]
 
 
 def _comparable(own: Results, other: Results) -> list[tuple[Result, Result]]:
-    """Return the pairs in which at most one diverged: two diverged seeds are not comparable."""
+    """Pair results by seed, except seeds that diverged in both rows: they cannot be compared."""
     return [pair for pair in _pairs(own, other) if not all(one.diverged for one in pair)]
 
 

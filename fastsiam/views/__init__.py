@@ -1,1 +1,1 @@
-"""Views of images: batches, random parameters, and the photometric augmentations."""
+"""Augmented views of images: batches, random parameters, and photometric augmentations."""

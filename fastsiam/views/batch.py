@@ -1,4 +1,4 @@
-"""Batches, and the interfaces of loaders."""
+"""Batches of views, and the interfaces of loaders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastsiam.views.draws import ViewParams
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One rank's share of a batch: one or more views of N images, on the training device."""
+    """One rank's part of a global batch: views of N images, on the training device."""
 
     views: tuple[Tensor, ...]
     """View v is (N, 3, S_v, S_v) float, normalised, channels-last."""
@@ -26,11 +26,11 @@ class Batch:
     label: Tensor
     """(N,) int64, -1 for images without a label. Methods do not use it."""
     seen: int = 0
-    """Digest of images and augmentations (``fastsiam.views.digest``); 0 if the loader has none."""
+    """Digest of images and augmentations (``fastsiam.views.digest``); 0 if not computed."""
     params: ViewParams | None = None
-    """The views' crop boxes, flips and colour parameters, on the host; None for noise."""
+    """Crop boxes, flips and colour parameters of the views, on the host; None for noise."""
     name_of: Callable[[int], str] = field(default=lambda index: "", repr=False, compare=False)
-    """Function that returns an image's name, given its position in the data set."""
+    """Maps an image's position in the data set to its name."""
 
     @property
     def view1(self) -> Tensor:
@@ -44,18 +44,18 @@ class Batch:
 
     @property
     def names(self) -> list[str]:
-        """The N images' names within the data set, such as ``class/file.jpg``; "" for noise."""
+        """Names of the N images in the data set, such as ``class/file.jpg``; "" for noise."""
         return [self.name_of(index) for index in self.index.tolist()]
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
-        """Return the batch with its tensors on a device; Lightning calls this."""
+        """Move the batch's tensors to a device; Lightning calls this."""
         views = (view.to(device, non_blocking=non_blocking) for view in self.views)
         index = self.index.to(device, non_blocking=non_blocking)
         label = self.label.to(device, non_blocking=non_blocking)
         return replace(self, views=tuple(views), index=index, label=label)
 
     def chunks(self, count: int) -> list[Batch]:
-        """Split into equal parts for gradient accumulation, without digest and params."""
+        """Split into equal parts for gradient accumulation; parts have no digest and no params."""
         parts = (t.chunk(count) for t in (self.index, self.label, *self.views))
         return [
             Batch(tuple(views), index, label, name_of=self.name_of)
@@ -64,10 +64,10 @@ class Batch:
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Copy a host array to a device; does not wait for the device.
+    """Copy a host array to a device without waiting for the device.
 
-    NumPy writes into the pinned memory: torch's own copy would wake a thread on every core, which
-    takes longer than the copy and disturbs the threads that decode.
+    NumPy copies into pinned memory, because torch's copy would wake a thread on every core. That
+    takes longer than the copy and disturbs the decoding threads.
     """
     if device.type != "cuda":
         return torch.from_numpy(np.array(array))
@@ -78,25 +78,24 @@ def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
 
 
 Crops = tuple[Tensor, ...]
-"""Crops of N images, before the photometric stage: one tensor for each side of the views, in the
-order of ``AugmentConfig.by_side``. Each is (V, N, S, S, 3) uint8 on the device, where V counts the
-views of that side."""
+"""Crops of N images before the photometric stage: one tensor for each crop size, in the order of
+``AugmentConfig.by_side``. Each is (V, N, S, S, 3) uint8 on the device: the V views of size S."""
 
 Shape = tuple[int, int, int, int, int]
-"""(V, N, S, S, 3) of the crops of one side."""
+"""(V, N, S, S, 3): shape of the crops of one size."""
 
 
 def crop_shapes(config: AugmentConfig, images: int) -> list[Shape]:
-    """Return the shapes of the ``Crops`` of a number of images."""
+    """Return the shapes of the ``Crops`` for a number of images."""
     return [(len(views), images, side, side, 3) for side, views in config.by_side.items()]
 
 
 class Loader(Protocol):
-    """Interface of loaders: one rank's batches of a data set. The whole state is (epoch, step)."""
+    """Interface of training loaders: one rank's batches. Their only state is (epoch, step)."""
 
     @property
     def pipeline(self) -> str:
-        """Name of the pipeline that loads."""
+        """Name of the loader's pipeline."""
 
     @property
     def source(self) -> str:
@@ -111,15 +110,15 @@ class Loader(Protocol):
         """Number of complete global batches in an epoch, the same on all ranks."""
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
-        """Yield an epoch's batches from step ``skip`` on; they depend on the arguments only."""
+        """Yield an epoch's batches from step ``skip`` on. They depend only on the arguments."""
 
     def close(self) -> None:
-        """End worker processes and free memory; the loader cannot be used afterwards."""
+        """Stop worker processes and free memory; the loader cannot be used afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvalBatch:
-    """N images without augmentation, for evaluation."""
+    """A batch of N images without augmentation, for evaluation."""
 
     image: Tensor
     """(N, 3, S, S) float central crops, normalised, channels-last, on the device."""
@@ -130,22 +129,22 @@ class EvalBatch:
 
 
 class EvalLoader(Protocol):
-    """Interface of loaders for evaluation: central crops of one rank's images, in order."""
+    """Interface of evaluation loaders: central crops of one rank's images, in order."""
 
     @property
     def images(self) -> int:
-        """Number of images of all ranks."""
+        """Total number of images over all ranks."""
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the labels."""
+        """Class names, indexed by label."""
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """(``images``,) labels of all ranks' images, -1 for images without a label."""
+        """(``images``,) labels of the images of all ranks, -1 for images without a label."""
 
     def names(self) -> list[str]:
-        """Return the names of all ranks' images, in the data set's order."""
+        """Return the image names of all ranks, in the data set's order."""
 
     def __iter__(self) -> Iterator[EvalBatch]:
         """Iterate over this rank's images once."""

@@ -1,9 +1,9 @@
-"""Digests of the images and augmentations of batches, which can be added over ranks and steps.
+"""Digests of the images and augmentations in batches, additive over ranks and steps.
 
 Each image contributes a hash of its place in the epoch, its position in the data set and its
-augmentation parameters. A digest is the sum of these hashes modulo 2^64. It changes with any image,
-parameter or order, but not with the division of a batch among ranks, processes and threads, nor
-with the pipeline. It detects mistakes; it is not secure against manipulation.
+augmentation parameters. A digest is the sum of these hashes modulo 2^64. It depends on every image
+and parameter and on their order, but not on the pipeline, or on how a batch is divided among ranks,
+processes and threads. It detects mistakes but is not cryptographically secure.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def batch_digest(
     """Return the digest of consecutive images of an epoch.
 
     Args:
-        params: augmentation parameters that the pipeline received; None for images without any.
+        params: augmentation parameters that the pipeline received; None for unaugmented images.
         index: (N,) positions in the data set that the pipeline received.
         epoch: number of the epoch, from 0.
         place: place of the first image in the epoch's order, over all ranks.
 
     Returns:
-        0 to 2^64 - 1. Digests of parts of a batch add up to that of the batch (``sum_digests``).
+        0 to 2^64 - 1. ``sum_digests`` of the parts of a batch is the digest of the batch.
     """
     key = rng.keys(epoch, place + np.arange(len(index)), index)
     total = int(rng.mix(key).sum())
@@ -44,12 +44,12 @@ def batch_digest(
 
 
 def sum_digests(*digests: int) -> int:
-    """Return the digest of all images that the given digests cover."""
+    """Combine the digests of disjoint sets of images."""
     return sum(digests) % _MODULUS
 
 
 def hex_digest(digest: int) -> str:
-    """Return a digest as 16 hexadecimal digits."""
+    """Format a digest as 16 hexadecimal digits."""
     return f"{digest:016x}"
 
 
@@ -66,5 +66,5 @@ def _words(params: ViewParams) -> NDArray[np.uint64]:
 
 @lru_cache(maxsize=8)
 def _columns(views: int, words: int) -> NDArray[np.uint64]:
-    """Return a constant for each word of each view, (V, 1, words), so that their order matters."""
+    """Return a constant per word of each view, (V, 1, words), which makes the order matter."""
     return rng.keys(np.arange(views * words)).reshape(views, 1, words)

@@ -1,8 +1,8 @@
 """Random augmentation parameters: a pure function of (seed, epoch, image index, view).
 
-All pipelines apply these parameters and draw none of their own. So all pipelines can be compared
-with one reference, and a run that is resumed mid-epoch, or with another number of GPUs, sees
-exactly the same views.
+All pipelines apply these parameters instead of drawing their own. So every pipeline can be tested
+against one reference, and a run that resumes mid-epoch, or on another number of GPUs, sees exactly
+the same views.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from fastsiam.config import AugmentConfig
 from . import rng
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
-"""The jitter's operations, numbered as in torchvision's ``ColorJitter``."""
+"""Operations of the colour jitter, numbered as in torchvision's ``ColorJitter``."""
 
 NO_LEVEL = 256
-"""A solarisation threshold that no level reaches."""
+"""Solarisation threshold above all levels: no solarisation."""
 
 _ORDERS = np.array(list(permutations(range(4))), dtype=np.int8)
-_TRIES = 10  # as RandomResizedCrop.get_params
+_TRIES = 10  # as in RandomResizedCrop.get_params
 _FIRST_AFTER_CROP = 4 * _TRIES
 _AFTER_CROP = 11
 
 
 @dataclass(frozen=True, slots=True)
 class ViewParams:
-    """Parameters of the V views of N images. All arrays are numpy, on the host."""
+    """Augmentation parameters of the V views of N images. All arrays are numpy, on the host."""
 
     box: NDArray[np.int32]
     """(V, N, 4): top, left, height and width of the crop, in pixels of the source."""
     flip: NDArray[np.bool_]
-    """(V, N): whether the view is mirrored left to right."""
+    """(V, N): whether the view is flipped horizontally."""
     jitter: NDArray[np.bool_]
     """(V, N): whether the colour jitter applies."""
     order: NDArray[np.int8]
-    """(V, N, 4): the jitter's operations, in the order of their application."""
+    """(V, N, 4): the jitter's operations in the order in which they apply."""
     factor: NDArray[np.float32]
     """(V, N, 4): factors of brightness, contrast and saturation, and the hue shift (in turns)."""
     gray: NDArray[np.bool_]
@@ -50,7 +50,7 @@ class ViewParams:
     blur: NDArray[np.float32]
     """(V, N): sigma of the Gaussian blur, in pixels of the view; 0 means no blur."""
     solarise: NDArray[np.int16]
-    """(V, N): threshold at and above which levels are inverted, after the blur; 256 means none."""
+    """(V, N): levels from this threshold on are inverted, after the blur; 256 inverts none."""
 
     def rows(self, which: slice | NDArray[np.integer]) -> ViewParams:
         """Return the parameters of the given images."""
@@ -72,23 +72,23 @@ class ViewParams:
 def draw_views(
     config: AugmentConfig, *, seed: int, epoch: int, index: ArrayLike, size: ArrayLike
 ) -> ViewParams:
-    """Draw the parameters of all views of N images.
+    """Draw the augmentation parameters of all views of N images.
 
     The distributions are those of torchvision's ``RandomResizedCrop.get_params`` (ten tries, then a
-    central crop), ``ColorJitter.get_params`` (order included), ``RandomHorizontalFlip``,
-    ``RandomGrayscale``, ``RandomSolarize``, and MoCo v2's Gaussian blur (sigma uniform),
-    each applied with its probability.
+    central crop), ``ColorJitter.get_params`` (including the order), ``RandomHorizontalFlip``,
+    ``RandomGrayscale``, ``RandomSolarize``, and MoCo v2's Gaussian blur (uniform sigma). Each
+    applies with its own probability.
 
     Args:
         config: ranges and probabilities of each view.
-        seed: the run's seed.
+        seed: seed of the run.
         epoch: number of the epoch, from 0.
         index: (N,) position of each image in the data set.
         size: (N, 2) height and width of each source image in pixels.
 
     Returns:
-        The parameters. Those of an image and view depend only on the configuration, the seed, the
-        epoch, the image's index and size, and the view, not on the other images of the batch.
+        The parameters. Those of a view depend only on the configuration, the seed, the epoch, the
+        image's index and size, and the view, not on the other images of the batch.
     """
     index, size = np.asarray(index, np.int64), np.asarray(size, np.int64).reshape(-1, 2)
     ranges, views = _ranges(config), len(config.views)
@@ -116,11 +116,11 @@ def draw_views(
 
 @lru_cache(maxsize=8)
 def _ranges(config: AugmentConfig) -> NDArray[np.void]:
-    """Return the settings of V views as a structured array, (V, 1) float64, with what they imply.
+    """Return the settings of V views and values derived from them: (V, 1) structured float64.
 
     ``factor`` has the smallest factors of brightness, contrast and saturation, and the smallest hue
-    shift; ``log_ratio`` the logarithm of ``ratio_min``. Names that end with ``width`` have the
-    differences to the largest.
+    shift; ``log_ratio`` is the logarithm of ``ratio_min``. Fields that end in ``width`` are the
+    widths of the ranges that start at these values.
     """
     rows = []
     for view in config.views:
@@ -143,9 +143,9 @@ def _ranges(config: AugmentConfig) -> NDArray[np.void]:
 def _crop_boxes(
     ranges: NDArray[np.void], key: NDArray[np.uint64], size: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """Return the boxes, (V, N, 4), for keys, (V, N): the first that fits, else a central crop.
+    """Return crop boxes (V, N, 4) for keys (V, N): the first try that fits, else a central crop.
 
-    The first try fits for most views; further tries are drawn for the other views only.
+    The first try fits for most views, so further tries are drawn only for the others.
     """
     tries, fit = _tries(ranges, rng.uniform(key, 4), size)
     box = tries[:, :, 0]
@@ -163,10 +163,10 @@ def _crop_boxes(
 def _tries(
     ranges: NDArray[np.void], u: NDArray[np.float64], size: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the boxes, (V, N, tries, 4), and whether each fits in the image, (V, N, tries).
+    """Return candidate boxes (V, N, tries, 4), and whether each fits in the image (V, N, tries).
 
     Args:
-        ranges: of V views.
+        ranges: ranges of V views.
         u: (V, N, tries * 4) uniform random numbers in [0, 1).
         size: (N, 2) or (V, N, 2) height and width of the images.
     """
@@ -185,7 +185,7 @@ def _tries(
 
 
 def _central_boxes(ranges: NDArray[np.void], size: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the largest central boxes of allowed ratio, ``RandomResizedCrop``'s fallback."""
+    """Return the largest central boxes of an allowed aspect ratio, like ``RandomResizedCrop``."""
     height, width = size[..., 0], size[..., 1]
     ratio, least, most = width / height, ranges["ratio_min"], ranges["ratio_max"]
     w = np.where(ratio > most, np.rint(height * most), width).astype(np.int64)

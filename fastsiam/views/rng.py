@@ -1,4 +1,4 @@
-"""Stateless random numbers: pure functions of a key, the same on any machine and numpy version.
+"""Stateless random numbers: pure functions of a key, identical on any machine and numpy version.
 
 The generator is splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
 generators", OOPSLA 2014): a counter multiplied by an odd constant, then a mixing function. numpy's
@@ -20,32 +20,33 @@ class Stream(IntEnum):
     """Constants in keys that separate the random streams of different uses.
 
     The key of a view is (seed, epoch, image, view), where epoch, image and view are not negative.
-    Other uses have one of these negative constants instead of the epoch or the image. The values
+    Other keys have one of these negative constants instead of the epoch or the image. The values
     must never change, because all orders and subsets depend on them.
     """
 
     ORDER = -1
-    """The shuffled order of an epoch, ``pipelines.order``: (seed, epoch, ORDER, image)."""
+    """Full shuffle of an epoch, or delays within a window (``pipelines.shuffle``): (seed, epoch,
+    ORDER, image)."""
     LIMIT = -2
-    """The images that ``convert --limit`` takes, ``pipelines.subsets``: (seed, 0, LIMIT, image)."""
+    """Subset of ``convert --limit`` (``pipelines.subsets``): (seed, 0, LIMIT, image)."""
     HOLDOUT = -3
-    """The images of ``--holdout``, ``pipelines.subsets``: (0, 0, HOLDOUT, hash of the name)."""
+    """Subset of ``--holdout`` (``pipelines.subsets``): (0, 0, HOLDOUT, hash of the name)."""
     BLOCK = -4
-    """The blocks of an epoch of ``--shuffle window:N``, ``pipelines.shuffle``: (seed, epoch, BLOCK,
+    """Order of blocks of ``--shuffle window:N`` (``pipelines.shuffle``): (seed, epoch, BLOCK,
     block)."""
     MIXTURE = -5
-    """The epochs of a mixture of data sets, ``pipelines.shuffle``: (seed, epoch, MIXTURE, place),
-    and (seed, MIXTURE, data set) for the seed of each data set's own shuffles."""
+    """Order of an epoch of a mixture of data sets (``pipelines.shuffle``): (seed, epoch, MIXTURE,
+    place). Also (seed, MIXTURE, data set) for the seed of each data set's own shuffles."""
     SHARE = -1
-    """The images of some percent of every class, ``pipelines.subsets``: (seed, SHARE, image).
+    """Subset with a percentage of every class (``pipelines.subsets``): (seed, SHARE, image).
 
     It has the same value as ORDER, so Python makes it an alias. This is safe because SHARE replaces
-    the epoch, which is not negative in the keys of orders.
+    the epoch, which is not negative in ORDER's keys.
     """
 
 
 def mix(counter: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Scramble 64-bit counters (splitmix64's output function); returns the input's shape."""
+    """Scramble 64-bit counters of any shape by splitmix64's output function."""
     z = (counter ^ (counter >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
@@ -58,7 +59,7 @@ def keys(*parts: int | NDArray[np.integer]) -> NDArray[np.uint64]:
         parts: integers or integer arrays that broadcast together; their order matters.
 
     Returns:
-        uint64 array of the broadcast shape (at least one axis).
+        uint64 array of the broadcast shape, with at least one axis.
     """
     key = np.zeros(1, np.uint64)
     for part in parts:
@@ -74,8 +75,8 @@ def uniform(key: NDArray[np.uint64], count: int, *, skip: int = 0) -> NDArray[np
 
     Args:
         key: keys of any shape.
-        count: how many numbers to draw for each key.
-        skip: how many of a key's numbers to skip.
+        count: number of draws per key.
+        skip: number of draws to skip in each key's sequence.
 
     Returns:
         float64 array of shape ``key.shape + (count,)``.

@@ -129,7 +129,7 @@ def test_weights_of_a_method_that_is_not_told_are_written_if_they_fit(tmp_path: 
     export_weights(read, format="simsiam", out=tmp_path / "w.pth")
     back = load_pretrained(tmp_path / "w.pth")
     assert all(torch.equal(value, read.state[key]) for key, value in back.state.items())
-    with pytest.raises(CheckpointError, match=r"as moco \(a predictor: the authors have none\)"):
+    with pytest.raises(CheckpointError, match=r"as moco \(the authors have no predictor\)"):
         export_weights(read, format="moco", out=tmp_path / "v.pth")
     assert (tmp_path / "w.pth.md").read_text().startswith("# ResNet-18, converted by fastsiam")
 
@@ -179,16 +179,16 @@ def test_shared_resnets_have_the_same_names() -> None:
         assert torchvisions == timms, name
 
 
-_LAYERS = "a projector with other layers or BN than the authors'"
-_WIDE = "a projector 64 wide: the authors' is as wide as the features"
+_LAYERS = "a projector with different layers or BN than the authors'"
+_WIDE = "a projector of width 64: the authors' has the features' width"
 _R50 = ModelConfig(method=SwAVConfig(projector_layers=2))
 _PREDICTOR = SwAVConfig(projector_layers=2, predictor="trained")
-_NOT_R50 = "its authors have ResNet-50 alone, 1, 2, 4 or 5 times as wide"
+_NOT_R50 = "its authors have only ResNet-50, at 1, 2, 4 or 5 times the width"
 REFUSED: tuple[tuple[ModelConfig, str, str], ...] = (
     (TINY, "torchvision", "width 4: torchvision's ResNets are 64 wide"),
-    (TINY, "detectron2", "no resnet10 there"),
+    (TINY, "detectron2", "it has no resnet10"),
     (small(stem="cifar"), "timm", "cifar stem"),
-    (small(backbone="shufflenet_v2_x0_5"), "timm", "no shufflenet_v2_x0_5 there"),
+    (small(backbone="shufflenet_v2_x0_5"), "timm", "it has no shufflenet_v2_x0_5"),
     (changed_model(R18, projector_layers=2), "simsiam", _LAYERS),
     (changed_model(R18, dim=64), "simsiam", _WIDE),
     (changed_model(R18, predictor="none"), "simsiam", "no predictor"),
@@ -197,7 +197,7 @@ REFUSED: tuple[tuple[ModelConfig, str, str], ...] = (
     (replace(MOCO, width=4), "moco", "width 4: its ResNets are 64 wide"),
     (replace(MOCO, method=MoCoV2Config(**HEAD, projector_dim=64)), "moco", _WIDE),
     (replace(_R50, backbone="resnet18"), "swav", _NOT_R50),
-    (replace(_R50, method=_PREDICTOR), "swav", "a predictor: the authors have none"),
+    (replace(_R50, method=_PREDICTOR), "swav", "the authors have no predictor"),
     (replace(_R50, method=SwAVConfig()), "swav", _LAYERS),
     (replace(_R50, width=128), "swav", ""),
 )
@@ -214,7 +214,7 @@ def test_exports_that_cannot_be_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=way_out):
         export_weights(headless, format="simsiam", out=tmp_path / "w.pth")
     for format, name in (("simsiam", "w.safetensors"), ("detectron2", "w.pth"), ("timm", "w")):
-        with pytest.raises(ValueError, match=f"a file of format {format} ends in"):
+        with pytest.raises(ValueError, match=f"files of format {format} must end in"):
             export_weights(pretrained, format=format, out=tmp_path / name)
     with pytest.raises(ValueError, match="unknown format 'onnx'"):
         export_weights(pretrained, format="onnx", out=tmp_path / "w.pth")
@@ -237,10 +237,10 @@ def test_the_users_files_are_not_destroyed(tmp_path: Path) -> None:
     from_source = load_pretrained(source)
     of_a_run = tmp_path / "run" / "checkpoints" / "b.pth"
     cases = [
-        (from_source, source, True, "is the file that the weights come from"),
-        (from_source, tmp_path / "link.pth", True, "is the file that the weights come from"),
+        (from_source, source, True, "is the source of the weights"),
+        (from_source, tmp_path / "link.pth", True, "is the source of the weights"),
         (read, of_a_run, True, "holds a run's checkpoints"),
-        (read, tmp_path / "b.pth", False, r"b\.pth\.md is there already"),
+        (read, tmp_path / "b.pth", False, r"b\.pth\.md already exists"),
     ]
     before = sorted(tmp_path.rglob("*")), source.read_bytes()
     for pretrained, out, force, message in cases:

@@ -76,7 +76,7 @@ def test_a_stem_is_said_where_weights_do_not_tell(tmp_path: Path) -> None:
     torch.save(method.backbone.state_dict(), path)
     guessed, said = load_pretrained(path), load_pretrained(path, stem="cifar-pad2")
     assert (guessed.model.stem, said.model.stem) == ("cifar", "cifar-pad2")
-    assert str(guessed).startswith("ResNet-10 (stem taken for cifar) of torchvision")
+    assert str(guessed).startswith("ResNet-10 (stem assumed: cifar) of torchvision")
     assert str(said).startswith("ResNet-10 (cifar-pad2 stem) of torchvision")
     assert torch.equal(said.network()(X), method.backbone(X))
     with pytest.raises(ValueError, match="stem must be one of imagenet, cifar"):
@@ -136,12 +136,12 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
         lambda s: s.update({"module.encoder.bn9.weight": torch.zeros(3)}), tmp_path
     )
     shape = broken(lambda s: s.update({"module.encoder.bn1.weight": torch.zeros(3)}), tmp_path)
-    assert "1 of another shape (encoder.bn1.weight: (3,) for (64,))" in shape
+    assert "1 of a different shape (encoder.bn1.weight: (3,) instead of (64,))" in shape
     weight = "module.encoder.conv1.weight"
     integers = broken(lambda s: s.update({weight: s[weight].to(torch.int8)}), tmp_path)
-    assert "1 of another type (encoder.conv1.weight: torch.int8, torch.strided)" in integers
+    assert "1 of a different type (encoder.conv1.weight: torch.int8, torch.strided)" in integers
     sparse = broken(lambda s: s.update({weight: s[weight].to_sparse()}), tmp_path)
-    assert "1 of another type (encoder.conv1.weight: torch.float32, torch.sparse_coo)" in sparse
+    assert "1 of a different type (encoder.conv1.weight: torch.float32, torch.sparse_coo)" in sparse
     two = broken(lambda s: s.update({"module.backbone.conv1.weight": 2 * s[weight]}), tmp_path)
     assert "holds two networks, encoder.conv1.weight and backbone.conv1.weight" in two
     infinite = broken(lambda s: s.update({weight: s[weight] * torch.inf}), tmp_path)
@@ -154,7 +154,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
         "backbone." + k: v for k, v in torchvision.models.resnext50_32x4d().state_dict().items()
     }
     torch.save(wide, tmp_path / "wide.pth")
-    with pytest.raises(CheckpointError, match=r"another shape .*name it with --backbone"):
+    with pytest.raises(CheckpointError, match=r"different shape .*name it with --backbone"):
         load_pretrained(tmp_path / "wide.pth")
     assert load_pretrained(tmp_path / "wide.pth", backbone="resnext50_32x4d").left_out
 
@@ -171,7 +171,7 @@ def test_heads_of_another_kind_are_refused(tmp_path: Path) -> None:
     twice = nn.Sequential(nn.Linear(32, 8), nn.BatchNorm1d(8), nn.BatchNorm1d(8))
     for odd in (mixed, twice, nn.Sequential(nn.Linear(31, 8))):
         torch.save(own | prefixed(odd.state_dict(), "projector."), tmp_path / "w.pth")
-        problems = r"w.pth are not those of .* (missing|unknown|shape)"
+        problems = r"w.pth do not match .* (missing|unknown|shape)"
         with pytest.raises(CheckpointError, match=problems) as caught:
             load_pretrained(tmp_path / "w.pth")
         assert "\n" not in str(caught.value)
@@ -180,7 +180,7 @@ def test_heads_of_another_kind_are_refused(tmp_path: Path) -> None:
 def test_files_without_weights_are_refused(tmp_path: Path) -> None:
     for content in ({"a": 1}, [torch.zeros(3)], torch.zeros(3), {}):
         torch.save(content, tmp_path / "w.pth")
-        with pytest.raises(CheckpointError, match="holds no weights by name"):
+        with pytest.raises(CheckpointError, match="contains no state dict"):
             load_pretrained(tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match="no checkpoint at"):
         load_pretrained(tmp_path / "nowhere.pth")

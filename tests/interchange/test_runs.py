@@ -59,14 +59,14 @@ def test_a_damaged_run_is_refused_and_the_checkpoint_before_named(tmp_path: Path
     zeros = {"backbone.conv1.weight": torch.zeros(3)}
     for change, message in (
         ({"model": zeros}, rf"its content does not match its checksum.*; the previous .* {other}$"),
-        ({"model": zeros, "digest": None}, "are not those of the ResNet"),
-        ({"model": "weights", "digest": None}, "holds no weights by name"),
+        ({"model": zeros, "digest": None}, "do not match ResNet"),
+        ({"model": "weights", "digest": None}, "contains no state dict"),
     ):
         torch.save(whole | change, path)
         with pytest.raises(CheckpointError, match=f"^[^\n]*{message}"):
             load_pretrained(tmp_path)
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match=rf"it is damaged.*; the previous .* {other}$"):
+    with pytest.raises(CheckpointError, match=rf"it is corrupt.*; the previous .* {other}$"):
         load_pretrained(tmp_path)
 
 

@@ -43,7 +43,7 @@ def test_hostile_files_are_not_executed(zipped: bool, tmp_path: Path) -> None:
     ):
         content = {**harmless, "deep": {"list": [hostile]}}
         torch.save(content, path, _use_new_zipfile_serialization=zipped)
-        with pytest.raises(CheckpointError, match=f"is refused: it asks for {name}") as caught:
+        with pytest.raises(CheckpointError, match=f"is refused: it refers to {name}") as caught:
             load_pretrained(path)
         assert "\n" not in str(caught.value) and not mark.exists()
         path.write_bytes(pickle.dumps(hostile))
@@ -114,7 +114,7 @@ def test_damaged_files_are_refused(ending: str, tmp_path: Path) -> None:
     load_pretrained(path)
     for keep in (0, 100, len(whole) // 2, len(whole) - 100):
         path.write_bytes(whole[:keep])
-        message = r"cannot read .*: (it is damaged, .* TensorFlow and JAX must|Invalid argument)"
+        message = r"cannot read .*: (it is corrupt, .* TensorFlow and JAX must|Invalid argument)"
         with pytest.raises(CheckpointError, match=message) as caught:
             load_pretrained(path)
         assert "\n" not in str(caught.value)

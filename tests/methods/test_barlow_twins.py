@@ -60,7 +60,7 @@ def test_it_is_killed_resumed_and_exported(
     assert_same_runs(trained(config, out=killed(config, 5)), whole)
     file = tmp_path / "plain.pt"
     cli.app(["export", str(whole), "--format", "plain", "--out", str(file)], standalone_mode=False)
-    with pytest.raises(CheckpointError, match="holds no predictor"):
+    with pytest.raises(CheckpointError, match="contains no predictor"):
         load_pretrained(whole).part("predictor")
     trained(small, knn_every=0, max_steps=1, init=whole, width=4, out=tmp_path / "simsiam")
     assert "randomly initialised: projector, predictor" in capsys.readouterr().err

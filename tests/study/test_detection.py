@@ -73,7 +73,7 @@ def test_detectors_are_trained_once(
     config = StudyDetectConfig(lrs=(1e30, 0.02))
     ended = Forked(work, rows, config, how, tmp_path).wait(300)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "no row 'BYOL': run it" in ended.stderr
+    assert "skipped row 'BYOL': run it" in ended.stderr
     assert "SimSiam, base, rate 1e+30, seed 0: diverged" in ended.stderr
     row, missing = json.loads((tmp_path / "record.json").read_text())["rows"]
     assert row["lr"] == 0.02 and missing["trials"] == []
@@ -92,8 +92,8 @@ def test_detectors_are_trained_once(
     plain = json.loads(file.read_text())
     plain["data"]["labels_crc32"] = "0"
     for content, said in (
-        (json.dumps(plain), "seed 0 was trained on other annotations than those"),
-        ("{}", "is no record of an evaluation; delete it"),
+        (json.dumps(plain), "seed 0 was trained on different annotations than those"),
+        ("{}", "is not a record of an evaluation; delete it"),
     ):
         file.write_text(content)
         with pytest.raises(FastSiamError, match=said):

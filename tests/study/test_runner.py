@@ -87,21 +87,21 @@ def test_what_a_study_in_the_same_folder_may_not_be(
     assert "warning" not in capfd.readouterr().err
     check([replace(run, scale=replace(SCALE, images=10_000)) for run in runs])
     said = capfd.readouterr().err
-    assert "24 training images of 3 classes; --scale cifar is for 10,000 of 3" in said
-    with pytest.raises(DataError, match="of 3 classes; --scale cifar is for 24 of 100"):
+    assert "24 training images of 3 classes; --scale cifar expects 10,000 of 3" in said
+    with pytest.raises(DataError, match="of 3 classes; --scale cifar expects 24 of 100"):
         check([replace(run, scale=replace(SCALE, classes=100)) for run in runs])
     other = tmp_path / "other"
     write_images(other / "train", each=7)
     write_images(other / "val", each=4, seed=1)
     with pytest.raises(
-        DataError, match="-seed-0 was trained on other images than those of"
+        DataError, match="-seed-0 was trained on different images than those in"
     ) as error:
         check(tiny_runs(other, copy, SCALE, study="similarity"))
     assert "\n" not in str(error.value)
 
 
 def test_a_run_with_other_settings_is_refused(data: Path, copy: Path) -> None:
-    with pytest.raises(FastSiamError, match=r"-seed-0 holds .*lr: 0\.5 -> 0\.25") as error:
+    with pytest.raises(FastSiamError, match=r"-seed-0 contains .*lr: 0\.5 -> 0\.25") as error:
         do_runs(tiny_runs(data, copy, tiny(epochs=EPOCHS, lr=0.25)), CPU)
     assert "\n" not in str(error.value)
     run = tiny_runs(data, copy, SCALE)[0]

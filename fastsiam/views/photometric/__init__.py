@@ -1,8 +1,8 @@
 """The photometric augmentations: jitter, gray, blur, solarise and normalisation of uint8 crops.
 
-They run on the model's device and are shared by all pipelines. Results equal those of torchvision
-on PIL images, including rounding. ``operations`` selects the operations of each crop, ``reference``
-defines them, and ``cpu`` and ``cuda`` are fast implementations for one type of device.
+They run on the model's device and are shared by all pipelines. Results equal torchvision's on PIL
+images, including rounding. ``operations`` selects the operations for each crop, ``reference``
+implements them in torch, and ``cpu`` and ``cuda`` are fast implementations for one device type.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ __all__ = ["normalized", "photometric"]
 def photometric(
     crops: Crops, params: ViewParams, config: AugmentConfig, *, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, ...]:
-    """Turn the crops of N images into the views that the model sees.
+    """Turn the crops of N images into augmented, normalised views, which the model takes as input.
 
     Args:
-        crops: one tensor (V, N, S, S, 3) for each side of the views, in the order of
-            ``config.by_side``: uint8 RGB, any strides, on the training device.
-        params: parameters of each view; crop boxes and flips must be applied already.
-        config: for the views' sides and hue settings, and the normalisation constants.
-        dtype: of the result.
+        crops: one tensor (V, N, S, S, 3) for each crop size, in the order of ``config.by_side``:
+            uint8 RGB, any strides, on the training device.
+        params: augmentation parameters; crop boxes and flips must already be applied.
+        config: settings with the views' sizes and hue, and the mean and standard deviation.
+        dtype: dtype of the views.
 
     Returns:
         The views in the order of ``config.views``: (N, 3, S, S) of ``dtype`` each, in channels-last
-        memory format, normalised.
+        memory format.
     """
     with span("photometric"):
         if crops[0].device.type == "cuda":
@@ -47,12 +47,12 @@ def photometric(
 def normalized(
     crops: Tensor, config: AugmentConfig, *, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Normalise crops without augmentation, such as those of evaluations.
+    """Normalise crops without augmentation, as in evaluations.
 
     Args:
         crops: (N, S, S, 3) uint8 RGB.
-        config: for the mean and standard deviation.
-        dtype: of the result.
+        config: settings with the mean and standard deviation.
+        dtype: dtype of the result.
 
     Returns:
         (N, 3, S, S) of ``dtype`` on the crops' device, in channels-last memory format.

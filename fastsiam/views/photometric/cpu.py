@@ -1,9 +1,9 @@
 """The photometric augmentations on the CPU: compiled, vectorised and multithreaded.
 
-One thread applies all operations to a view, in chunks that fit in the L1 cache, and in two passes,
-because contrast needs the mean of the whole view. Every operation rounds like the reference; before
-normalisation, views are bit-identical to it. The code is in ``fastsiam/kernels/source``:
-photometric.cpp, colours.cpp, blur.cpp and layout.cpp.
+One thread applies all operations to a view, in chunks that fit in the L1 cache. It takes two
+passes, because contrast needs the mean of the entire view. Every operation rounds like the
+reference, so views are bit-identical to it before normalisation. The code is in
+``fastsiam/kernels/source``: photometric.cpp, colours.cpp, blur.cpp and layout.cpp.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _TYPES = {
     torch.bfloat16: (1, np.uint16),
     torch.float16: (2, np.uint16),
 }
-"""Output types of the kernels: their number, and numpy's type of the same size."""
+"""Output dtypes of the kernels: their code in C++, and a numpy dtype of the same size."""
 _buffers = BufferPool(8)
 """Memory for views: up to eight batches may be ready or in use when an epoch ends."""
 
 
 def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch.dtype) -> Tensor:
-    """Apply the augmentations to crops of one side; see ``operations.Finish``."""
+    """Augment crops of the same size; see ``operations.Finish``."""
     count, height, width, _ = crops.shape
     pixels = crops.contiguous().numpy()
     stage = Stage(what, config, height, width, dtype)
@@ -46,7 +46,7 @@ def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch
         crops, at_work = library.at(pixels, np.uint8), library.at(taken)
         if finish(crops, count, height, width, stage.compiled, at_work) >= 0:
             raise MemoryError(
-                f"no memory for the photometric stage of a crop of {height} x {width} pixels: "
+                f"not enough memory to augment a crop of {height} x {width} pixels: "
                 "use smaller crops"
             )
 
@@ -55,18 +55,18 @@ def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch
 
 
 photometric = partial(side_by_side, _finish)
-"""Function that applies the augmentations; see ``fastsiam.views.photometric.photometric``."""
+"""CPU implementation of ``fastsiam.views.photometric.photometric``."""
 
 
 class Stage:
-    """Parameters and output memory for M crops of one side, for compiled code.
+    """Parameters and output memory of M crops of the same size, for the C++ kernels.
 
     Args:
         what: operations of each crop.
-        config: for the normalisation.
-        height: of the crops, in pixels.
-        width: of the crops, in pixels.
-        dtype: of the result.
+        config: settings with the mean and standard deviation.
+        height: height of the crops in pixels.
+        width: width of the crops in pixels.
+        dtype: dtype of the views.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Stage:
     ) -> None:
         count = len(what.order)
         self.shape = count, height, width, 3
-        """Shape of the crops."""
+        """Shape of the crops: (M, height, width, 3)."""
         mean, std = np.array(config.mean), np.array(config.std)
         written = dtype if dtype in _TYPES and library.writes_halves() else torch.float32
         number, kind = _TYPES[written]
@@ -99,13 +99,13 @@ class Stage:
         self.compiled = library.FinishOf(*map(library.at, arrays), number)
 
     def views(self) -> Tensor:
-        """Return the views (M, 3, height, width), channels-last."""
+        """Return the output as views (M, 3, height, width), channels-last."""
         views = torch.from_numpy(self._out).view(self._written).to(self._dtype)
         return views.view(self.shape).permute(0, 3, 1, 2)
 
 
 def _boxes(sigma: NDArray[np.float32]) -> NDArray[np.uint32]:
-    """Return each view's box blur, (M, 3): inner weight, outer weight, radius; 0 means no blur."""
+    """Return each view's box blur (M, 3): inner weight, outer weight, radius; all 0: no blur."""
     box = np.zeros((len(sigma), 3), np.uint32)
     blurred = sigma > 0
     if blurred.any():
@@ -114,7 +114,7 @@ def _boxes(sigma: NDArray[np.float32]) -> NDArray[np.uint32]:
 
 
 def normalize(crops: Tensor, config: AugmentConfig, dtype: torch.dtype) -> Tensor:
-    """Normalise crops with a table of the 256 levels; see ``photometric.normalized``."""
+    """Normalise crops with a lookup table of the 256 levels; see ``photometric.normalized``."""
     levels = torch.arange(256.0).view(256, 1, 1, 1).expand(256, 3, 1, 1)
     table = reference.normalize(levels, config).reshape(256, 3).to(dtype).contiguous()
     source, out = crops.contiguous(), torch.empty(crops.shape, dtype=dtype)

@@ -1,23 +1,24 @@
 """The photometric augmentations on a GPU: Triton kernels, bit-identical to the reference.
 
-- A blend is the reference's float32 arithmetic step by step. For that the kernels are compiled
-  without fused multiply-adds, which would round once where PIL rounds twice.
-- Hue in float32 truncates as PIL's mix of float and double does, for all 2**24 colours and 256
-  shifts; see ``cuda_colours``.
-- Luma, the mean gray of contrast and the blur are sums of whole numbers.
-- Solarising, normalisation and the rounding to ``dtype`` are a table of 3 x 256 values that the
-  reference made, one for each threshold in the batch.
+- Blends repeat the reference's float32 arithmetic step by step. The kernels are compiled without
+  fused multiply-adds, which would round once where PIL rounds twice.
+- Hue in float32 truncates like PIL's mix of float and double, for all 2**24 colours and 256 shifts;
+  see ``cuda_colours``.
+- Luma, the mean for contrast, and the blur are sums of integers.
+- Solarising, normalisation and rounding to ``dtype`` are lookups in a 3 x 256 table per threshold
+  in the batch, computed by the reference.
 
-The blur keeps PIL's six passes: a box three times along each axis, whole levels after each. A
-composed filter would round elsewhere than PIL.
+The blur keeps PIL's six passes: three box filters along each axis, each rounded to integers. A
+single composed filter would round differently.
 
-For the views of one side a batch launches an upload of parameters, the colours, and the blur of
-rows and of columns, all on the current stream and without any wait of the host. The colours are
-bound by instructions, the blurs by memory, or nearly so; docs/performance.md has the counts.
+For the views of one size, a batch launches an upload of parameters, the colour kernel, and the blur
+kernels for rows and for columns, all on the current stream, without synchronising with the host.
+The colour kernel is limited by instructions, the blurs by memory or nearly so; see
+docs/performance.md for the counts.
 
 Wider boxes, from a sigma of 2.45 on, and sides that are not multiples of 16 are blurred in six
-passes of 105 to 143 instructions per pixel each. Views of odd sides are copied before and after the
-colours, to begin at whole words.
+separate passes of 105 to 143 instructions per pixel. Views with odd sides are copied before and
+after the colour kernel, to align them to 32-bit words.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from . import cuda_blur, cuda_colours
 from .operations import Operations, side_by_side
 from .reference import box_weights, normalize, solarise
 
-# Checked before a kernel is compiled or read from the cache.
+# Check this before a kernel is compiled or read from the cache.
 _TRITON = os.environ.get("TRITON_HOME") or "~"
 require_own(
     Path(os.environ.get("TRITON_CACHE_DIR") or f"{_TRITON}/.triton/cache"),
@@ -51,12 +52,12 @@ require_own(
     instead="set TRITON_CACHE_DIR to a folder of your own",
 )
 
-_BLOCK = 1024  # values of one program of the general blur
+_BLOCK = 1024  # values per program of ``box_blur``
 _COMPILER = {"enable_fp_fusion": False}
 
 
 def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch.dtype) -> Tensor:
-    """Apply the augmentations to crops of one side; see ``operations.Finish``.
+    """Augment crops of the same size; see ``operations.Finish``.
 
     The crops must be on a GPU, or on the CPU for Triton's interpreter.
     """
@@ -65,7 +66,7 @@ def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch
     side = crops.shape[1]
     assert crops.dtype == torch.uint8 and dtype.itemsize in (2, 4)
     crops = crops.contiguous()
-    if crops.storage_offset() % 16:  # unaligned: crops of several sides share a block of memory
+    if crops.storage_offset() % 16:  # crops of several sizes share memory: some are unaligned
         crops = crops.clone()
     rows, narrow = _boxes(what, side)
     thresholds, table = np.unique(what.solarise, return_inverse=True)
@@ -83,18 +84,18 @@ def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch
 
 
 photometric = partial(side_by_side, _finish)
-"""Function that applies the augmentations; see ``fastsiam.views.photometric.photometric``."""
+"""GPU implementation of ``fastsiam.views.photometric.photometric``."""
 
 
 def check_compiler() -> None:
-    """Check that Triton can compile the C code that starts its kernels.
+    """Check that Triton can compile the C code that launches its kernels.
 
     Raises:
         BackendError: it cannot; the message says what to install.
     """
     try:
         _ = triton.runtime.driver.active.utils
-    except Exception as error:  # a missing compiler, missing headers, a damaged cache
+    except Exception as error:  # such as a missing compiler, missing headers, a corrupt cache
         raise BackendError(
             f"Triton cannot start its kernels ({why(error)}): install a C compiler and Python's "
             "headers (apt-get install gcc python3-dev), or pass --pipeline torchvision"
@@ -111,7 +112,7 @@ def _change_colours(
     """
     count, side, _, _ = crops.shape
     values, source = 3 * side * side, crops.flatten(1)
-    if side % 2:  # fill each view up to four whole pixels, which are three words
+    if side % 2:  # pad each view to a multiple of four pixels, which are three words
         source = F.pad(source, (0, -values % 12))
     levels, out = torch.empty_like(source), torch.empty_like(source, dtype=dtype)
     threads = min(256, triton.next_power_of_2(triton.cdiv(side * side, 4)))
@@ -157,16 +158,16 @@ def _words(x: Tensor) -> Tensor:
 
 
 def _views(what: Operations, table: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return a row of numbers for each of the M views; see the columns in ``cuda_colours``.
+    """Return the parameters of M views, (M, COLUMNS); see the columns in ``cuda_colours``.
 
     Args:
-        what: is done to them.
-        table: (M,) which of the lookup's tables is a view's.
+        what: operations of the views.
+        table: (M,) index of each view's lookup table.
     """
     at, octal = cuda_colours, 8 ** np.arange(5)
     blurred, contrast = what.blur > 0, what.order == CONTRAST
     operations = np.column_stack([what.order + 1, what.gray * at.GRAY.value])
-    before = octal[contrast.argmax(1)]  # all of a view's operations follow where it has no contrast
+    before = octal[contrast.argmax(1)]  # without contrast argmax is 0: all operations are in REST
     factor = what.factor.astype(np.float64)
     factor[:, HUE] = np.trunc(factor[:, HUE] * 255) % 256
     views = np.zeros((len(operations), at.COLUMNS.value), np.float32)
@@ -180,7 +181,7 @@ def _views(what: Operations, table: NDArray[np.int64]) -> NDArray[np.float32]:
 
 
 def _boxes(what: Operations, side: int) -> tuple[NDArray[np.float32], int]:
-    """Return a row for each blurred view, narrow boxes first, and the number of narrow ones.
+    """Return the boxes of the blurred views, (B, 4), narrow ones first, and how many are narrow.
 
     A row has the weight of the box's inner pixels, that of its two ends, its radius, and the view.
     """
@@ -192,10 +193,10 @@ def _boxes(what: Operations, side: int) -> tuple[NDArray[np.float32], int]:
 
 @lru_cache(maxsize=64)
 def _lookup(config: AugmentConfig, dtype: torch.dtype, thresholds: tuple[int, ...]) -> Tensor:
-    """Return the normalised value of each level in each channel, after solarising.
+    """Tabulate the solarised, normalised value of each level in each channel.
 
     Returns:
-        (K, 3, 256) of ``dtype``, one table for each threshold.
+        (K, 3, 256) of ``dtype``, one table for each of K thresholds.
     """
     levels = torch.arange(256.0).view(1, 1, 1, 256).expand(len(thresholds), 3, 1, 256)
     levels = solarise(levels, torch.tensor(thresholds))
@@ -203,7 +204,7 @@ def _lookup(config: AugmentConfig, dtype: torch.dtype, thresholds: tuple[int, ..
 
 
 def _upload(*tables: Tensor, device: torch.device) -> list[Tensor]:
-    """Copy tables to the device in a single copy, which costs the host as much as a launch."""
+    """Copy tables to the device in a single copy: each costs the host as much as a launch."""
     parts = [table.flatten().view(torch.uint8) for table in tables]
     copies = to_device(torch.cat(parts).numpy(), device).split([len(part) for part in parts])
     return [

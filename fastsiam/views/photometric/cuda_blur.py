@@ -1,16 +1,16 @@
-"""PIL's blur on a GPU: three boxes along each axis, whole levels after each, as Triton kernels.
+"""PIL's blur on a GPU, in Triton: three box filters along each axis, each rounded to integers.
 
-Boxes of radius 0 and 1, which is a sigma below 2.4, have a kernel for each axis. A thread walks
-along a line, keeps what the next box needs in registers, and lets each value through all three
-boxes: an axis reads the levels once and writes them once. Lines of rows are walked by the pixel,
-sixteen of which are three loads of 128 bits; columns by the word of four values beside each other.
+Boxes of radius 0 and 1, for sigmas below 2.4, have one kernel per axis. A thread walks along a row
+or column, keeps the windows of all three boxes in registers, and passes each value through the
+three boxes. So each axis reads and writes the levels once. Rows are processed by pixels, sixteen of
+which are three loads of 128 bits; columns by 32-bit words of four adjacent values.
 
-What is left, wider boxes and sides that are no multiples of 16, goes through six passes of one box.
+Wider boxes, and sides that are not multiples of 16, take six passes of a general box filter.
 """
 
-# The parameters of kernels have types that are Triton's own, found out when they are compiled.
+# Triton infers the types of kernel parameters when it compiles a kernel.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# So have tuples, which grow as loops are unrolled.
+# It also infers the types of tuples, which grow as loops are unrolled.
 # mypy: disable-error-code="assignment, var-annotated"
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import triton.language as tl
 from .cuda_colours import COLUMNS, TABLE, apart, four, look_up, pairs
 
 WIDEST = 1
-"""Whole radius of the widest box that has kernels of its own."""
+"""Largest integer radius that ``blur_rows`` and ``blur_columns`` support."""
 MULTIPLE = 16
-"""Of which a side must be for those: pixels of a row that are walked at a time."""
-LINES = tl.constexpr(32)  # of one program, which is a warp
+"""Sides must be a multiple of this for those kernels: the pixels of a row loaded at a time."""
+LINES = tl.constexpr(32)  # rows or columns per program, which is one warp
 
-# Columns of the table of boxes, all float32.
-INNER, OUTER = tl.constexpr(0), tl.constexpr(1)  # weights of whole pixels, and of the ends
-WHOLE, VIEW = tl.constexpr(2), tl.constexpr(3)
+# Columns of ``boxes``, all float32.
+INNER, OUTER = tl.constexpr(0), tl.constexpr(1)  # weights of the inner pixels, and of the two ends
+WHOLE, VIEW = tl.constexpr(2), tl.constexpr(3)  # integer radius, and index of the view
 
 
 @triton.jit
@@ -36,9 +36,9 @@ def blur_rows(levels, boxes, SIDE: tl.constexpr):
     """Blur along rows, in place.
 
     Args:
-        levels: (M, SIDE, 3 / 4 of SIDE) 32-bit words.
-        boxes: (B, 4), of the views to be blurred.
-        SIDE: of a view.
+        levels: (M, SIDE, SIDE * 3 / 4) 32-bit words.
+        boxes: (B, 4), boxes of the views to blur.
+        SIDE: side of a view in pixels.
     """
     box = boxes + (tl.program_id(0) // tl.cdiv(SIDE, LINES)) * 4
     row = (tl.program_id(0) % tl.cdiv(SIDE, LINES)) * LINES + tl.arange(0, LINES)
@@ -53,24 +53,24 @@ def blur_rows(levels, boxes, SIDE: tl.constexpr):
 
 @triton.jit
 def blur_columns(levels, boxes, views, lookup, out, SIDE: tl.constexpr):
-    """Blur along columns, and write the results.
+    """Blur along columns, and write the results of ``lookup``.
 
     Args:
-        levels: (M, SIDE, 3 / 4 of SIDE) 32-bit words.
-        boxes: (B, 4), of the views to be blurred.
-        views: (M, COLUMNS).
-        lookup: (K, 3, 256) integers that hold the bits of results.
-        out: (M, SIDE, SIDE, 3) of that type, as 32-bit words.
-        SIDE: of a view.
+        levels: (M, SIDE, SIDE * 3 / 4) 32-bit words.
+        boxes: (B, 4), boxes of the views to blur.
+        views: (M, COLUMNS), parameters of the views.
+        lookup: (K, 3, 256) integers with the bit patterns of results.
+        out: output (M, SIDE, SIDE, 3) of the type of ``lookup``, as 32-bit words.
+        SIDE: side of a view in pixels.
     """
-    WORDS: tl.constexpr = SIDE // 4 * 3  # of a row
+    WORDS: tl.constexpr = SIDE // 4 * 3  # per row
     box = boxes + (tl.program_id(0) // tl.cdiv(WORDS, LINES)) * 4
     word = (tl.program_id(0) % tl.cdiv(WORDS, LINES)) * LINES + tl.arange(0, LINES)
     view = tl.load(box + VIEW).to(tl.int64)
     column = levels + view * (SIDE * WORDS) + tl.minimum(word, WORDS - 1)
     inner, outer = tl.load(box + INNER).to(tl.uint32), tl.load(box + OUTER).to(tl.uint32)
     lookup += tl.load(views + view * COLUMNS + TABLE).to(tl.int32)
-    # The values of a word begin with any of the three channels.
+    # The first value of a word can belong to any of the three channels.
     value = 4 * word
     table = four(
         lookup + value % 3 * 256,
@@ -86,15 +86,15 @@ def blur_columns(levels, boxes, views, lookup, out, SIDE: tl.constexpr):
         _walk_column(column, table, result, word, inner, outer, SIDE, 2)
 
 
-# A line is walked in groups: what comes out of the third box lies 3 * REACH places behind what goes
-# into the first. Each box has its own window of the values that came last; where a line begins, it
-# is filled with the first value, and at the end the last value comes in again: edges repeat
-# outwards, in the result of each box.
+# A line (row or column) is processed in groups. The output of the third box lags 3 * REACH places
+# behind the input of the first. Each box has a window of its last inputs, which starts filled with
+# its first input. At the end of a line, each box gets its last input again. So edges are replicated
+# at the input of every box.
 
 
 @triton.jit
 def _walk_row(line, inside, inner, outer, SIDE: tl.constexpr, REACH: tl.constexpr):
-    """Walk along a row in groups of 16 pixels, whose twelve words are loaded one group ahead."""
+    """Blur a row in groups of 16 pixels, whose twelve words are loaded one group ahead."""
     LAG: tl.constexpr = 3 * REACH
     words = _twelve(line)
     first = ()
@@ -120,7 +120,7 @@ def _walk_row(line, inside, inner, outer, SIDE: tl.constexpr, REACH: tl.constexp
 
 @triton.jit
 def _walk_column(column, table, out, word, inner, outer, SIDE: tl.constexpr, REACH: tl.constexpr):
-    """Walk down a column of words in groups of 8 rows."""
+    """Blur a column of words in groups of 8 rows."""
     LAG: tl.constexpr = 3 * REACH
     WORDS: tl.constexpr = SIDE // 4 * 3
     one, two, three = _begin(_rows(column, 0, LAG, WORDS), inner, outer, REACH)
@@ -140,7 +140,7 @@ def _walk_column(column, table, out, word, inner, outer, SIDE: tl.constexpr, REA
 
 @triton.jit
 def _begin(values, inner, outer, REACH: tl.constexpr):
-    """Return the windows of the three boxes after the first 3 * REACH values of a line."""
+    """Return the windows of the three boxes after the first 3 * REACH inputs of a line."""
     one = _filled(values[0], REACH)
     y = values[0]
     for i in tl.static_range(1, REACH + 1):
@@ -157,7 +157,7 @@ def _begin(values, inner, outer, REACH: tl.constexpr):
 
 @triton.jit
 def _end(one, two, three, inner, outer, REACH: tl.constexpr):
-    """Return the last 3 * REACH values of a line."""
+    """Return the last 3 * REACH outputs of a line."""
     done = ()
     last = one[2 * REACH - 1]
     for _ in tl.static_range(REACH):
@@ -177,7 +177,7 @@ def _end(one, two, three, inner, outer, REACH: tl.constexpr):
 
 @triton.jit
 def _pass(x, one, two, three, inner, outer):
-    """Let a value into the first box; return what leaves the third, and the windows."""
+    """Feed a value to the first box; return the output of the third, and the new windows."""
     x, one = _box(one, x, inner, outer)
     x, two = _box(two, x, inner, outer)
     x, three = _box(three, x, inner, outer)
@@ -186,7 +186,7 @@ def _pass(x, one, two, three, inner, outer):
 
 @triton.jit
 def _box(window, x, inner, outer):
-    """Return the level of the box that ends with ``x``, and the window of the next."""
+    """Return the output of the box that ends at input ``x``, and the window for the next input."""
     middle = window[1]
     for i in tl.static_range(2, len(window)):
         middle += window[i]
@@ -198,7 +198,7 @@ def _box(window, x, inner, outer):
 
 @triton.jit
 def box_level(middle, ends, inner, outer):
-    """Return the whole level of a box: all in uint32, below 2**32, as in PIL."""
+    """Return the output level of a box; sums fit in uint32, as in PIL."""
     return (middle * inner + ends * outer + (1 << 23)) >> 24
 
 
@@ -212,7 +212,7 @@ def _filled(x, REACH: tl.constexpr):
 
 @triton.jit
 def _twelve(line):
-    """Load the words of 16 pixels."""
+    """Load the twelve words of 16 pixels."""
     word = line[:, None] + tl.arange(0, 4)[None, :]
     a = tl.load(word)
     b = tl.load(word + 4)
@@ -228,7 +228,7 @@ def _split(words):
 
 @triton.jit
 def _pixel(words, PIXEL: tl.constexpr):
-    """Return r, g, b of a pixel side by side, and a 0 with which the compiler does nothing."""
+    """Return r, g, b of a pixel, joined with a 0 that the compiler optimises away."""
     r, g, b = _byte(words, 3 * PIXEL), _byte(words, 3 * PIXEL + 1), _byte(words, 3 * PIXEL + 2)
     return four(r, g, b, tl.zeros_like(r))
 
@@ -240,7 +240,7 @@ def _byte(words, BYTE: tl.constexpr):
 
 @triton.jit
 def _store_twelve(line, pixels, inside):
-    """Store 16 pixels as the words that they are."""
+    """Store 16 pixels as twelve words."""
     values = ()
     for i in tl.static_range(16):
         r, g, b, _ = apart(pixels[i])
@@ -264,7 +264,7 @@ def _packed(values, AT: tl.constexpr):
 
 @triton.jit
 def _rows(column, FIRST: tl.constexpr, COUNT: tl.constexpr, WORDS: tl.constexpr):
-    """Load a word of so many rows: four values each, side by side."""
+    """Load a word from each of COUNT rows, each unpacked into four joined values."""
     words = ()
     for i in tl.static_range(COUNT):
         words += (tl.load(column + (FIRST + i) * WORDS),)
@@ -277,7 +277,7 @@ def _rows(column, FIRST: tl.constexpr, COUNT: tl.constexpr, WORDS: tl.constexpr)
 
 @triton.jit
 def _store_row(out, table, row, word, x, WORDS: tl.constexpr):
-    """Store the results of four values, which are a word of a row."""
+    """Store the results of the four values of a word."""
     a, b, c, d = look_up(*apart(table + x))
     inside = (word < WORDS)[:, None]
     if table.dtype.element_ty == tl.int32:
@@ -301,19 +301,19 @@ def box_blur(
     BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Blur by one box of any radius along the axis whose neighbours lie ``STRIDE`` bytes apart.
+    """Apply one box filter of any radius along the axis whose neighbours are STRIDE bytes apart.
 
     Args:
         source: (M, SIDE, SIDE, 3) bytes.
-        target: the same, or the last time the results, in integers as in ``lookup``.
-        boxes: (B, 4), of the views to be blurred.
-        views: (M, COLUMNS).
-        lookup: (K, 3, 256) integers that hold the bits of results.
-        SIDE: of a view.
-        STRIDE: 3 or 3 * SIDE.
-        LAST: whether results are wanted.
-        BLOCKS: programs for a view.
-        BLOCK: values of one.
+        target: output of the same shape: bytes, or in the last pass the integers of ``lookup``.
+        boxes: (B, 4), boxes of the views to blur.
+        views: (M, COLUMNS), parameters of the views.
+        lookup: (K, 3, 256) integers with the bit patterns of results.
+        SIDE: side of a view in pixels.
+        STRIDE: 3 for rows, 3 * SIDE for columns.
+        LAST: whether this is the last pass, which writes results instead of levels.
+        BLOCKS: programs per view.
+        BLOCK: values per program.
     """
     VALUES: tl.constexpr = 3 * SIDE * SIDE
     box = boxes + (tl.program_id(0) // BLOCKS) * 4
@@ -330,7 +330,7 @@ def box_blur(
     middle = tl.zeros((BLOCK,), tl.uint32)
     offset = -whole
     while offset <= whole:
-        near = tl.minimum(tl.maximum(at + offset, 0), SIDE - 1)  # edges repeat outwards
+        near = tl.minimum(tl.maximum(at + offset, 0), SIDE - 1)  # replicate edges
         middle += tl.load(line + near * STRIDE).to(tl.uint32)
         offset += 1
     level = box_level(middle, ends, inner, outer)

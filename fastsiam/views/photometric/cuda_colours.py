@@ -1,16 +1,15 @@
-"""The jitter, gray and normalisation on a GPU: a Triton kernel, a program for each view.
+"""Colour jitter, gray and normalisation on a GPU: a Triton kernel with one program per view.
 
-A thread takes four pixels at a time, which lie in three 32-bit words; all it does to them happens
-in its registers.
+A thread processes four pixels at a time, loaded as three 32-bit words, entirely in registers.
 
-A view with contrast is walked over twice: for its mean gray, and for the rest. What comes before
-the contrast is done the first time only, and its levels are kept in memory, from where they come
-back out of a cache. One program does both walks: so there is no launch between them, and no sum in
-memory. A program has 256 threads, of which an H200's 132 multiprocessors hold 528 programs at once;
-two views of 512 images are 1,024.
+A view with contrast takes two passes: one to compute its mean luma, one for the remaining
+operations. Operations before the contrast run only in the first pass, which stores their results in
+memory; the second pass reads them back through a cache. One program runs both passes, so there is
+no launch between them and no sum in memory. A program has 256 threads. The 132 multiprocessors of
+an H200 run 528 programs at once; two views of 512 images are 1,024 programs.
 """
 
-# The parameters of kernels have types that are Triton's own, found out when they are compiled.
+# Triton infers the types of kernel parameters when it compiles a kernel.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 from __future__ import annotations
@@ -20,36 +19,37 @@ import triton.language as tl
 
 from fastsiam.views.draws import BRIGHTNESS, CONTRAST, HUE, SATURATION
 
-# Operations are digits of an octal number, the first one lowest; 0 means no operation.
+# Operations are the digits of an octal number, the first in the lowest digit; 0 is no operation.
 BRIGHTEN, BLEND_MEAN = tl.constexpr(BRIGHTNESS + 1), tl.constexpr(CONTRAST + 1)
 SATURATE, TURN_HUE = tl.constexpr(SATURATION + 1), tl.constexpr(HUE + 1)
 GRAY = tl.constexpr(5)
 
-# Columns of the table of views, all float32, whose whole numbers are below 2**24 and thus exact.
-FACTORS = tl.constexpr(0)  # four: of the jitter's operations
-TABLE = tl.constexpr(4)  # where in the lookup its levels' results begin
-MEAN = tl.constexpr(5)  # whether there is a contrast, which needs the mean gray
+# Columns of ``views``, all float32. Integers are below 2**24, so they are exact.
+FACTORS = tl.constexpr(0)  # four columns: factors of the jitter's operations
+TABLE = tl.constexpr(4)  # offset of the view's table in ``lookup``
+MEAN = tl.constexpr(5)  # whether there is a contrast operation, which needs the mean luma
 FIRST, REST = tl.constexpr(6), tl.constexpr(7)  # operations before the contrast, and from it on
 BLURRED = tl.constexpr(8)
-COLUMNS = tl.constexpr(12)  # 48 bytes: rows, and what follows them, stay 16-byte aligned
+COLUMNS = tl.constexpr(12)  # 48 bytes keep rows, and the array after them, 16-byte aligned
 
 _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
-_BIAS = tl.constexpr(2.0**23)  # a float32 of this and a level has the level as its lowest byte
+_BIAS = tl.constexpr(2.0**23)  # the lowest byte of float32(_BIAS + level) is the level
 
 
 @triton.jit
 def change_colours(crops, views, lookup, levels, out, PIXELS: tl.constexpr, THREADS: tl.constexpr):
-    """Jitter and gray; then the result, or for views that will be blurred the levels.
+    """Apply jitter and gray, then write results, or levels if the view will be blurred.
 
     Args:
         crops: (M, 4 * QUADS, 3) bytes as 32-bit words; QUADS is a quarter of PIXELS, rounded up,
             and pixels beyond PIXELS are black.
-        views: (M, COLUMNS) float32.
-        lookup: (K, 3, 256) integers that hold the bits of results.
-        levels: as crops; written for views that will be blurred, and for use in between.
-        out: (M, 4 * QUADS, 3), of the type of ``lookup``, as 32-bit words; for the others.
-        PIXELS: of a view.
-        THREADS: of a program.
+        views: (M, COLUMNS) float32, parameters of each view.
+        lookup: (K, 3, 256) integers with the bit patterns of results.
+        levels: output like ``crops`` for views that will be blurred; otherwise scratch memory.
+        out: (M, 4 * QUADS, 3) of the type of ``lookup`` as 32-bit words: output for the other
+            views.
+        PIXELS: pixels per view.
+        THREADS: threads per program.
     """
     QUADS: tl.constexpr = (PIXELS + 3) // 4
     view = tl.program_id(0).to(tl.int64)
@@ -58,17 +58,17 @@ def change_colours(crops, views, lookup, levels, out, PIXELS: tl.constexpr, THRE
     source, between = crops + view * (3 * QUADS), levels + view * (3 * QUADS)
     mean = tl.zeros((), tl.float32)
     if tl.load(row + MEAN) > 0:
-        total = tl.zeros((THREADS, 2, 2), tl.float32)  # whole numbers: exact
+        total = tl.zeros((THREADS, 2, 2), tl.float32)  # exact: sums of integers
         for ahead in range(0, QUADS, THREADS):
             quad = ahead + tl.arange(0, THREADS)
             r, g, b = _load(source, quad, QUADS)
             r, g, b = _change(r, g, b, first, row, mean)
-            total += _luma(r, g, b)  # beyond the view all is black, and stays so till the contrast
+            total += _luma(r, g, b)  # padding is black, and stays black until the contrast
             if first > 0:
                 _store_levels(between, quad, r, g, b, QUADS)
         gray = tl.sum(tl.reshape(total, (4 * THREADS,)).to(tl.int64), axis=0)
         mean = ((2 * gray + PIXELS) // (2 * PIXELS)).to(tl.float32)
-        tl.debug_barrier()  # what one thread kept another may read
+        tl.debug_barrier()  # threads may read levels that other threads stored
         if first > 0:
             source = between
     rest = tl.load(row + REST).to(tl.int32)
@@ -86,13 +86,13 @@ def change_colours(crops, views, lookup, levels, out, PIXELS: tl.constexpr, THRE
 
 @triton.jit
 def four(a, b, c, d):
-    """Lay four tensors side by side in their threads: (..., 2, 2)."""
+    """Join four tensors into one of shape (..., 2, 2); elements stay in their threads."""
     return tl.join(tl.join(a, c), tl.join(b, d))
 
 
 @triton.jit
 def apart(x):
-    """Undo ``four``."""
+    """Split a tensor (..., 2, 2) into four; the inverse of ``four``."""
     ac, bd = tl.split(x)
     a, c = tl.split(ac)
     b, d = tl.split(bd)
@@ -101,19 +101,19 @@ def apart(x):
 
 @triton.jit
 def pairs(low, high):
-    """Return 32-bit words of two 16-bit values each."""
+    """Pack two 16-bit values into each 32-bit word."""
     return (low.to(tl.int32) & 0xFFFF) | (high.to(tl.int32) << 16)
 
 
 @triton.jit
 def look_up(a, b, c, d):
-    """Load four tensors, each by itself: side by side they would change places between threads."""
+    """Load four tensors separately; joined, their elements would move between threads."""
     return tl.load(a), tl.load(b), tl.load(c), tl.load(d)
 
 
 @triton.jit
 def _load(view, quad, QUADS: tl.constexpr):
-    """Return r, g, b of four pixels for each thread: (THREADS, 2, 2) float32, whole levels."""
+    """Load four pixels per thread as r, g, b, (THREADS, 2, 2) float32 with integer values each."""
     word = view + 3 * quad
     inside = quad < QUADS
     x = tl.load(word, inside, 0)
@@ -127,13 +127,13 @@ def _load(view, quad, QUADS: tl.constexpr):
 
 @triton.jit
 def _biased(word, BYTE: tl.constexpr):
-    """Return the float32 whose lowest byte is one of the word's: without a conversion."""
+    """Return ``_BIAS`` plus a byte of the word as float32, without a conversion instruction."""
     return (((word >> (8 * BYTE)) & 255) | 0x4B000000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _bits(x):
-    """Return whole levels as the lowest byte of an int32 that has 0x4B as its highest."""
+    """Return an int32 with the level (an integer) in its lowest byte and 0x4B in its highest."""
     return (x + _BIAS).to(tl.int32, bitcast=True)
 
 
@@ -154,7 +154,7 @@ def _store_levels(view, quad, r, g, b, QUADS: tl.constexpr):
 
 @triton.jit
 def _store_results(out, view, quad, lookup, r, g, b, QUADS: tl.constexpr):
-    lookup -= 0x4B000000  # which the bits have more than the level
+    lookup -= 0x4B000000  # ``_bits`` returns the level plus this
     r0, r1, r2, r3 = look_up(*apart(lookup + _bits(r)))
     g0, g1, g2, g3 = look_up(*apart(lookup + 256 + _bits(g)))
     b0, b1, b2, b3 = look_up(*apart(lookup + 512 + _bits(b)))
@@ -173,7 +173,7 @@ def _store_results(out, view, quad, lookup, r, g, b, QUADS: tl.constexpr):
 
 @triton.jit
 def _change(r, g, b, operations, row, mean):
-    """Do operations one after the other; r, g, b are float32 that hold whole levels."""
+    """Apply operations in order; r, g, b are float32 with integer values."""
     while operations > 0:
         op = operations % 8
         operations //= 8
@@ -196,9 +196,10 @@ def _change(r, g, b, operations, row, mean):
 
 @triton.jit
 def _whole(x):
-    """Truncate what is not below 0 and below 2**23.
+    """Truncate numbers in [0, 2**23).
 
-    As a sum that is rounded towards zero: a GPU adds at full speed, but rounds at an eighth of it.
+    This adds ``_BIAS`` with rounding towards zero, because GPUs add at full rate but have only an
+    eighth of that rate for rounding instructions.
     """
     if _INTERPRETED:
         return tl.floor(x)
@@ -210,7 +211,7 @@ def _whole(x):
 
 @triton.jit
 def _nearest(x):
-    """Round what is not below 0 and below 2**22, and never halfway between whole numbers."""
+    """Round numbers in [0, 2**22) that are never halfway between integers."""
     return (x + _BIAS) - _BIAS
 
 
@@ -227,23 +228,23 @@ def _blend(degenerate, x, factor):
 
 @triton.jit
 def _luma(r, g, b):
-    """Return PIL's luma: sums of whole 2**-16ths below 2**8, which float32 holds exactly."""
+    """Return PIL's luma. Exact in float32: sums are multiples of 2**-16 below 2**8."""
     return _whole(r * (19595 / 65536) + g * (38470 / 65536) + b * (7471 / 65536) + 0.5)
 
 
 @triton.jit
 def _turn_hue(r, g, b, shift):
-    """Add ``shift`` of 256 to the hue, through PIL's HSV.
+    """Shift the hue by ``shift`` / 256 of a turn, through PIL's HSV.
 
-    PIL mixes float and double. These steps in float32 give its levels for all 2**24 colours and
-    256 shifts, which was tried for all of them: the hue because two quotients are rounded as
-    IEEE's; the others because they stay away from where a rounding turns, which a slip of 2e-4
-    makes sure of for saturation and sextant, and odd denominators for what is rounded to nearest.
+    PIL mixes float and double. These float32 steps give PIL's levels for all 2**24 colours and 256
+    shifts, which was tested exhaustively. The hue is exact because its two quotients are rounded as
+    in IEEE division. The other values never lie close to a rounding boundary: saturation and
+    sextant because of the added 2e-4, values rounded to nearest because their denominators are odd.
     """
     value = tl.maximum(tl.maximum(r, g), b)
     low = tl.minimum(tl.minimum(r, g), b)
     chroma = value - low
-    # The hue lies beside one of three corners, by the middle channel's distance from the largest.
+    # The hue differs from one of three corners by the middle channel's distance from the largest.
     inverse = tl.div_rn(1.0, tl.maximum(chroma * value, 1.0))
     middle = _quotient(value + low - (r + g + b) + value, chroma, inverse * value)
     red = r == value
@@ -252,12 +253,12 @@ def _turn_hue(r, g, b, shift):
     onwards = tl.where(red, b, tl.where(green, r, g)) == low
     hue = _sixth(tl.where(onwards, (corner + 1.0) - middle, (corner - 1.0) + middle))
     hue = _whole(tl.where(hue < 0.0, hue + 1.0, hue) * 255.0)
-    hue += shift  # of a gray any: its saturation is 0
+    hue += shift  # grays can have any hue, because their saturation is 0
     hue = tl.where(hue >= 256.0, hue - 256.0, hue)
     saturation = _whole(chroma * 255.0 * (inverse * chroma) + 2e-4)
-    # Back: one channel is the value, one the lowest, and one lies between them.
+    # Back to RGB: one channel is the value, one the lowest, and one lies between them.
     sextant = _whole(hue * (6 / 255) + 2e-4)
-    part = hue * 6.0 - sextant * 255.0  # of 255
+    part = hue * 6.0 - sextant * 255.0  # position within the sextant, in units of 1/255
     odd = (sextant == 1.0) | (sextant == 3.0) | (sextant == 5.0)
     part = tl.where(odd, part, 255.0 - part)
     between = _nearest(value * (65025.0 - saturation * part) * (1 / 65025))
@@ -272,13 +273,13 @@ def _turn_hue(r, g, b, shift):
     return r, g, b
 
 
-# IEEE's quotients without its division, which branches and takes sixteen instructions: a product
-# with the inverse, and what that leaves over. The latter is exact: its products have 24 bits.
+# IEEE quotients without IEEE division, which branches and takes sixteen instructions: multiply by
+# the inverse, then correct by the remainder. The remainder is exact: its products have 24 bits.
 
 
 @triton.jit
 def _quotient(x, y, inverse):
-    """Divide levels, ``x`` by ``y``, whose inverse is known except for the last few bits."""
+    """Divide level ``x`` by level ``y``, given 1 / y with errors in the last few bits."""
     quotient = x * inverse
     high = (quotient.to(tl.int32, bitcast=True) & -256).to(tl.float32, bitcast=True)
     left = (x - high * y) - (quotient - high) * y

@@ -1,7 +1,7 @@
 """The photometric operations of each crop, as arrays of parameters.
 
-Views of the same side are in one tensor and are processed together; an implementation gets their
-operations as arrays with one row for each crop.
+Views of the same size are in one tensor and are processed together. An implementation gets their
+operations as arrays with one row per crop.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from fastsiam.views.batch import Crops
 from fastsiam.views.draws import HUE, NO_LEVEL, ViewParams
 
 NOTHING = -1
-"""Number of an empty slot, in which no operation is applied."""
+"""Marks a slot without an operation in ``Operations.order``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """Operations of M crops of one side. All arrays are numpy, on the host."""
+    """Operations of M crops of the same size. All arrays are numpy, on the host."""
 
     order: NDArray[np.int8]
     """(M, 4): the jitter's operation in each slot, or ``NOTHING``."""
     factor: NDArray[np.float32]
-    """(M, 4): factors of brightness, contrast, saturation and hue."""
+    """(M, 4): factors of brightness, contrast and saturation, and the hue shift (in turns)."""
     gray: NDArray[np.bool_]
     """(M,): whether the crop is converted to gray, after the jitter."""
     blur: NDArray[np.float32]
-    """(M,): sigma of the blur, after the gray; 0 means no blur."""
+    """(M,): sigma of the blur in pixels, applied after the conversion to gray; 0 means no blur."""
     solarise: NDArray[np.int16]
-    """(M,): threshold at and above which levels are inverted, after the blur; 256 means none."""
+    """(M,): levels from this threshold on are inverted, after the blur; 256 inverts none."""
 
     @property
     def blurred(self) -> NDArray[np.int64]:
-        """Rows of the crops that are blurred."""
+        """Indices of the crops to blur."""
         return np.flatnonzero(self.blur)
 
     @property
     def solarised(self) -> NDArray[np.int64]:
-        """Rows of the crops that are solarised."""
+        """Indices of the crops to solarise."""
         return np.flatnonzero(self.solarise != NO_LEVEL)
 
 
 def operations(params: ViewParams, config: AugmentConfig) -> list[Operations]:
-    """Return the operations of the views of each side, in the order of ``config.by_side``.
+    """Return the operations of the views of each size, in the order of ``config.by_side``.
 
-    Like torchvision's ``ColorJitter``, a view whose hue setting is 0 skips the conversion to HSV,
-    whose rounding would change pixels.
+    A view whose hue setting is 0 skips the conversion to HSV, whose rounding would change pixels.
+    torchvision's ``ColorJitter`` does the same.
     """
     no_hue = np.array([view.hue == 0 for view in config.views])[:, None, None]
     idle = ~params.jitter[..., None] | (no_hue & (params.order == HUE))
@@ -66,7 +66,7 @@ def operations(params: ViewParams, config: AugmentConfig) -> list[Operations]:
 
 
 Finish = Callable[[Tensor, Operations, AugmentConfig, torch.dtype], Tensor]
-"""Function that augments crops, (M, S, S, 3) uint8, into views, (M, 3, S, S), channels-last."""
+"""Function that turns crops (M, S, S, 3) uint8 into views (M, 3, S, S), channels-last."""
 
 
 def side_by_side(
@@ -77,11 +77,9 @@ def side_by_side(
     *,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, ...]:
-    """Augment the crops of each side; see ``fastsiam.views.photometric.photometric``.
+    """Augment the crops of each size with ``finish``, and return the views in order.
 
-    Args:
-        finish: augments the crops of one side.
-        crops: as for ``photometric``, like all that follow.
+    The other arguments are those of ``fastsiam.views.photometric.photometric``.
     """
     made = [
         finish(own.flatten(0, 1), what, config, dtype)
@@ -91,11 +89,11 @@ def side_by_side(
 
 
 def in_views_order(made: list[Tensor], config: AugmentConfig) -> tuple[Tensor, ...]:
-    """Sort results by view.
+    """Split tensors by size into tensors by view.
 
     Args:
-        made: one tensor (V * N, ...) for each side of ``config.by_side``.
-        config: names the views of each side.
+        made: one tensor (V * N, ...) for each size of ``config.by_side``.
+        config: settings that list the views of each size.
 
     Returns:
         The views (N, ...) in the order of ``config.views``.

@@ -1,8 +1,8 @@
-"""The reference of the photometric augmentations: torch operations on batches, on any device.
+"""Reference implementation of the photometric augmentations, in torch, on any device.
 
-These are torchvision's operations on PIL images, with separate parameters for each image. PIL works
-in uint8 and truncates after every operation, and so does the reference: on the CPU each operation
-is bit-identical to PIL, as tests/views checks. The fast implementations are tested against it.
+The operations are torchvision's for PIL images, with separate parameters for each image of a batch.
+PIL works in uint8 and truncates after every operation. So does the reference: on the CPU every
+operation is bit-identical to PIL (tests/views). The fast implementations are tested against it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .operations import Operations, side_by_side
 
 @torch.no_grad()
 def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch.dtype) -> Tensor:
-    """Apply the augmentations to crops of one side; see ``operations.Finish``."""
+    """Augment crops of the same size; see ``operations.Finish``."""
     images = crops.permute(0, 3, 1, 2)
     x = images.to(torch.float32, memory_format=torch.contiguous_format)
 
@@ -47,36 +47,36 @@ def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch
 
 
 photometric = partial(side_by_side, _finish)
-"""Function that applies the augmentations; see ``fastsiam.views.photometric.photometric``."""
+"""Reference implementation of ``fastsiam.views.photometric.photometric``."""
 
 
 def adjust_brightness(x: Tensor, factor: Tensor) -> Tensor:
     """Blend with black.
 
-    Shapes as for all jitter operations: x (M, 3, H, W) whole 0-255, factor (M,).
+    All jitter operations take x (M, 3, H, W) with integers from 0 to 255, and factor (M,).
     """
     return _blend(torch.zeros((), device=x.device), x, factor)
 
 
 def adjust_contrast(x: Tensor, factor: Tensor) -> Tensor:
-    """Blend with the image's mean gray, rounded to a whole level as PIL does."""
+    """Blend with the image's mean luma, rounded to an integer like PIL."""
     mean = _luma(x).mean(dim=(1, 2, 3), keepdim=True, dtype=torch.float64)
     return _blend((mean + 0.5).floor().float(), x, factor)
 
 
 def adjust_saturation(x: Tensor, factor: Tensor) -> Tensor:
-    """Blend with the image's own gray version."""
+    """Blend with the grayscale image."""
     return _blend(_luma(x), x, factor)
 
 
 def adjust_hue(x: Tensor, factor: Tensor) -> Tensor:
-    """Shift the hue by ``factor`` turns, in PIL's HSV with its 256 hues and saturations."""
+    """Shift the hue by ``factor`` turns, in PIL's HSV with its 256 levels per channel."""
     r, g, b = x.unbind(1)
     value, low = x.amax(1), x.amin(1)
     chroma = value - low
     safe = chroma.clamp(min=1)
     rc, gc, bc = (value - r) / safe, (value - g) / safe, (value - b) / safe
-    rc, gc, bc = rc.double(), gc.double(), bc.double()  # like PIL, which mixes float and double
+    rc, gc, bc = rc.double(), gc.double(), bc.double()  # PIL mixes float and double
     hue = torch.where(
         r == value, bc - gc, torch.where(g == value, 2 + rc - bc, 4 + gc - rc)
     ).float()
@@ -107,21 +107,21 @@ _JITTER = {
 
 
 def grayscale(x: Tensor) -> Tensor:
-    """Replace RGB by its ITU-R 601-2 luma, on all three channels; x (M, 3, H, W) whole 0-255."""
+    """Replace all three channels by their ITU-R 601-2 luma; x is (M, 3, H, W), integers 0-255."""
     return _luma(x).expand_as(x)
 
 
 def gaussian_blur(x: Tensor, sigma: np.ndarray) -> Tensor:
-    """Blur as PIL's ``ImageFilter.GaussianBlur(sigma)``: three box blurs along each axis.
+    """Blur like PIL's ``ImageFilter.GaussianBlur(sigma)``: three box blurs along each axis.
 
     Args:
-        x: (M, 3, H, W) whole 0-255.
+        x: (M, 3, H, W) integers from 0 to 255.
         sigma: (M,) on the host, in pixels, above 0.
 
-    Each pass is a box of fractional length whose edge pixel is repeated outwards, rounded to whole
-    levels; lengths by Gwosdek et al., "Theoretical foundations of Gaussian convolution by extended
-    box filtering" (SSVM 2011), equations 7, 11 and 14. PIL's weights are whole 2**-24ths, so its
-    sums are whole numbers below 2**33, which float64 holds exactly.
+    Each pass is a box filter of fractional length with replicated edges, rounded to integers.
+    Lengths are by Gwosdek et al., "Theoretical foundations of Gaussian convolution by extended box
+    filtering" (SSVM 2011), equations 7, 11 and 14. PIL's weights are integers in units of 2**-24,
+    so its sums are integers below 2**33, which float64 represents exactly.
     """
     inner, outer, whole = box_weights(np.asarray(sigma, np.float32))
     reach = int(whole.max()) + 1
@@ -142,11 +142,11 @@ def gaussian_blur(x: Tensor, sigma: np.ndarray) -> Tensor:
 
 
 def solarise(x: Tensor, threshold: Tensor) -> Tensor:
-    """Invert bright levels, as PIL's ``ImageOps.solarize``.
+    """Invert bright levels like PIL's ``ImageOps.solarize``.
 
     Args:
-        x: (M, 3, H, W) whole 0-255.
-        threshold: (M,) levels from this on become 255 minus themselves.
+        x: (M, 3, H, W) integers from 0 to 255.
+        threshold: (M,) levels x at or above it become 255 - x.
     """
     return torch.where(x >= threshold.view(-1, 1, 1, 1), 255 - x, x)
 
@@ -154,14 +154,14 @@ def solarise(x: Tensor, threshold: Tensor) -> Tensor:
 def box_weights(sigma: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the weights of a box blur's inner pixels and of its two end pixels, and its radius.
 
-    Computed in float32 in the same steps as PIL, because the last digit of a weight matters.
+    The float32 steps are PIL's, because the last digit of a weight matters.
 
     Args:
-        sigma: (M,) float32, of the Gaussian that three such boxes approximate.
+        sigma: (M,) float32 sigma of the Gaussian that three such boxes approximate.
 
     Returns:
         Inner and outer weights in units of 2**-24, (M,) float64 each, and the radius ``whole``,
-        (M,) int64: the box has ``2 * whole + 1`` inner pixels and a part of one pixel at each end.
+        (M,) int64: the box has ``2 * whole + 1`` inner pixels and a fraction of one at each end.
     """
     one = np.float32(1)
     variance = sigma * sigma / np.float32(3)
@@ -188,6 +188,6 @@ def _blend(degenerate: Tensor, x: Tensor, factor: Tensor) -> Tensor:
 
 
 def _luma(x: Tensor) -> Tensor:
-    """Return the luma, (M, 1, H, W), with PIL's 16-bit weights; float32 is exact below 2**24."""
+    """Return the luma (M, 1, H, W) with PIL's 16-bit weights; exact: sums are below 2**24."""
     r, g, b = x.split(1, dim=1)
     return torch.floor((r * 19595 + g * 38470 + b * 7471 + 32768) / 65536)
