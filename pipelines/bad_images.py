@@ -112,7 +112,7 @@ class BadImages:
         if merged == self._known:
             return
         check_number(len(merged), self._images, max(merged.values()))
-        self._known = merged  # only after the check: a run that is then saved stays within the limit
+        self._known = merged  # after the check: a run that is then saved is within the limit
         self._has_grown = True
 
 

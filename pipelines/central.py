@@ -22,9 +22,9 @@ from .workers import close_at_exit
 log = logging.getLogger(__name__)
 
 MakeCrops = Callable[[Sequence[NDArray[np.int64]]], Generator[Tensor]]
-"""Function that yields the crops of batches of positions: (N, S, S, 3) uint8, on the device. The next
-batch may overwrite them. It raises a DataError if an image cannot be read or decoded. Its threads
-end with the generator."""
+"""Function that yields the crops of batches of positions: (N, S, S, 3) uint8, on the device. The
+next batch may overwrite them. It raises a DataError if an image cannot be read or decoded. Its
+threads end with the generator."""
 
 _KEEP_BYTES = 2**29
 """Crops up to this size stay on the device between passes; CIFAR-10's two splits take 184 MB."""
