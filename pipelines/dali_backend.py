@@ -123,7 +123,7 @@ class Cropper:
         """The graph while no batch is in flight; None otherwise, and after an error."""
 
     def crops(self, tasks: Iterable[Task]) -> Generator[tuple[NDArray[np.int64], Any, Crops]]:
-        """Yield positions, the value of ``Cut`` and crops of each batch; the next overwrites them."""
+        """Yield positions, value of ``Cut`` and crops of each batch; the next overwrites crops."""
         crops = [torch.empty(own, dtype=torch.uint8, device=self._device) for own in self._shapes]
 
         def copied(batch: _Batch, outputs: Any) -> tuple[NDArray[np.int64], Any, Crops]:
