@@ -8,7 +8,7 @@
             loss = model(batch.view1, batch.view2)
 
 Every pipeline applies the parameters from ``fastsiam.views.draws.draw_views`` to the images that
-``order.Order`` selects, so pipelines differ in speed, not in results. ``backends`` lists them.
+``order.Order`` selects. They differ in speed, not in what they load. ``backends`` lists them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .view_loader import (
     transformers_batch,
 )
 
-if TYPE_CHECKING:  # torch is imported with the first loader; `fastsiam convert` needs none
+if TYPE_CHECKING:  # torch is imported when a loader opens, not by fastsiam convert
     import torch
 
     from fastsiam.views.batch import EvalLoader, Loader
@@ -232,8 +232,8 @@ def build_eval_loader(
 ) -> EvalLoader:
     """Open one split as a loader of central crops, for kNN and linear evaluation.
 
-    The crops are those of torchvision's ``Resize(resize)`` and ``CenterCrop`` on PIL images. The
-    engine makes them bit-identical. On a GPU with pipeline ``dali``, DALI makes them if installed.
+    The crops are those of torchvision's ``Resize(resize)`` and ``CenterCrop`` on PIL images. With
+    pipeline ``dali`` on a GPU, DALI makes them if installed; else the engine does, bit-identical.
 
     Args:
         data: the images, the pipeline and the number of workers.

@@ -46,7 +46,6 @@ class Choice:
     why: str
 
     def __str__(self) -> str:
-        """Return a log message."""
         return f"pipeline {self.name}: {self.why}"
 
 

@@ -19,7 +19,7 @@ _FEW, _SHARE = 8, 100
 """Any data set may have ``_FEW`` bad images, and a large one may have one in ``_SHARE``."""
 
 Exchange = Callable[[str], list[str]]
-"""Function that returns every rank's text on every rank; all ranks must call it."""
+"""Function that gathers every rank's text on every rank; all ranks must call it."""
 
 
 class BadImages:
@@ -48,7 +48,6 @@ class BadImages:
         self._has_grown = False
 
     def __len__(self) -> int:
-        """Return the number of known bad images."""
         return len(self._known)
 
     @property

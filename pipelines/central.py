@@ -80,7 +80,6 @@ class CentralCrops:
             )
 
     def _crops(self) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
-        """Yield the positions and the crops of each batch, on the device."""
         if len(self._kept) == len(self._batches):
             yield from zip(self._batches, self._kept, strict=True)
             return

@@ -217,5 +217,5 @@ def _pass(row, weights):
 
 @triton.jit
 def _level(total):
-    """Round a sum in units of 2**-22 to a level; thousands of rounded weights can exceed 1."""
+    """Round a sum in units of 2**-22; thousands of rounded weights can sum to more than 1."""
     return tl.minimum((total + (1 << 21)) >> 22, 255)

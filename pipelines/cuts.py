@@ -1,4 +1,4 @@
-"""Geometry of crops: a box of an image, its resized size, and the square to cut out of that."""
+"""Crop geometry: a box in the image, its size after resizing, and the square to cut from it."""
 
 from __future__ import annotations
 

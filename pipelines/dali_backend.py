@@ -123,7 +123,7 @@ class Cropper:
         """The graph while no batch is in flight; None otherwise, and after an error."""
 
     def crops(self, tasks: Iterable[Task]) -> Generator[tuple[NDArray[np.int64], Any, Crops]]:
-        """Yield positions, value of ``Cut`` and crops of each batch; the next overwrites crops."""
+        """Yield each batch's positions, value of ``Cut`` and crops, which the next overwrites."""
         crops = [torch.empty(own, dtype=torch.uint8, device=self._device) for own in self._shapes]
 
         def copied(batch: _Batch, outputs: Any) -> tuple[NDArray[np.int64], Any, Crops]:
@@ -139,7 +139,7 @@ class Cropper:
         return self._run(tasks, copied)
 
     def decoded(self, indices: Iterable[NDArray[np.int64]]) -> Generator[Images]:
-        """Yield each batch's images, in buffers of DALI that are not reused while images live."""
+        """Yield each batch's images, in buffers that DALI does not reuse while the images live."""
 
         def images(batch: _Batch, outputs: Any) -> Images:
             rows = range(len(batch.encoded))  # DALI's ``at`` would copy
@@ -207,7 +207,6 @@ class Cropper:
         backend.ReleaseUnusedMemory()  # type: ignore[attr-defined]
 
     def _read(self, task: Task, *, by_pil: bool = False) -> _Batch:
-        """Read the images of a batch, and compute its cuts."""
 
         def read(images: list[int]) -> list[tuple[NDArray[np.uint8], int, int]]:
             with span("read"):

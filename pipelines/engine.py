@@ -118,7 +118,8 @@ class Engine:
     ) -> Generator[Result]:
         """Yield the results of batches in order; one thread submits them, another awaits them.
 
-        At least two batches are in progress. The first of them is completed ahead of the caller.
+        ``prefetch`` batches, at least two, are in progress. The first of them is completed ahead of
+        the caller.
         Once the generator is closed, no thread writes to the batches' memory.
 
         Args:
@@ -264,7 +265,6 @@ class PendingBatch:
         self._job.run()
 
     def _decode_by_pillow(self) -> None:
-        """Decode with Pillow, and crop, the images that compiled code does not decode."""
         while True:
             try:
                 row = self._for_pillow.popleft()

@@ -34,14 +34,14 @@ numba.typed.Dict = _typed
 torch.set_num_threads(_threads[0])
 numba.set_num_threads(_threads[1])
 
-_SECONDS_BETWEEN_LOOKS = 1.0  # at whether FFCV's reader threads are alive
+_SECONDS_BETWEEN_LOOKS = 1.0  # between checks that FFCV's reader threads are alive
 
 
 class FfcvLoader(NativeLoader):
     """Loader of a .beton file that was written by ``fastsiam convert`` or by FFCV.
 
-    With ``os_cache`` the file is memory-mapped and stays in the OS page cache. Otherwise FFCV reads
-    the pages that the epoch needs, each once, into its own memory.
+    With ``os_cache`` the file is memory-mapped and in the OS page cache. Otherwise FFCV reads the
+    pages that the epoch needs, each once, into its own memory.
     """
 
     def __init__(self, spec: LoaderSpec) -> None:

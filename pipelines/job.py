@@ -2,8 +2,8 @@
 
 The kernels resample like PIL, so crops are bit-identical to PIL's. A triangle filter, widened when
 it shrinks an image, runs along one axis and then along the other. Weights are multiples of 2**-22,
-sums are integers, and each axis rounds to integer levels. Of the code in
-``fastsiam/kernels/source``, job.cpp distributes images among threads, geometric.cpp makes crops.
+sums are integers, and each axis rounds to integer levels. In ``fastsiam/kernels/source``, job.cpp
+distributes the images among threads, and geometric.cpp makes the crops.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Images:
 
     @staticmethod
     def of_arrays(arrays: Sequence[NDArray[np.uint8]], owner: object = None) -> Images:
-        """Return decoded images from contiguous (H, W, 3) uint8 arrays in memory of ``owner``."""
+        """Return images from contiguous (H, W, 3) uint8 arrays, whose memory ``owner`` has."""
         address = np.array([library.at(array, np.uint8) for array in arrays], np.int64)
         size = np.array([array.shape[:2] for array in arrays])
         return Images.of_pixels(address, size, (arrays, owner))

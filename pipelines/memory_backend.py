@@ -42,7 +42,7 @@ class MemoryLoader(NativeLoader):
         super().close()
         self._pixels = self._read = None
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # otherwise torch keeps it, and it counts as used
+            torch.cuda.empty_cache()  # torch keeps freed memory, which counts as used
 
     def _crops(self, epoch: int, skip: int) -> Generator[Augmented]:
         pixels = self._pixels

@@ -29,7 +29,7 @@ class Order:
     seed: int
     """The run's seed."""
     rank: int = 0
-    """This rank's number."""
+    """Rank of this process."""
     world: int = 1
     """Number of ranks."""
     chosen: NDArray[np.int64] | None = field(default=None, compare=False)

@@ -36,7 +36,7 @@ _REPETITION = 40
 
 
 def full_shuffle(images: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Return a random permutation of the images, (images,), which depends on (seed, epoch)."""
+    """Return a random permutation of the images, (images,), a function of (seed, epoch)."""
     key = rng.keys(seed, epoch, rng.Stream.ORDER, np.arange(images))
     return np.argsort(key, kind="stable")
 
@@ -51,7 +51,6 @@ class Window:
     """(images of the order,) block number of each image, as in ``Store.blocks``."""
 
     def __len__(self) -> int:
-        """Return the number of images in the order."""
         return len(self.blocks)
 
     def epoch(self, seed: int, epoch: int) -> NDArray[np.int64]:
@@ -84,7 +83,6 @@ class Mixture:
     each data set."""
 
     def __len__(self) -> int:
-        """Return the number of images in the order."""
         return len(self.sets)
 
     def epoch(self, seed: int, epoch: int) -> NDArray[np.int64]:

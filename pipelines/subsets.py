@@ -31,7 +31,7 @@ from .store.decode import ImageRules
 _SHOWN = 3
 """Maximum number of list entries that a message quotes."""
 _NONE, _SEVERAL = -1, -2
-"""Replace a position if no image has a name, or if several images have it."""
+"""Values in place of a position: no image has the name, or several images do."""
 
 
 def open_split(data: DataConfig, split: Split) -> Store:
@@ -74,7 +74,7 @@ def open_training(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[n
 
 
 def open_whole(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[np.int64]]:
-    """Open all training images of one data set; see ``open_training``.
+    """Open all training images of one data set; it returns the same as ``open_training``.
 
     Raises:
         DataError: the images cannot be read, or ``data.holdout`` is set although the data set has

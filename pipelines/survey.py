@@ -1,4 +1,4 @@
-"""Survey of image headers before training: image sizes, and formats that users should know of."""
+"""Survey of image headers before training: image sizes and unusual properties."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def decoded_bytes(store: Store, chosen: NDArray[np.int64] | None = None) -> tupl
 def sample_of(store: Store, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
     """Choose a sample that is spread evenly over the images ``wanted``.
 
-    If ``Store.groups`` are read completely, the sample comes from a few of them.
+    If the store has ``groups``, which are read completely, the sample comes from a few of them.
     """
     most = _REMOTE_SAMPLE if store.is_remote else _SAMPLE
     if len(wanted) <= most:

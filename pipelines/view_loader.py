@@ -45,8 +45,8 @@ class ViewLoader:
         device: device of the views.
         dtype: floating type of the views; float32 by default.
         chosen: ascending positions in the data set of the images to load; all by default.
-        crop_transform: function of the uint8 crops of each batch; see ``build_loader``.
-        transform: function of each ``Batch`` whose result the loader yields instead.
+        crop_transform: called with the uint8 crops of each batch; see ``build_loader``.
+        transform: called with each ``Batch``; the loader yields its result instead.
     """
 
     def __init__(
@@ -207,7 +207,6 @@ class ViewLoader:
         return self._loader
 
     def _bad_images(self) -> str:
-        """Return the known bad images as text."""
         bad = getattr(self._loader, "bad", None)
         return self._known if bad is None else format_list(bad.list())
 

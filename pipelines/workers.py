@@ -31,7 +31,7 @@ Made = TypeVar("Made")
 
 _GRACE_SECONDS = 5
 _LEFT_TO_PARENT = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-"""Signals that a terminal, or SLURM before a job's time limit, sends to all processes."""
+"""Signals sent to all processes by a terminal, or by SLURM before a job's time limit."""
 _HELP = (
     "memory or /dev/shm may be full: lower --workers, or give a container more of it (docker run "
     "--shm-size=8g); start the same command again to resume"
@@ -70,7 +70,7 @@ os.register_at_fork(after_in_child=_keep_inherited)
 
 
 def close_at_exit(loader: Closes) -> None:
-    """Close a loader or a generator of batches when the program exits.
+    """Register a loader or a generator of batches to be closed when the program exits.
 
     Its processes and threads then end before multiprocessing would wait for them forever, and
     before the interpreter unloads the modules that they use.
@@ -93,7 +93,7 @@ def made_ahead(
 ) -> Generator[Made]:
     """Yield ``make(task)`` for each task, in order; threads compute up to ``count`` tasks ahead.
 
-    The threads end when the generator ends or is closed. An error is raised in place of its result.
+    The threads end when the generator ends or is closed. An error is raised in place of a result.
     """
     rest = iter(tasks)
     with ThreadPoolExecutor(threads, "fastsiam-ahead") as pool:
@@ -130,7 +130,7 @@ def set_up_worker(environment: dict[str, str]) -> None:
     """Set up this worker process: it ignores signals meant for its parent, and exits with it.
 
     Signals that stop a command reach its entire process group, but the parent still needs its
-    workers' results. After SIGTERM, with which a pool may end a worker, it exits in a few seconds.
+    workers' results. After SIGTERM, which a pool may send to end it, it exits in a few seconds.
     It gets the parent's ``environment``, because a fork server keeps the one it was started with.
     """
     for number in _LEFT_TO_PARENT:
