@@ -109,9 +109,9 @@ def build_loader(
     Raises:
         BackendError: the pipeline's package is missing.
         DataError: the data cannot be read, or has fewer images than a batch.
-        ValueError: ``batch`` is not divisible by ``world``, ``rank`` is not below ``world``,
-            ``chosen`` is not ascending, ``dtype`` is not a floating type of two bytes or more, or
-            the pipeline does not support ``crop_transform``.
+        ValueError: ``batch`` is not divisible by ``world``, ``rank`` is out of range, ``chosen`` is
+            not ascending, ``dtype`` is not a floating type of two bytes or more, or the pipeline
+            does not support ``crop_transform``.
     """
     import torch
 
@@ -119,7 +119,7 @@ def build_loader(
 
     augment, dtype = augment or AugmentConfig(), dtype or torch.float32
     if not dtype.is_floating_point or dtype.itemsize == 1:
-        raise ValueError(f"views are of a floating type of two bytes or more, not {dtype}")
+        raise ValueError(f"dtype must be a floating type of two bytes or more, not {dtype}")
     device = _with_index(device)
     chosen = None if chosen is None else np.asarray(chosen)
     images = NOISE_IMAGES if chosen is None else len(chosen)
@@ -162,7 +162,7 @@ def _with_index(device: torch.device | str) -> torch.device:
 
     device = torch.device(device)
     if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"images are loaded to cpu or cuda, not to {device}: move them there")
+        raise ValueError(f"device must be cpu or cuda, not {device}; move the batches to it")
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
@@ -262,7 +262,7 @@ def build_eval_loader(
     chosen = _positions(store, chosen)
     if not in_turn and len(chosen) < world:
         raise DataError(
-            f"{store} has too few {split} images for {world} processes, {len(chosen)}: run with "
+            f"{store} has {len(chosen)} {split} images, too few for {world} processes: run with "
             "fewer GPUs, or evaluate on more images"
         )
     own = chosen if in_turn else np.array_split(chosen, world)[rank]

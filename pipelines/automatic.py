@@ -110,10 +110,10 @@ def _fit(
     count = len(store) if chosen is None else len(chosen)
     taken, exact = decoded_bytes(store, chosen)
     if not taken:
-        return False, "sizes of the images are unknown: no header of them can be read"
+        return False, "image sizes are unknown: no header can be read"
     take = "1 image takes" if count == 1 else f"{count:,} images take"
     text = f"{take} {'' if exact else 'about '}{size(taken)}"
     if taken > budget:
-        much = f"more than the {size(budget)} that {where} has for them beside the model"
+        much = f"more than the {size(budget)} that {where} can hold besides the model"
         return False, f"{text} decoded, {much}"
     return True, f"{text} of {size(budget)} on {where}"

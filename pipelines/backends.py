@@ -108,11 +108,11 @@ class Backend:
             ways = f"choose --pipeline {ENGINE}"
             if store.sets is None:
                 ways += (
-                    ", or make one with fastsiam convert folder --source "
+                    ", or create one with fastsiam convert folder --source "
                     f"{quoted(store.origin or store.root)} --out DIR and train with --data DIR"
                 )
             raise DataError(
-                f"--pipeline {self.name} reads one .beton file on a disk, not {store}: {ways}"
+                f"--pipeline {self.name} reads one .beton file on a local disk, not {store}: {ways}"
             )
 
     def open(self, spec: LoaderSpec) -> Loader:
@@ -173,14 +173,14 @@ BACKENDS: dict[Pipeline, Backend] = {
             name="native",
             loader="native_backend.NativeLoader",
             prefetches=True,
-            about="any data, decoded and cropped by compiled code in threads of the CPU",
+            about="any data, decoded and cropped by compiled code in CPU threads",
             decoder="fastsiam: the boxes' part",
         ),
         Backend(
             name="ffcv",
             loader="ffcv_backend.FfcvLoader",
             prefetches=True,
-            about=".beton files, decoded and cropped in threads of the CPU",
+            about=".beton files, decoded and cropped in CPU threads",
             package="ffcv",
             needs_beton=True,
             decoder="fastsiam: the boxes' part",
@@ -204,7 +204,7 @@ BACKENDS: dict[Pipeline, Backend] = {
         Backend(
             name="synthetic",
             loader="synthetic_backend.SyntheticLoader",
-            about="tensors on the {device}, the ceiling of training speed",
+            about="random tensors on the {device}, the upper limit of training speed",
             crops=False,
         ),
     )

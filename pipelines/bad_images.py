@@ -121,6 +121,6 @@ def check_number(bad: int, images: int, last: BadImage | ImageError) -> None:
     if bad > most:
         raise DataError(
             f"{bad:,} of {images:,} images cannot be decoded, the last one {last.name} "
-            f"({last.reason}), and --bad-images replace accepts at most {most:,}: check what is "
-            "wrong with the data; fastsiam convert folder --skip-bad lists and leaves out all"
+            f"({last.reason}), and --bad-images replace accepts at most {most:,}: check the data; "
+            "fastsiam convert folder --skip-bad lists and skips all bad images"
         )

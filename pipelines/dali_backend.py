@@ -178,7 +178,7 @@ class Cropper:
                     if not _REFUSED.search(str(error)):
                         raise
                     warn_once(
-                        "DALI cannot decode an image, but PIL may: such batches are decoded by "
+                        "DALI cannot decode some images: batches with such images are decoded by "
                         "PIL, which is slower"
                     )
                     # DALI does not report which image it rejects, and loses the batches in flight.

@@ -281,7 +281,7 @@ class PendingBatch:
         if pixels.shape[:2] != (images.height[row], images.width[row]):
             raise store.cannot_decode(
                 index,
-                f"it has {pixels.shape[1]} x {pixels.shape[0]} pixels, and its header says "
+                f"it has {pixels.shape[1]} x {pixels.shape[0]} pixels, but its header says "
                 f"{images.width[row]} x {images.height[row]}",
             )
         return pixels

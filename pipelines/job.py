@@ -104,7 +104,7 @@ class Job:
         self.count = count = len(images.address)
         """Number of images."""
         if crops is None and not stages:
-            raise ValueError("neither crops nor views are wanted: pass crops or stages")
+            raise ValueError("neither crops nor views are requested: pass crops or stages")
         if not decode and (images.form == JPEG).any():
             raise ValueError("some images are JPEGs: pass the address of a decoder")
         self._refused = np.zeros(count, np.uint8)

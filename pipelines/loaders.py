@@ -143,8 +143,8 @@ class StoreLoader(ABC):
                         raise
                     bad = self.bad.note(error, epoch=epoch, step=epoch * self.steps + step)
                     log.warning(
-                        f"bad image {bad.index:,} ({bad.name}): {bad.reason}; another one is shown "
-                        "in its place"
+                        f"bad image {bad.index:,} ({bad.name}): {bad.reason}; another image "
+                        "replaces it"
                     )
                     self._running = running = start(epoch, step)
                     continue
@@ -155,7 +155,7 @@ class StoreLoader(ABC):
         finally:
             running.close()
         if not self._closed:
-            raise RuntimeError("another epoch of this loader was begun; it makes one at a time")
+            raise RuntimeError("another epoch of this loader was started; it runs one at a time")
 
     def _end_epoch(self) -> None:
         if self._running is not None:
@@ -203,13 +203,13 @@ def _transformed(crops: Crops, transform: CropTransform) -> Crops:
     """
     made = transform(crops)
     if made is None:
-        raise ValueError("crop_transform must return the crops, and returned None")
+        raise ValueError("crop_transform must return the crops, not None")
     made = tuple(made)
     found = [(tuple(own.shape), own.dtype) for own in made]
     if found != [(own.shape, torch.uint8) for own in crops]:
         shapes = [tuple(own.shape) for own in crops]
         raise ValueError(
-            f"crop_transform must return uint8 tensors of shapes {shapes}, and returned {found}"
+            f"crop_transform must return uint8 tensors of shapes {shapes}, but returned {found}"
         )
     return made
 

@@ -81,7 +81,7 @@ class Pixels:
             self.size[wanted] = known[wanted]
         pixels = self.size[wanted].prod(1)
         unknown = wanted[(pixels == 0) | (pixels > MOST_PIXELS)]
-        for index, size in self._each(self._size, unknown, "reading sizes of images"):
+        for index, size in self._each(self._size, unknown, "reading image sizes"):
             self.size[index] = size
         end = np.cumsum(3 * self.size.prod(1))
         self.start, used, free = end - 3 * self.size.prod(1), int(end[-1]), free_bytes(device)

@@ -49,10 +49,12 @@ class Order:
         if self.batch < 1:
             raise ValueError(f"batch must be at least 1, not {self.batch}")
         if not 0 <= self.rank < self.world:
-            raise ValueError(f"rank {self.rank} is not one of {self.world}: ranks count from 0")
+            raise ValueError(
+                f"rank {self.rank} is out of range for {self.world} ranks, which count from 0"
+            )
         if self.batch % self.world:
             raise ValueError(
-                f"a global batch of {self.batch} cannot be shared equally by {self.world} ranks; "
+                f"a global batch of {self.batch} is not divisible by {self.world} ranks; "
                 f"choose a multiple of {self.world}"
             )
 
@@ -124,4 +126,4 @@ class Order:
             good = others[~bad.among(others, at=at)]
             if len(good):
                 return int(good[0])
-        raise DataError("no image of this epoch can be decoded: check what is wrong with the data")
+        raise DataError("no image of this epoch can be decoded: check the data")

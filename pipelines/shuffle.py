@@ -151,5 +151,5 @@ def shuffle_of(
     counts = np.bincount(sets, minlength=len(data.places))
     if not counts.all():
         empty = data.places[int(np.argmin(counts))]
-        raise DataError(f"{empty} has no image to train on: leave it out of the mixture")
+        raise DataError(f"{empty} has no images to train on: remove it from the mixture")
     return Mixture(sets, data.weights or tuple(counts.tolist()), data.window, blocks)

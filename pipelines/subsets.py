@@ -84,17 +84,17 @@ def open_whole(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[np.i
         store, held = _opened(data, "train"), np.zeros(0, np.int64)
     elif has_validation(data.root, data.columns):
         raise DataError(
-            f"{data.root} has validation images of its own, and --holdout {data.holdout} would "
-            "take others: leave --holdout out, or move them away"
+            f"{data.root} already has validation images, and --holdout {data.holdout} would select "
+            "others: remove --holdout, or move the validation images away"
         )
     else:
         store = _opened(data, "train")
         held = hold_out(store, percent=data.held_percent)
         if not len(held):
             raise DataError(
-                f"--holdout {data.holdout} leaves at least one image of each class in training, "
-                f"and no class of {store.root} has two: leave --holdout out, or sort the images "
-                "into train/ and val/ yourself"
+                f"--holdout {data.holdout} keeps at least one image of each class for training, "
+                f"but no class of {store.root} has two: remove --holdout, or sort the images into "
+                "train/ and val/ yourself"
             )
     return store, np.setdiff1d(np.arange(len(store)), held, assume_unique=True), held
 
@@ -102,7 +102,7 @@ def open_whole(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[np.i
 def _opened(data: DataConfig, split: Split) -> Store:
     cache = None
     if data.cache and isinstance(data.root, Path):
-        warn_once(f"--cache keeps nothing of {data.root}, which is on this machine")
+        warn_once(f"--cache has no effect on {data.root}, which is on this machine")
     elif data.cache:
         cache = Cache(Path(data.cache), data.cache_gb)
     store = open_store(opened(data.root, cache), split, columns=data.columns)
@@ -111,8 +111,8 @@ def _opened(data: DataConfig, split: Split) -> Store:
         if size > data.cache_gb:  # chunks would be evicted before their next image is read
             cache.keeps = False
             warn_once(
-                f"--cache keeps nothing: {data.data} has {size:,.1f} GB, more than --cache-gb "
-                f"{data.cache_gb:g}, and a full shuffle, as in evaluations, reads it at random; "
+                f"--cache has no effect: {data.data} has {size:,.1f} GB, more than --cache-gb "
+                f"{data.cache_gb:g}, and a full shuffle or an evaluation reads it at random; "
                 "train with --shuffle window:16384 or a larger --cache-gb"
             )
     store.set_rules(ImageRules(exif=data.exif, alpha=data.alpha))
@@ -151,7 +151,7 @@ def choose(labels: NDArray[np.int64], *, percent: float, seed: int) -> NDArray[n
         raise ValueError(f"percent must be above 0 and at most 100, not {percent}")
     if unlabelled := int((labels < 0).sum()):
         raise DataError(
-            f"a share of every class needs labels, and {unlabelled:,} of {len(labels):,} images "
+            f"a share of every class needs labels, but {unlabelled:,} of {len(labels):,} images "
             "have none"
         )
     key = rng.keys(seed, rng.Stream.SHARE, np.arange(len(labels)))
@@ -228,18 +228,18 @@ def read_list(store: Store, path: Path) -> NDArray[np.int64]:
         text = path.read_text("utf-8", "surrogateescape")
     lines = [line for line in map(str.strip, text.split("\n")) if line]
     if not lines:
-        raise DataError(f"the list {path} names no image")
+        raise DataError(f"the list {path} is empty")
     names = [store.name(i) for i in range(len(store))]
     place: dict[str, int] = {}
     for known in ([name.rpartition("/")[2] for name in names], names):
         count = Counter(known)
         place |= {name: i if count[name] == 1 else _SEVERAL for i, name in enumerate(known)}
     found = np.array([place.get(line, _NONE) for line in lines])
-    for kind, problem in ((_NONE, "not there"), (_SEVERAL, "there more than once")):
+    for kind, problem in ((_NONE, "missing from"), (_SEVERAL, "ambiguous in")):
         if wrong := [lines[i] for i in np.flatnonzero(found == kind)]:
             more = ", ..." if len(wrong) > _SHOWN else ""
             raise DataError(
-                f"{len(wrong):,} of the {len(lines):,} images that {path} names are {problem} in "
+                f"{len(wrong):,} of the {len(lines):,} images listed in {path} are {problem} "
                 f"{store.root}: {', '.join(wrong[:_SHOWN])}{more}"
             )
     return np.unique(found)

@@ -27,13 +27,13 @@ def survey(store: Store, rules: ImageRules) -> list[str]:
     """Return a message for each kind of unusual image in a sample, such as 16-bit images."""
     heads = _headers(store, sample_of(store, np.arange(len(store))))
     lines = {
-        Flags.ROTATED: "have an EXIF orientation, which --exif apply turns upright"
+        Flags.ROTATED: "have an EXIF orientation, which is applied"
         if rules.exif == "apply"
         else "have an EXIF orientation, which is ignored; --exif apply turns them upright",
         Flags.TRANSPARENT: "have transparency, which is dropped; --alpha white or --alpha black "
-        "lays them over that colour"
+        "draws them over that colour"
         if rules.alpha == "drop"
-        else f"have transparency and are laid over {rules.alpha}",
+        else f"have transparency and are drawn over {rules.alpha}",
         Flags.DEEP: "have 16-bit or float pixels, which are scaled to 8 bits; see docs/data.md",
     }
     counts = {flag: sum(bool(head.flags & flag) for head in heads) for flag in lines}

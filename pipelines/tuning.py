@@ -63,7 +63,7 @@ class WorkerTuner:
     def __str__(self) -> str:
         """Return a log message with the step times and the choice."""
         tried = ", ".join(f"{count}: {1000 * t:.3g} ms" for count, t in self._times.items())
-        return f"loader threads: {self.workers}; time of a step with each number: {tried}"
+        return f"loader threads: {self.workers}; step time with each number: {tried}"
 
 
 def thread_counts(most: int) -> list[int]:

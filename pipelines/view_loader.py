@@ -66,13 +66,13 @@ class ViewLoader:
     ) -> None:
         if not isinstance(data, DataConfig | Path | str):
             raise TypeError(
-                f"data is the path or address of images, or a DataConfig, not a "
-                f"{type(data).__name__}: the loader reads the files itself; chosen takes a part"
+                f"data must be a path or address of images, or a DataConfig, not a "
+                f"{type(data).__name__}: the loader reads the files; pass chosen for a subset"
             )
         if not isinstance(augment, AugmentConfig | None):
             raise TypeError(
-                f"augment is an AugmentConfig, not a {type(augment).__name__}: set ranges and "
-                "probabilities there; transform and crop_transform take functions of your own"
+                f"augment must be an AugmentConfig, not a {type(augment).__name__}: set ranges and "
+                "probabilities there; pass your own functions as transform or crop_transform"
             )
         self._data = data if isinstance(data, DataConfig) else DataConfig(data=str(data))
         self._settings: dict[str, Any] = {
@@ -140,11 +140,11 @@ class ViewLoader:
                 images, or the state is not a ``ViewLoader``'s.
         """
         if not self._identity().keys() <= state.keys():
-            raise ValueError(f"not a ViewLoader's state: it holds {', '.join(map(str, state))}")
+            raise ValueError(f"not a ViewLoader's state: it has {', '.join(map(str, state))}")
         for name, own in self._identity().items():
             if state[name] != own:
                 raise ValueError(
-                    f"the state is of a loader with {name} {state[name]:,}, and this one has "
+                    f"the state is from a loader with {name} {state[name]:,}, but this one has "
                     f"{name} {own:,}: load it with the same data and arguments"
                 )
         self._next = self._position = state["epoch"], state["step"]
