@@ -63,7 +63,7 @@ def test_evaluations_of_a_run_need_no_flag(
     assert (record.data.train, record.data.val) == (9, 6)
     listed = tmp_path / "some.txt"
     listed.write_text("\n".join([left[0], held[0]]))
-    with pytest.raises(DataError, match=f"not there in .*: {held[0]}"):
+    with pytest.raises(DataError, match=f"missing from .*: {held[0]}"):
         evaluate_linear(run, replace(LINEAR, subset=str(listed)), HERE)
 
 
@@ -75,7 +75,7 @@ def test_a_file_takes_the_flag(run: Path, images: Path, tmp_path: Path) -> None:
         evaluate_knn(weights, config, HERE)
     own = evaluate_knn(weights, replace(config, holdout="25%", json=str(json)), HERE)
     assert (own.data.train, own.data.val) == (18, 6) and '"holdout": "25%"' in json.read_text()
-    with pytest.raises(DataError, match="has validation images of its own"):
+    with pytest.raises(DataError, match="already has validation images"):
         evaluate_knn(weights, replace(config, data=str(images), holdout="25%"), HERE)
     # Images without labels have features.
     flat = str(images / "train" / "class0")

@@ -175,7 +175,7 @@ def test_every_process_needs_an_image(run: Path, tmp_path: Path) -> None:
     for split, each in (("train", 4), ("val", 1)):
         write_images(tmp_path / "few" / split, classes=3, each=each)
     config = KnnConfig(data=str(tmp_path / "few"), workers=0, gpus=4, device="cpu")
-    with pytest.raises(DataError, match=r"val .* has too few val images for 4 processes, 3: run"):
+    with pytest.raises(DataError, match=r"val .* has 3 val images, too few for 4 processes: run"):
         preflight(run, config)
     preflight(run, replace(config, gpus=3))
 

@@ -45,7 +45,7 @@ def test_memory_if_all_images_fit_beside_the_model(images: Path) -> None:
 
 
 TOO_LARGE = (
-    "24 images take 41 kB decoded, more than the 0 kB that the CPU has for them beside the model"
+    "24 images take 41 kB decoded, more than the 0 kB that the CPU can hold besides the model"
 )
 
 
@@ -93,7 +93,7 @@ def test_sizes_by_headers_of_all_or_of_a_sample(
     assert sample_of(store, np.arange(24)).tolist() == [0, 1, 20, 21]
     bad = put(images / "bad" / "bad.jpg", "no image").parent
     assert choice(bad, free=1e8) == (
-        "pipeline native: sizes of the images are unknown: no header of them can be read"
+        "pipeline native: image sizes are unknown: no header can be read"
     )
 
 

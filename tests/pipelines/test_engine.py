@@ -154,7 +154,7 @@ def test_an_image_that_becomes_another_is_refused(tmp_path: Path) -> None:
         store.images = [*before[:index], other, *before[index + 1 :]]
         batch = made.read(np.arange(2))
         crops = (torch.empty((1, 2, 8, 8, 3), dtype=torch.uint8),)
-        with pytest.raises(ImageError, match=r"it has 41 x 30 pixels, and its header says 40 x 30"):
+        with pytest.raises(ImageError, match=r"it has 41 x 30 pixels, but its header says 40 x 30"):
             cuts = [whole(batch.size, 8)]
             made.submit(np.arange(2), batch, cuts, crops=crops).result()
         store.images = before

@@ -86,10 +86,10 @@ def test_a_draw_that_is_noted_here_is_a_draw_for_ever() -> None:
     order = Order(images=20, batch=5, seed=7, rank=0, world=1)
     assert order.indices(0, 0).tolist() == [1, 13, 8, 15, 10]
     assert order.indices(3, 2).tolist() == [1, 18, 0, 2, 15]
-    with pytest.raises(ValueError, match="batch of 10 cannot be shared equally by 3 ranks"):
+    with pytest.raises(ValueError, match="batch of 10 is not divisible by 3 ranks"):
         Order(images=100, batch=10, seed=0, world=3)
     for rank in (2, -1):
-        with pytest.raises(ValueError, match=f"rank {rank} is not one of 2: ranks count from 0"):
+        with pytest.raises(ValueError, match=f"rank {rank} is out of range for 2 ranks"):
             Order(images=20, batch=10, seed=0, rank=rank, world=2)
     with pytest.raises(ValueError, match="batch must be at least 1, not 0"):
         Order(images=20, batch=0, seed=0)

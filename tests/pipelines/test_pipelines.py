@@ -211,7 +211,7 @@ def test_one_epoch_of_a_loader_at_a_time(name: str, folder: Path, loaders: Loade
     displaced, later = one.epoch(0), one.epoch(1)
     next(displaced)
     found = [next(later)]
-    with pytest.raises(RuntimeError, match="another epoch of this loader was begun"):
+    with pytest.raises(RuntimeError, match="another epoch of this loader was started"):
         next(displaced)
     assert same([*found, *later], expected)
     for _ in range(2):

@@ -41,7 +41,7 @@ def test_a_cache_of_data_that_are_here_is_of_no_use(
     images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     open_split(DataConfig(data=str(images), cache=str(tmp_path / "cache")), "train")
-    assert caplog.messages == [f"--cache keeps nothing of {images}, which is on this machine"]
+    assert caplog.messages == [f"--cache has no effect on {images}, which is on this machine"]
     assert not (tmp_path / "cache").exists()
 
 
@@ -81,15 +81,15 @@ def test_a_list_of_names(folder: Path) -> None:
     assert names == ["class0/n01_5.JPEG", "class1/002.jpg", "class2/n02_5.JPEG"]
     (folder / "images/class1/000.jpg").rename(folder / "images/class1/a\u2028b.jpg")
     assert len(listed(folder, "a\u2028b.jpg")) == 1  # which Python takes for the end of a line
-    missing = r"^4 of the 5 images .*list\.txt names are not there in .*: a, b, c, \.\.\.$"
+    missing = r"^4 of the 5 images listed in .*list\.txt are missing from .*: a, b, c, \.\.\.$"
     with pytest.raises(DataError, match=missing):
         listed(folder, "a", "b", "n01_5.JPEG", "c", "class1/n01_5.JPEG")
-    with pytest.raises(DataError, match=r"^1 of the 2 .* there more than once in .*: 002\.jpg$"):
+    with pytest.raises(DataError, match=r"^1 of the 2 .* are ambiguous in .*: 002\.jpg$"):
         listed(folder, "002.jpg", "n01_5.JPEG")
     table = folder / "images.csv"
     table.write_text("path" + "\nimages/class0/n01_5.JPEG" * 2)
     (folder / "list.txt").write_text("images/class0/n01_5.JPEG")
-    with pytest.raises(DataError, match=r"there more than once in .*: images/class0/n01_5\.JPEG"):
+    with pytest.raises(DataError, match=r"are ambiguous in .*: images/class0/n01_5\.JPEG"):
         read_list(open_store(table, "train"), folder / "list.txt")
 
 
@@ -135,7 +135,7 @@ def test_the_same_are_held_out_for_ever(photos: Path) -> None:
 def test_a_class_of_one_image_keeps_it(tmp_path: Path) -> None:
     write_images(tmp_path / "few", classes=2, each=1)
     assert len(hold_out(open_store(tmp_path / "few", "train"), percent=50)) == 0
-    with pytest.raises(DataError, match=r"no class of .*few has two: leave --holdout out, or sort"):
+    with pytest.raises(DataError, match=r"no class of .*few has two: remove --holdout, or sort"):
         parts(tmp_path / "few")
     write_images(tmp_path / "few", classes=1, each=3)
     left, held = parts(tmp_path / "few", "99%")

@@ -24,7 +24,7 @@ def test_what_options_affect_is_said(images: Path) -> None:
     store = open_split(DataConfig(data=str(images)), "train")
     for rules, exif, alpha in (
         (store.rules, "ignored; --exif apply turns them upright", "dropped; --alpha white or"),
-        (ImageRules("apply", "black"), "--exif apply turns upright", "are laid over black"),
+        (ImageRules("apply", "black"), "which is applied", "are drawn over black"),
     ):
         lines = survey(store, rules)
         assert all(line.startswith("1 of 27 sampled images have ") for line in lines)

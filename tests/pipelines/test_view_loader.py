@@ -70,19 +70,19 @@ def test_a_state_continues_in_the_middle_of_an_epoch(root: Path, taken: int) -> 
         assert same([*later], epoch_of(root, 4))
 
 
-FLOATING = "of a floating type of two bytes or more, not torch"
+FLOATING = "dtype must be a floating type of two bytes or more, not torch"
 
 
 @pytest.mark.parametrize(
     ("how", "error"),
     [
-        ({"device": "meta"}, "loaded to cpu or cuda, not to meta"),
+        ({"device": "meta"}, "device must be cpu or cuda, not meta"),
         ({"dtype": torch.uint8}, FLOATING),  # a compiled kernel would write floats into bytes
         ({"dtype": torch.int64}, FLOATING),
         ({"dtype": torch.float8_e4m3fn}, FLOATING),
-        ({"data": [1, 2]}, r"data is the path .* not a list: the loader reads the"),
-        ({"augment": print}, "augment is an AugmentConfig, not a builtin_function"),
-        ({"crop_transform": lambda crops: None}, "must return the crops, and returned None"),
+        ({"data": [1, 2]}, r"data must be a path .* not a list: the loader reads the"),
+        ({"augment": print}, "augment must be an AugmentConfig, not a builtin_function"),
+        ({"crop_transform": lambda crops: None}, "must return the crops, not None"),
         ({"crop_transform": lambda crops: [crops[0].float()]}, "must return uint8 .*float32"),
     ],
 )
@@ -108,13 +108,13 @@ def test_a_group_that_is_initialised_after_the_first_use_counts(
 def test_a_state_of_another_order_is_refused(root: Path, images: Path) -> None:
     state = loader_of(root).state_dict()
     for other, name in (
-        (loader_of(root, batch=4), "batch 8, and this one has batch 4"),
-        (loader_of(root, seed=1), "seed 0, and this one has seed 1"),
+        (loader_of(root, batch=4), "batch 8, but this one has batch 4"),
+        (loader_of(root, seed=1), "seed 0, but this one has seed 1"),
         (loader_of(images / "val"), "images"),
     ):
         with other, pytest.raises(ValueError, match=f"loader with {name}"):
             other.load_state_dict(state)
-    with loader_of(root) as loader, pytest.raises(ValueError, match="it holds model, loader"):
+    with loader_of(root) as loader, pytest.raises(ValueError, match="it has model, loader"):
         loader.load_state_dict({"model": {}, "loader": state})
 
 
@@ -213,7 +213,7 @@ def test_workers_are_found_while_batches_are_made(
     for epoch in range(14):
         assert same(list(tuned.epoch(epoch)), list(one.epoch(epoch)))
     assert tuned.tuned_workers in range(1, 5)
-    said = f"loader threads: {tuned.tuned_workers}; time of a step with each number: 4: "
+    said = f"loader threads: {tuned.tuned_workers}; step time with each number: 4: "
     assert said in caplog.text
     assert set(ahead) == {1, 2, 5} and (own := [x for x in ahead if x > 1]) == sorted(own)
 

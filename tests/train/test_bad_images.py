@@ -55,8 +55,7 @@ def test_the_run_continues_and_remembers(
     assert all(own["reason"] and own["epoch"] == own["step"] // 3 == 0 for own in found)
     for own in found:
         line = (
-            f"bad image {own['index']} ({own['name']}): {own['reason']}; another one is shown in "
-            "its place"
+            f"bad image {own['index']} ({own['name']}): {own['reason']}; another image replaces it"
         )
         assert caplog.messages.count(line) == 1
     assert len(read_bad_images(trained(config))) == 2

@@ -43,10 +43,10 @@ def refusals(small: TrainConfig, tmp_path: Path) -> Iterator[tuple[TrainConfig, 
     ones = write_images(tmp_path / "ones", classes=9, each=1)
     yield (
         with_settings(small, data=ones, holdout="10%"),
-        "--holdout 10% leaves at least one image of each class in training, and no class of "
-        f"{ones} has two: leave --holdout out, or sort the images into train/ and val/ yourself",
+        "--holdout 10% keeps at least one image of each class for training, but no class of "
+        f"{ones} has two: remove --holdout, or sort the images into train/ and val/ yourself",
     )
-    yield with_settings(small, holdout="10%"), "has validation images of its own"
+    yield with_settings(small, holdout="10%"), "already has validation images"
     yield with_settings(small, data=tmp_path / "none"), "no data at"
     yield with_settings(small, batch=64), "fewer than one batch of 64"
     yield with_settings(small, extend=9), "needs a run to extend"
