@@ -1,7 +1,8 @@
-"""Conversion of any source to one verified data set file that every pipeline reads.
+"""Conversion of any supported data source to .beton files, which every pipeline reads.
 
-prepare.py decides how an image is stored, writer.py writes images in parallel and completes the
-file, journal.py lets a conversion resume, manifest.py describes the file, and verify.py checks it.
+prepare.py decides how an image is stored. writer.py writes images in parallel and completes the
+file. journal.py makes conversions resumable, manifest.py describes files, verify.py checks them,
+parts.py runs a conversion on dask, and command.py implements ``fastsiam convert``.
 """
 
 from __future__ import annotations
@@ -48,30 +49,30 @@ _LOSSY_ENDINGS = tuple({*IMAGE_ENDINGS} - {*JPEG_ENDINGS})
 
 @dataclass(frozen=True)
 class Written:
-    """One file of a conversion."""
+    """An output file of a conversion."""
 
     path: Path
     about: dict[str, Any]
     """Its description in the manifest."""
     there: bool = False
-    """Whether it existed before, so that nothing was done."""
+    """Whether the file existed already and was left as it is."""
 
 
 def convert(kind: Kind, config: ConvertConfig, console: Console) -> list[Written]:
-    """Convert a data set: each of its splits to a file, and a manifest of all of them.
+    """Convert each split of a data set to a file, and write a manifest of the files.
 
     Args:
-        kind: which data set, or in which form.
+        kind: the data set or its format.
         config: source, target and options.
         console: shows messages and progress.
 
     Returns:
-        The files, in the order train, val.
+        The files: train, then val if the source has it.
 
     Raises:
         BadImagesError: some images are bad and ``config.skip_bad`` is off.
-        DataError: the source does not exist or cannot be read, or the file cannot be written, or
-            exists and was made of other images or with other options.
+        DataError: the source does not exist or cannot be read, a file cannot be written, or it
+            exists and was converted from other images or with other options.
     """
     place = find_source(kind, config.root)
     sources = _open_splits(kind, place, config.columns, console.say)
@@ -102,7 +103,7 @@ def convert(kind: Kind, config: ConvertConfig, console: Console) -> list[Written
                 )
         try:
             written.append(Written(path, write(store, images, path, config, console), there))
-        except BadImagesError as error:  # those of the other split are listed too
+        except BadImagesError as error:  # continue, to list the other split's bad images too
             failures.append(error)
     if failures:
         bad = [image for failure in failures for image in failure.bad]
@@ -113,7 +114,7 @@ def convert(kind: Kind, config: ConvertConfig, console: Console) -> list[Written
 
 
 def _check_parts(out: Path, split: Split, count: int) -> None:
-    """Raise a ``DataError`` if parts of a split would be no data set with what is in a folder."""
+    """Raise a ``DataError`` if existing files in a folder conflict with ``count`` parts."""
     if (whole := out / f"{split}.beton").exists():
         raise DataError(
             f"{whole} is there, and pipelines read it instead of parts beside it: delete it, or "
@@ -130,12 +131,12 @@ def _check_parts(out: Path, split: Split, count: int) -> None:
 
 
 def find_source(kind: Kind, root: Path | Url) -> Place:
-    """Return the file or folder that holds a data set.
+    """Return the file or folder that contains a data set.
 
-    ImageNet and CIFAR-10 may lie in a folder of their name below the data root.
+    ImageNet and CIFAR-10 may be in a subfolder ``imagenet`` or ``cifar10`` of the data root.
 
     Raises:
-        DataError: it is not there.
+        DataError: the root does not exist.
     """
     with explained(DataError, f"cannot look for the data in {root}"):
         place = opened(root)
@@ -149,10 +150,10 @@ def find_source(kind: Kind, root: Path | Url) -> Place:
 def _open_splits(
     kind: Kind, place: Place, columns: ColumnNames, say: Callable[[str], None]
 ) -> dict[Split, Store]:
-    """Open the splits of a data set that are there; "train" always is.
+    """Open the splits that a data set has: "train", and "val" if it exists.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the data set cannot be read.
     """
     open_split: Callable[[Split], Store] = partial(open_store, place, sources=True, columns=columns)
     if kind == "parquet":
@@ -169,17 +170,17 @@ def _open_splits(
 
 
 def _loses_detail(store: Store) -> bool:
-    """Tell, if file names show it, whether images will be encoded as JPEGs."""
-    if isinstance(store, BetonStore):  # it has the names of its own source
+    """Return whether file names show that images will be re-encoded as JPEGs."""
+    if isinstance(store, BetonStore):  # its names are those of the files it was converted from
         return False
     return any(store.name(index).lower().endswith(_LOSSY_ENDINGS) for index in range(len(store)))
 
 
 def beside(source: Place) -> Path:
-    """Return the default target of a source: a folder beside it, its name with ``-beton``.
+    """Return the default output folder of a source: ``NAME-beton``, next to it.
 
-    A .beton file among the source's images would be taken for the data from then on. The target
-    of a remote source is in the current folder.
+    Inside the source folder, a .beton file would from then on be read instead of the images. For
+    a remote source, the output folder is in the current folder.
     """
     if not isinstance(source, Path):
         return Path(f"{PurePath(source.name).stem}-beton")

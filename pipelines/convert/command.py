@@ -1,4 +1,4 @@
-"""What ``fastsiam convert`` does: runs a conversion or a check and tells the user about it."""
+"""Implementation of ``fastsiam convert``: runs a conversion or a check and prints the result."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fastsiam.signals import leave_at_once, stops_handled
 
 
 def convert_data(kind: Kind, config: ConvertConfig) -> None:
-    """Convert a data set, show the progress, and print what was written, or was there already.
+    """Convert a data set, show progress, and print a summary of each file.
 
     Raises:
-        BadImagesError: after having listed the bad images.
-        DataError: the source cannot be read, or the files not be written.
-        Interrupted: Ctrl-C or SIGTERM.
+        BadImagesError: some images are bad; they have been listed on standard error.
+        DataError: the source cannot be read, or a file cannot be written.
+        Interrupted: Ctrl-C, SIGTERM or SIGHUP.
     """
     began = time.monotonic()
     try:
@@ -46,11 +46,11 @@ def convert_data(kind: Kind, config: ConvertConfig) -> None:
 
 
 def verify_data(path: Path, *, decode: bool, workers: int) -> bool:
-    """Check converted files, print what was found, and return whether all is well.
+    """Check converted files, print the results, and return whether all files are intact.
 
     Raises:
-        DataError: there is nothing to check, or the folder cannot be read.
-        Interrupted: Ctrl-C or SIGTERM.
+        DataError: there is no file to check, or the folder cannot be read.
+        Interrupted: Ctrl-C, SIGTERM or SIGHUP.
     """
     with stoppable("nothing was changed"):
         reports = verify(path, decoding=decode, workers=workers, console=Console())
@@ -83,9 +83,9 @@ def _count(number: int, word: str, ending: str = "s") -> str:
 
 @contextmanager
 def stoppable(then: str) -> Iterator[None]:
-    """End on Ctrl-C, SIGTERM or SIGHUP with one line, which says what comes ``then``.
+    """Raise ``Interrupted`` with the message "stopped; {then}" on Ctrl-C, SIGTERM or SIGHUP.
 
-    A second signal ends the process at once; one that is ignored (``nohup``) stays so.
+    A second signal ends the process at once. Ignored signals (``nohup``) stay ignored.
     """
 
     def stop(number: int) -> NoReturn:
