@@ -177,7 +177,7 @@ def _load(kind: str) -> Any:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise BackendError(
-            f"cannot load the kernels ({error}): they are corrupt or from another system; "
+            f"cannot load the kernels ({error}): they are corrupt or built for another system; run "
             f"`rm {quoted(path.parent / build.STAMP)}` and start again to compile them"
         ) from error
     for name, (result, arguments) in _FUNCTIONS.items():
@@ -232,9 +232,9 @@ def decoder_name() -> str:
     """Return a description of the JPEG decoder in use, for ``fastsiam info``."""
     try:
         if _compiled() is None:
-            return "not compiled yet; the first run compiles them"
+            return "kernels not compiled yet; the first run compiles them"
     except RuntimeError as error:
-        return f"not compiled: {error}"
+        return f"kernels not compiled: {error}"
     if jpeg() is None:
         return "Pillow (no suitable libjpeg-turbo)"
     version = jpeg().fastsiam_jpeg_version()

@@ -80,7 +80,7 @@ def convert(kind: Kind, config: ConvertConfig, console: Console) -> list[Written
     require_local(out)
     number, count = config.part_of
     part = "" if count == 1 else f"-{number:05d}-of-{count:05d}"
-    with explained(DataError, f"cannot make the folder {out}"):
+    with explained(DataError, f"cannot create the folder {out}"):
         out.mkdir(parents=True, exist_ok=True)
     written: list[Written] = []
     failures: list[BadImagesError] = []
@@ -117,7 +117,7 @@ def _check_parts(out: Path, split: Split, count: int) -> None:
     """Raise a ``DataError`` if existing files in a folder conflict with ``count`` parts."""
     if (whole := out / f"{split}.beton").exists():
         raise DataError(
-            f"{whole} is there, and pipelines read it instead of parts beside it: delete it, or "
+            f"{whole} exists, and pipelines would read it instead of the parts; delete it or "
             "choose another --out"
         )
     with explained(DataError, f"cannot list {out}"):
@@ -125,8 +125,8 @@ def _check_parts(out: Path, split: Split, count: int) -> None:
     for other in others:
         if not other.stem.endswith(f"-of-{count:05d}"):
             raise DataError(
-                f"{other} is a part of another conversion, and {count} more parts beside it would "
-                "be no data set: delete the parts that are there, or choose another --out"
+                f"{other} is a part of another conversion and cannot be combined with these "
+                f"{count} parts; delete the existing parts or choose another --out"
             )
 
 
@@ -142,7 +142,7 @@ def find_source(kind: Kind, root: Path | Url) -> Place:
         place = opened(root)
         if not place.exists():
             hint = tilde_hint(place)
-            raise DataError(f"no data at {place}: name them with --source or $FASTSIAM_DATA{hint}")
+            raise DataError(f"no data at {place}; set --source or $FASTSIAM_DATA{hint}")
         is_below = kind in ("imagenet", "cifar10") and (place / kind).is_dir()
         return place / kind if is_below else place
 
@@ -187,6 +187,6 @@ def beside(source: Place) -> Path:
     if source.name in ("", ".."):
         source = Path(os.path.abspath(source))
     if not source.name:
-        raise DataError(f"there is nothing beside {source}: name a folder with --out")
+        raise DataError(f"cannot create a folder next to {source}; choose a folder with --out")
     name = source.name if source.is_dir() else source.name.partition(".")[0]
     return source.with_name(f"{name}-beton")

@@ -38,7 +38,7 @@ def convert_data(kind: Kind, config: ConvertConfig) -> None:
     out = quoted(written[0].path.parent)
     if all(file.there for file in written):
         files = " ".join(quoted(file.path) for file in written)
-        print(f"nothing done; to do it again, delete it first: rm {files}; or choose another --out")
+        print(f"nothing to do; to convert again, run `rm {files}` first, or choose another --out")
         return
     seconds = time.monotonic() - began
     took = f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
@@ -57,7 +57,7 @@ def verify_data(path: Path, *, decode: bool, workers: int) -> bool:
     for report in reports:
         for line in report.bad:
             print(line, file=sys.stderr)
-        state = f"NOT whole ({_count(len(report.bad), 'fault')})" if report.bad else "whole"
+        state = f"NOT intact ({_count(len(report.bad), 'fault')})" if report.bad else "intact"
         print(
             f"{report.path}: {state}; {_count(report.images, 'image')}, "
             f"{report.bytes / 1e6:,.1f} MB, checked: {report.checked}"
@@ -68,9 +68,9 @@ def verify_data(path: Path, *, decode: bool, workers: int) -> bool:
 def _summary(file: Written) -> str:
     about = file.about
     stored = ", ".join(f"{count:,} {how}" for how, count in about["stored"].items())
-    left_out = f"; bad and left out: {len(about['left_out']):,}" if about["left_out"] else ""
+    left_out = f"; bad images left out: {len(about['left_out']):,}" if about["left_out"] else ""
     classes = f"of {_count(about['classes'], 'class', 'es')}" if about["classes"] else "unlabelled"
-    there = "there already: " if file.there else ""
+    there = "already exists: " if file.there else ""
     return (
         f"{there}{file.path}: {_count(about['images'], 'image')} {classes}, "
         f"{about['bytes'] / 1e6:,.1f} MB ({stored}){left_out}"

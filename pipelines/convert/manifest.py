@@ -70,8 +70,8 @@ def check_existing(path: Path, plan: dict[str, Any]) -> dict[str, Any]:
     if {**about.get("plan", {}), "format": _FORMAT} == plan:  # earlier formats are valid too
         return about
     raise DataError(
-        f"{path} exists already and was made with other options, of other images, or of files with "
-        "other times; delete it or choose another --out"
+        f"{path} already exists, but was converted with other options, from other images, or from "
+        "files with other modification times; delete it or choose another --out"
     )
 
 
@@ -144,6 +144,6 @@ def read_manifests(folder: Path) -> dict[str, Any]:
             known |= dict(parsed_json(path.read_text())["files"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
-                f"{path} cannot be read ({error}); convert again to renew it"
+                f"cannot read {path} ({error}); convert again to recreate it"
             ) from error
     return known

@@ -48,12 +48,12 @@ def convert_parts(kind: Kind, config: ConvertConfig, words: Sequence[str]) -> No
         number = min(failed)
         raise DataError(
             f"part {number} of {config.parts}: {failed[number]}; {len(failed)} of {config.parts} "
-            "parts are missing, and the same command makes only these"
+            "parts are missing; run the same command again to convert only these"
         )
     here = quoted(out)
     print(
-        f"{config.parts} parts in {here} are one data set: use it with --data {here}; one file of "
-        f"them: fastsiam convert folder --source {here} --out FOLDER"
+        f"{config.parts} parts in {here} are one data set: use it with --data {here}; to merge "
+        f"them into one file: fastsiam convert folder --source {here} --out FOLDER"
     )
 
 
@@ -69,7 +69,7 @@ def run_by_dask(config: ConvertConfig, words: Sequence[str]) -> dict[int, str]:
     failed: dict[int, str] = {}
     address = config.scheduler or os.environ.get("DASK_SCHEDULER_ADDRESS", "")
     with ExitStack() as stack:
-        stack.enter_context(stoppable("the same command makes the parts that are missing"))
+        stack.enter_context(stoppable("run the same command again to convert the missing parts"))
         cluster = None
         try:
             if address:
@@ -96,7 +96,7 @@ def run_by_dask(config: ConvertConfig, words: Sequence[str]) -> dict[int, str]:
             number = numbers[future]
             if reason := _error_of(future, number):
                 failed[number] = reason
-            state = f"cannot be made: {reason}" if reason else "is made"
+            state = f"failed: {reason}" if reason else "is done"
             print(f"part {number} of {config.parts} {state}", file=sys.stderr, flush=True)
     return failed
 

@@ -51,12 +51,12 @@ def read_image(store: Store, index: int, config: ConvertConfig) -> Record:
     try:
         data = store.read(index)
         if not store.is_intact(index, data):
-            raise ValueError("its bytes are not those that were written into its file")
+            raise ValueError("its bytes do not match the checksum in its file")
         record = prepare(data, store.raw_size(index), config)
     except MemoryError as error:
         raise DataError(f"out of memory at {store.where(index)}: lower --workers") from error
     if len(record.data) > LARGEST_PAGE:
-        raise ValueError(f"it takes {len(record.data):,} bytes; shrink it with --max-side")
+        raise ValueError(f"it is too large ({len(record.data):,} bytes); shrink it with --max-side")
     return record
 
 

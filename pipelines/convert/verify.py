@@ -50,7 +50,7 @@ def verify(path: Path, *, decoding: bool, workers: int, console: Console) -> lis
             ({path: path}, {}) if path.is_file() else (_files(path), read_manifests(path))
         )
     if not files and not known:
-        raise DataError(f"{path} holds no .beton files; fastsiam convert makes them")
+        raise DataError(f"{path} contains no .beton files; create them with fastsiam convert")
     reports = []
     for file, first in files.items():
         report = Report(file)
@@ -63,7 +63,7 @@ def verify(path: Path, *, decoding: bool, workers: int, console: Console) -> lis
         if known and file.name not in known:
             report.bad.append(f"{file} is not in the manifest")
         elif known and known[file.name] != store.about:
-            report.bad.append(f"{file} is another file than its manifest describes")
+            report.bad.append(f"{file} does not match its description in the manifest")
         if file != first:
             try:
                 BetonStore(first, file)
@@ -75,7 +75,7 @@ def verify(path: Path, *, decoding: bool, workers: int, console: Console) -> lis
         with console.tally(f"{file.name}: images", report.images) as done:
             report.bad += _bad_images(store, decoding, workers, done)
     for name in known.keys() - {file.name for file in files}:
-        reports.append(Report(path / name, bad=[f"{path / name} is in the manifest and not there"]))
+        reports.append(Report(path / name, bad=[f"{path / name} is in the manifest but missing"]))
     return reports
 
 
@@ -110,7 +110,7 @@ def _bad_images(store: BetonStore, decoding: bool, workers: int, done: Tally) ->
 def _trouble(store: BetonStore, index: int, decoding: bool) -> str:
     """Return what is wrong with an image, or ""."""
     if not store.is_intact(index, store.read(index)):
-        return "its bytes are not those that were written"
+        return "its bytes do not match their checksum"
     try:
         if decoding:
             store.decode(index)

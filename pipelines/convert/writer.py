@@ -99,8 +99,8 @@ def write(
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise DataError(
                 f"no space for {path} ({error.strerror}): "
-                f"{_space(store.sizes()[indices], done, path.parent)}; free some, and run the same "
-                "command again to resume"
+                f"{_space(store.sizes()[indices], done, path.parent)}; free some space, then run "
+                "the same command again to resume"
             ) from error
         raise DataError(f"cannot write {path}: {reason(error)}") from error
     return about
@@ -120,7 +120,7 @@ def _space(sizes: NDArray[np.int64], done: list[Block], folder: Path) -> str:
     written = sum(block.end - block.start for block in done)
     ratio = written / max(1, int(sizes[:images].sum())) if images else 1.0
     rest, free = ratio * int(sizes[images:].sum()), shutil.disk_usage(folder).free
-    return f"it needs about {rest / 1e6:,.1f} MB more, and {free / 1e6:,.1f} MB are free"
+    return f"it needs about {rest / 1e6:,.1f} MB more, and {free / 1e6:,.1f} MB is free"
 
 
 def _write_blocks(
@@ -278,8 +278,8 @@ def _check_bad(store: Store, done: list[Block], config: ConvertConfig) -> None:
         raise BadImagesError(f"none of the {len(bad):,} images of {store.root} can be used", bad)
     if bad and not config.skip_bad:
         raise BadImagesError(
-            f"{len(bad):,} of {len(bad) + images:,} images of {store.root} are bad: repair them, "
-            "which starts over, or leave them out with --skip-bad, which resumes from here",
+            f"{len(bad):,} of {len(bad) + images:,} images of {store.root} are bad; repair them "
+            "(the conversion starts over), or leave them out with --skip-bad (it resumes)",
             bad,
         )
 

@@ -87,10 +87,10 @@ class Cache:
         """Whether chunks are added; existing chunks are read in any case."""
         if reason := others_can_write(self.folder):
             raise DataError(
-                f"images would be read from the cache {folder}, but {reason}: take it into your "
-                "own hands, or choose another --cache"
+                f"images would be read from the cache {folder}, but {reason}; change its owner or "
+                "permissions, or choose another --cache"
             )
-        with explained(DataError, f"cannot make the cache {folder}"):
+        with explained(DataError, f"cannot create the cache {folder}"):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def has(self, chunk: Chunk) -> bool:
@@ -167,8 +167,8 @@ class Cache:
         if self.keeps:
             self.keeps = False
             log.warning(
-                f"the cache {self.folder.parent} cannot be written ({why(error)}): nothing more is "
-                "kept in it"
+                f"cannot write to the cache {self.folder.parent} ({why(error)}); nothing more will "
+                "be cached"
             )
 
     def _make_room(self, needed: int) -> int:

@@ -62,7 +62,7 @@ class RemotePath(Url):
             return path
         folder, names = path.parent, expanded(path.name)
         if _BRACES.search(folder.key):
-            raise DataError(f"{url} has braces before its last part: leave them to the last")
+            raise DataError(f"{url} has braces before its last part; use them only in the last")
         files = folder._files(names)
         if missing := [name for name in names if name not in files]:
             raise DataError(f"{folder / missing[0]} does not exist: check the address")
@@ -150,7 +150,7 @@ class RemotePath(Url):
         if not self.is_on_web:
             return ""
         return (
-            "; a web server does not list its files: name each file except train.beton and "
+            "; web servers do not list their files: name each file except train.beton and "
             "val.beton, or several as in train-{0000..0012}.tar"
         )
 

@@ -243,7 +243,7 @@ def _client() -> _Client:
     if _own.process != os.getpid():
         raise WorkerError(
             "this process was forked from one that reads from object storage, so it cannot "
-            "read from there: start it by forkserver or spawn"
+            "read from there; start it with forkserver or spawn"
         )
     return _own
 
@@ -356,8 +356,8 @@ def _is_denied(error: Exception) -> bool:
 
 def _changed(url: Url) -> FileLostError:
     return FileLostError(
-        f"{url} was overwritten while it was read; start the same command again, which reads the "
-        "new version"
+        f"{url} was overwritten while it was read; start the same command again to read the new "
+        "version"
     )
 
 
