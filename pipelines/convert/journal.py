@@ -47,7 +47,7 @@ class Block(NamedTuple):
     rows: NDArray[np.void]
     """(images,) array of dtype ``ROW``."""
     how: dict[str, int]
-    """Number of images by treatment (``Record.how``)."""
+    """Number of images by processing (``Record.how``)."""
     bad: list[tuple[int, str]]
     """Index in the source, and error, of each bad image."""
 

@@ -30,7 +30,7 @@ from .journal import Block
 _FORMAT = 3
 """Increment it to make unfinished conversions start over. Since 3, gray JPEGs keep their bytes."""
 _LATER = {"exif", "alpha", "image_column", "label_column", "parts", "scheduler"}
-"""Options added after the first version. Plans omit their defaults, so that old plans match."""
+"""Options added after the first version. Plans omit them at their defaults, so old plans match."""
 _WITHOUT_EFFECT = ("source", "out", "skip_bad", "workers", "parts", "scheduler",
                    "image_column", "label_column")  # fmt: skip
 """Options that do not change the file. Columns do, but the store's stamp and labels cover them."""

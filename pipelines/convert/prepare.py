@@ -38,7 +38,7 @@ class Record:
     height: int
     width: int
     how: str
-    """How the image was treated, such as ``UNCHANGED``; the manifest counts these."""
+    """How the image was processed, e.g. ``UNCHANGED``; the manifest counts images by this."""
 
 
 def read_image(store: Store, index: int, config: ConvertConfig) -> Record:

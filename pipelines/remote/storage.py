@@ -38,7 +38,7 @@ _CREDENTIALS_LAST = timedelta(minutes=15)
 Those of a role or login may expire 10 to 15 minutes after botocore returns them."""
 _SECONDS_TO_STOP = 5.0
 _SECONDS_TO_NOTICE = 0.1
-"""Seconds for obstore's threads to end cancelled requests; later they would crash at exit."""
+"""Seconds in which obstore's threads end cancelled requests; later they would abort Python."""
 
 Range = tuple[int, int]
 """First byte, and the byte after the last."""
