@@ -1,7 +1,7 @@
 """Pool of reusable memory buffers, which avoids page faults in newly allocated memory.
 
-The operating system zeroes new memory page by page. For a batch this takes as long as a colour
-operation, and longer than reading a cached file.
+Zeroing new pages takes the kernel as long as a colour operation, and longer than reading a cached
+file.
 """
 
 from __future__ import annotations

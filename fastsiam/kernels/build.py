@@ -1,8 +1,7 @@
 """Build script for the compiled kernels: one library per CPU kind, and a JPEG decoder library.
 
-``setup.py`` calls this when the package is installed. In a clone, run
-``python -m fastsiam.kernels.build``. This module imports only the standard library, because other
-packages are not available while a package is being built.
+``setup.py`` calls this at installation; in a clone, run ``python -m fastsiam.kernels.build``. It
+imports only the standard library, because nothing else is available while a package is built.
 """
 
 from __future__ import annotations
@@ -68,10 +67,7 @@ def stamp() -> str:
 
 
 def is_current(folder: Path) -> bool:
-    """Return whether a folder's libraries were built from the current sources.
-
-    If the sources are not installed, any stamp in the folder counts as current.
-    """
+    """Return whether a folder's libraries are up to date; without sources, any stamp counts."""
     if not SOURCE.exists():
         return (folder / STAMP).exists()
     try:

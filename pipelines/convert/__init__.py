@@ -1,8 +1,7 @@
 """Conversion of any supported data source to .beton files, which every pipeline reads.
 
-prepare.py decides how an image is stored. writer.py writes images in parallel and completes the
-file. journal.py makes conversions resumable, manifest.py describes files, verify.py checks them,
-parts.py runs a conversion on dask, and command.py implements ``fastsiam convert``.
+prepare.py decides how an image is stored, writer.py writes images in parallel, journal.py makes
+conversions resumable, manifest.py describes the files, and verify.py checks them.
 """
 
 from __future__ import annotations

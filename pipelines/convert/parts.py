@@ -117,7 +117,6 @@ async def _reach(distributed: Any, address: str) -> None:
 
 
 def _command(words: Sequence[str], number: int, count: int) -> tuple[str, ...]:
-    """Return the command line that converts one part."""
     own = ("--scheduler", "", "--parts", "0", "--part", f"{number}/{count}")
     return (sys.executable, "-m", "fastsiam", *words, *own)
 

@@ -107,9 +107,7 @@ def write(
 
 
 def _space(sizes: NDArray[np.int64], done: list[Block], folder: Path) -> str:
-    """Format how much space the remaining images need and how much is free.
-
-    The estimate assumes the ratio of output to source bytes of the finished blocks.
+    """Format how much space the remaining images need, at the ratio so far, and how much is free.
 
     Args:
         sizes: (images,) bytes of each image in the source.
@@ -268,10 +266,7 @@ def _placed(block: Block, start: int) -> Block:
 
 
 def _check_bad(store: Store, done: list[Block], config: ConvertConfig) -> None:
-    """Raise BadImagesError for bad images without ``skip_bad``, or if no image is left.
-
-    A part of a conversion may be empty.
-    """
+    """Raise BadImagesError for bad images without ``skip_bad``, or if all are (unless a part)."""
     bad = [(store.where(index), reason) for block in done for index, reason in block.bad]
     images = sum(len(block.rows) for block in done)
     if not images and config.part_of[1] == 1:

@@ -27,10 +27,9 @@ from . import storage
 log = logging.getLogger(__name__)
 
 CHUNK = 2**22
-"""Chunk size: 4 MiB, in bytes. A shuffle within a window reads blocks of 64 images, which are 7 MB
-for ImageNet. If the cache is smaller than the data, an epoch then fetches 1.6 times the data size;
-with 8 MiB chunks it would be 2.1 times, with 32 MiB 5.6 times. Smaller chunks cost more requests.
-"""
+"""Bytes of a chunk, 4 MiB. A shuffle within a window reads blocks of 64 images, 7 MB for ImageNet.
+With a cache smaller than the data, an epoch then fetches 1.6 times the data. With chunks of 8 MiB
+it would be 2.1 times, with 32 MiB 5.6 times. Smaller chunks cost more requests."""
 _FORMAT, _LOCK = "chunks-1", "lock"
 _CLAIM, _PART = ".claim", ".part"
 _PATIENCE = 5.0
@@ -106,10 +105,7 @@ class Cache:
         return False
 
     def read(self, chunk: Chunk, start: int, into: memoryview) -> bool:
-        """Fill ``into`` with a chunk's bytes from offset ``start`` of the object on.
-
-        Returns False if the cache does not have the chunk.
-        """
+        """Fill ``into`` from offset ``start`` of the object; return False if it is not cached."""
         try:
             with (self.folder / chunk.name).open("rb", buffering=0) as file:
                 file.seek(start - chunk.start)
