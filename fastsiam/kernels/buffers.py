@@ -1,7 +1,6 @@
 """Pool of reusable memory buffers, which avoids page faults in newly allocated memory.
 
-Zeroing new pages takes the kernel as long as a colour operation, and longer than reading a cached
-file.
+Zeroing new pages takes as long as a colour operation, and longer than reading a cached file.
 """
 
 from __future__ import annotations
