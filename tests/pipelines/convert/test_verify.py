@@ -49,11 +49,11 @@ def test_verify_holds_files_against_the_manifest(
     (out / "val.beton").unlink()
     assert f"{out / 'val.beton'} is in the manifest but missing" in checked(out)
     (out / "manifest.json").write_text("{")
-    assert "cannot be read" in checked(out)[0]
+    assert "cannot read" in checked(out)[0]
     (out / "manifest.json").unlink()
     (out / "manifest.json").mkdir()
     for path, words in (
-        (out, "manifest.json cannot be read"),
+        (out, f"cannot read {out / 'manifest.json'}"),
         (images, "no .beton files"),
         (tmp_path / "nowhere", "does not exist: name a .beton file or a folder"),
         (tmp_path / ("x" * 300), ": File name too long; choose a shorter path"),
