@@ -46,14 +46,14 @@ def test_the_parts_are_those_that_are_made_by_hand(images: Path, tmp_path: Path)
     asked = ["convert", "folder", "--source", str(images), "--out", str(out), "--parts", "2"]
     done = fastsiam(*asked, code=1)
     last = done.stderr.splitlines()[-1]
-    assert re.fullmatch(r"error: part 1 of 2: .* 1 of 2 parts are missing, and the same .*", last)
+    assert re.fullmatch(r"error: part 1 of 2: .* 1 of 2 parts are missing; run the same .*", last)
     assert re.search(r"^part 1: \S*class0/004\.jpg: ", done.stderr, re.M)
     second = out / "train-00002-of-00002.beton"
     assert [*out.glob("train*.beton")] == [second]
     before = second.stat().st_mtime_ns
     done = fastsiam(*asked, "--skip-bad")
     assert f"2 parts in {out} are one data set: use it with --data " in done.stdout
-    assert len(re.findall(r"^part \d of 2 is made$", done.stderr, re.M)) == 2, done.stderr
+    assert len(re.findall(r"^part \d of 2 is done$", done.stderr, re.M)) == 2, done.stderr
     assert second.stat().st_mtime_ns == before
     assert "Nanny" not in done.stderr and "scheduler" not in done.stderr
     assert dict(folder_members(out)) == dict(folder_members(by_hand))
@@ -79,7 +79,7 @@ def test_dask_restarts_a_part_that_is_killed(
     failed = parts.run_by_dask(ConvertConfig(parts=1), [])
     said = capfd.readouterr().err
     if times == 1:
-        assert not failed and "part 1 of 1 is made" in said
+        assert not failed and "part 1 of 1 is done" in said
         assert tried.read_text() == "xx"
     else:
         assert failed[1] == "its process was killed (exit code -9)"

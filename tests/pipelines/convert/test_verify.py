@@ -34,7 +34,7 @@ def test_damage_inside_a_jpeg_is_found_by_decoding(
     (line,) = checked(tmp_path / "out", decode=True)
     assert "image 1 of" in line and "class0/001.jpg" in line
     done = fastsiam("convert", "verify", str(tmp_path / "out"), "--decode", code=1)
-    assert "class0/001.jpg" in done.stderr and "NOT whole (1 fault)" in done.stdout
+    assert "class0/001.jpg" in done.stderr and "NOT intact (1 fault)" in done.stdout
 
 
 def test_verify_holds_files_against_the_manifest(
@@ -45,15 +45,15 @@ def test_verify_holds_files_against_the_manifest(
     run("folder", images, out)
     run("folder", images, tmp_path / "other", limit=9)
     shutil.copy(tmp_path / "other" / "train.beton", out / "train.beton")
-    assert checked(out) == [f"{out / 'train.beton'} is another file than its manifest describes"]
+    assert checked(out) == [f"{out / 'train.beton'} does not match its description in the manifest"]
     (out / "val.beton").unlink()
-    assert f"{out / 'val.beton'} is in the manifest and not there" in checked(out)
+    assert f"{out / 'val.beton'} is in the manifest but missing" in checked(out)
     (out / "manifest.json").write_text("{")
-    assert "cannot be read" in checked(out)[0]
+    assert "cannot read" in checked(out)[0]
     (out / "manifest.json").unlink()
     (out / "manifest.json").mkdir()
     for path, words in (
-        (out, "manifest.json cannot be read"),
+        (out, f"cannot read {out / 'manifest.json'}"),
         (images, "no .beton files"),
         (tmp_path / "nowhere", "does not exist: name a .beton file or a folder"),
         (tmp_path / ("x" * 300), ": File name too long; choose a shorter path"),

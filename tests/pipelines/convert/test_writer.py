@@ -25,10 +25,10 @@ def test_an_existing_file_is_never_overwritten(images: Path, tmp_path: Path) -> 
     out = tmp_path / "out"
     run("folder", images, out)
     before = (out / "train.beton").read_bytes()
-    with pytest.raises(DataError, match=r"exists already and was made with other options"):
+    with pytest.raises(DataError, match=r"already exists, but was converted with other options"):
         run("folder", images, out, max_side=10)
     os.utime(images / "train" / "class0" / "000.jpg", (1, 1))
-    with pytest.raises(DataError, match="of other images, or of files with other times"):
+    with pytest.raises(DataError, match="from other images, or from files with other modification"):
         run("folder", images, out)
     assert (out / "train.beton").read_bytes() == before
     assert sorted(os.listdir(out)) == ["manifest.json", "train.beton", "val.beton"]
@@ -112,7 +112,7 @@ def test_bad_images_are_all_listed_and_can_be_left_out(tmp_path: Path) -> None:
     assert not (out / "train.beton").exists() and "Traceback" not in done.stderr
     done = fastsiam(*arguments, "--skip-bad")
     assert "resuming train.beton: 19 images are done and verified" in done.stderr
-    assert "bad and left out: 7" in done.stdout
+    assert "bad images left out: 7" in done.stdout
     manifest = json.loads((out / "manifest.json").read_text())
     left_out = manifest["files"]["train.beton"]["left_out"]
     assert {Path(item["name"]).name for item in left_out} == set(BAD)

@@ -184,7 +184,7 @@ def test_a_folder_that_cannot_be_written(
         assert not server.asked
         for _ in range(2):
             read(kept, server, 1, 2)
-        assert len(caplog.records) == 1 and "cannot be written" in caplog.text
+        assert len(caplog.records) == 1 and "cannot write to the cache" in caplog.text
 
 
 def work(folder: Path, most: int, seed: int, rounds: int) -> None:
