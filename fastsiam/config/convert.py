@@ -1,4 +1,4 @@
-"""Settings of a conversion."""
+"""Settings of ``fastsiam convert``."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ConvertConfig(Config):
     workers: int = setting(-1, "Worker processes. -1: one for each core.", at_least=-1)
 
     def check(self) -> None:
-        """Refuse settings that contradict each other."""
+        """Raise ``ValueError`` if settings contradict each other."""
         require(self.workers != 0, "workers must be -1 or at least 1, not 0")
         require(
             self.parts > 0 or not self.scheduler,
@@ -86,16 +86,16 @@ class ConvertConfig(Config):
 
     @property
     def root(self) -> Path | Url:
-        """Where the data are, with the default filled in."""
+        """Path or URL of the data, with the default filled in."""
         return DataConfig(data=self.source).root
 
     @property
     def columns(self) -> ColumnNames:
-        """Columns of a table that hold images and labels, where they are named."""
+        """Names of the image and label columns, as far as they are set."""
         return ColumnNames(self.image_column, self.label_column)
 
     @property
     def part_of(self) -> tuple[int, int]:
-        """Number of the part, from 1, and how many there are; (0, -1) if it makes no sense."""
+        """Number of the part, from 1, and number of parts; (0, -1) if ``part`` is invalid."""
         match = re.fullmatch(r"([0-9]+)/([0-9]+)", self.part or "1/1")
         return (int(match[1]), int(match[2])) if match else (0, -1)

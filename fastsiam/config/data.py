@@ -1,4 +1,4 @@
-"""Settings of the data: where the images are, and how they are loaded."""
+"""Settings of the data: where the images are and how they are loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ImagePipeline = Literal["torchvision", "native", "ffcv", "dali", "memory"]
 """Pipelines that load images; ``fastsiam.pipelines.backends`` lists the features of each."""
 Pipeline = Literal[ImagePipeline, "synthetic"]
 PipelineSetting = Literal["auto", Pipeline]
-"""A pipeline by name, or the one that ``fastsiam.pipelines.automatic`` chooses."""
+"""Name of a pipeline, or "auto": ``fastsiam.pipelines.automatic`` chooses it."""
 
 
 Exif = Literal["ignore", "apply"]
@@ -24,7 +24,7 @@ Alpha = Literal["drop", "white", "black"]
 
 
 class ColumnNames(NamedTuple):
-    """Columns of a table that hold the images and their labels; "" finds them by type and name."""
+    """Names of a table's image and label columns; "" detects them by type and name."""
 
     image: str = ""
     label: str = ""
@@ -130,7 +130,7 @@ class DataConfig(Config):
     )
 
     def check(self) -> None:
-        """Check the settings that are not described by a type and a range."""
+        """Check the settings for which type and range are not enough."""
         require(
             self.workers == "auto" or (isinstance(self.workers, int) and self.workers >= -1),
             f"workers must be auto or at least -1, not {self.workers}",
@@ -149,35 +149,35 @@ class DataConfig(Config):
 
     @property
     def loads_images(self) -> bool:
-        """Whether the pipeline loads images; ready tensors come from none."""
+        """Whether the pipeline loads images; "synthetic" generates tensors instead."""
         return self.pipeline != "synthetic"
 
     @property
     def window(self) -> int:
-        """Images of the window that the order is shuffled within; 0 is all."""
+        """Size of the shuffle window in images; 0 means a full shuffle."""
         return int(self.shuffle.partition(":")[2] or 0)
 
     @property
     def held_percent(self) -> float:
-        """Percent of the training images that are held out; 0 if nothing is."""
+        """Percentage of the training images to hold out."""
         return share(self.holdout, "holdout")
 
     @property
     def columns(self) -> ColumnNames:
-        """Columns of a table that hold images and labels, where they are named."""
+        """Names of the image and label columns, as far as they are set."""
         return ColumnNames(self.image_column, self.label_column)
 
     def has_same_root(self, other: DataConfig) -> bool:
-        """Tell whether other settings name the same place of the data, perhaps in another way."""
+        """Return whether other settings name the same data, perhaps by other paths."""
         own, others = ([os.path.realpath(str(x)) for x in y.places] for y in (self, other))
         return own == others
 
     def at(self, data: str, columns: ColumnNames) -> DataConfig:
-        """Return these settings for other data, whose columns may have other names.
+        """Return a copy of these settings for other data, whose columns may have other names.
 
         Args:
-            data: where they are; "" is where these are.
-            columns: their columns; "" takes this one's name if the data are the same, else none.
+            data: path or URL of the data; "" keeps the current one.
+            columns: "" keeps the current name if the data are the same, else detects the column.
         """
         moved = replace(self, data=data, mixed_with=(), weights=()) if data else self
         known = self.columns if self.has_same_root(moved) else AUTOMATIC
@@ -189,33 +189,33 @@ class DataConfig(Config):
 
     @property
     def root(self) -> Path | Url:
-        """Where the data are, with the default filled in; of a mixture, its first data set."""
+        """Path or URL of the data, with the default filled in; for a mixture, of the first."""
         return self.places[0]
 
     @property
     def full_root(self) -> str:
-        """``root`` as a full path or an address."""
+        """``root`` as an absolute path or a URL."""
         root = self.root
         return str(root.resolve() if isinstance(root, Path) else root)
 
     @property
     def places(self) -> tuple[Path | Url, ...]:
-        """Where all data sets of a mixture are, or the one."""
+        """Paths or URLs of the data: one, or several for a mixture."""
         first = self.data or os.environ.get("FASTSIAM_DATA", "") or "data"
         return tuple(place(one) for one in (first, *self.mixed_with))
 
     @property
     def parts(self) -> tuple[DataConfig, ...]:
-        """The settings of each data set of a mixture, or these."""
+        """The settings of each data set of a mixture; without a mixture, these settings."""
         each = (self.data, *self.mixed_with)
         return tuple(replace(self, data=one, mixed_with=(), weights=()) for one in each)
 
 
 def share(text: str, name: str) -> float:
-    """Return the percentage of a share such as "10%"; 0.0 for "", "0" and "0%".
+    """Parse a share such as "10%" into a percentage; 0.0 for "", "0" and "0%".
 
     Args:
-        text: the setting.
+        text: value of the setting.
         name: name of the setting, for the message.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Settings of ``fastsiam eval detect``: a detector on a run's network."""
+"""Settings of ``fastsiam eval detect``, which trains detectors on a run's backbone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .train import Precision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectConfig(NetworkConfig):
-    """Detection: data, detector and training; the defaults are those of the paper's Table 5."""
+    """Detection: data, detector and training, with the defaults of the paper's Table 5."""
 
     task: Literal["voc07", "voc0712", "coco"] = setting(
         "voc07",
@@ -56,7 +56,7 @@ class DetectConfig(NetworkConfig):
     )
 
     def check(self) -> None:
-        """Refuse settings that contradict each other."""
+        """Raise ``ValueError`` if settings contradict each other."""
         NetworkConfig.check(self)
         require(
             not self.sides or self.sides[-1] <= self.long_side,
@@ -69,7 +69,7 @@ class DetectConfig(NetworkConfig):
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """The shorter sides, in rising order; empty for the task's own."""
+        """The shorter sides, in increasing order; empty for the task's default."""
         if not self.short_side:
             return ()
         match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", self.short_side)

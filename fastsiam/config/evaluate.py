@@ -14,16 +14,16 @@ from .train import Precision
 Storage = Literal["fp32", "fp16", "bf16"]
 
 _PAPERS_BATCH = 4096
-"""Batch of linear evaluation with LARS."""
+"""Batch size of the paper's linear evaluation with LARS."""
 _LARS_STEPS = 2000
-"""Steps of this batch below which LARS stays near its start; ImageNet gives 28,080."""
+"""With fewer steps of this batch size, LARS hardly changes the weights; ImageNet has 28,080."""
 _RATES_FOR_LITTLE = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
-"""Base rates for SGD on few images: the best depends on their number, and on the features."""
+"""Base rates for SGD on few images; the best one depends on their number and the features."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkConfig(NodesConfig):
-    """Network: what is evaluated, and on which data."""
+    """Network: what to evaluate, and on which data."""
 
     data: str = setting(
         "", "Data, as for train, with a validation split where there is one. Default: the run's."
@@ -59,7 +59,7 @@ class NetworkConfig(NodesConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalConfig(NetworkConfig):
-    """Images: how they are read; by default as by the run, and for other files as by train."""
+    """Images: how to read them, by default as the run did (for weights files: as train does)."""
 
     image_column: str = setting("", "Column with the images. Default: the run's, for its own data.")
     label_column: str = setting("", "Column with the labels. Default: the run's, for its own data.")
@@ -98,7 +98,7 @@ class EvalConfig(NetworkConfig):
     )
 
     def check(self) -> None:
-        """Check the machines, the holdout and the sizes."""
+        """Check the nodes, the holdout and the image sizes."""
         NodesConfig.check(self)
         share(self.holdout, "holdout")
         require(
@@ -109,7 +109,7 @@ class EvalConfig(NetworkConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnnConfig(EvalConfig):
-    """Classifier: kNN, all combinations of k and temperature in one pass."""
+    """Classifier: kNN, with all combinations of k and temperature in one pass."""
 
     k: tuple[int, ...] = setting(
         (), "Neighbours that vote; several as 10,20,200. Default: the run's, else 200.", at_least=1
@@ -126,7 +126,7 @@ class KnnConfig(EvalConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelConfig(EvalConfig):
-    """Training with labels: on which images, and how."""
+    """Training with labels: images, optimizer and seed."""
 
     percent: float = setting(
         100.0,
@@ -154,21 +154,21 @@ class LabelConfig(EvalConfig):
     )
 
     def check(self) -> None:
-        """Refuse settings that contradict each other."""
+        """Raise ``ValueError`` if settings contradict each other."""
         EvalConfig.check(self)
         require(not (self.subset and self.percent < 100), "give --subset or --percent, not both")
 
     @property
     def global_batch(self) -> int:
-        """Images of a step over all ranks, with the default filled in."""
+        """Images per step over all ranks, with the default filled in."""
         raise NotImplementedError
 
     def settled(self, images: int) -> Self:
-        """Return the settings with those resolved that depend on the number of training images."""
+        """Resolve the settings that depend on the number of training images."""
         return self
 
     def protocol(self) -> dict[str, Any]:
-        """Return the settings that identify the evaluation in its record, once all are resolved."""
+        """Return the resolved settings that identify the evaluation in its record."""
         return {
             "batch": self.global_batch,
             "momentum": self.momentum,
@@ -180,7 +180,7 @@ class LabelConfig(EvalConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearConfig(LabelConfig):
-    """Classifier: linear; the defaults are those of the paper's authors where data suffice."""
+    """Classifier: linear, with the defaults of the paper's authors if there are enough images."""
 
     optimizer: Literal["auto", "lars", "sgd"] = setting(
         "auto",
@@ -215,7 +215,7 @@ class LinearConfig(LabelConfig):
     )
 
     def check(self) -> None:
-        """Refuse settings that contradict each other."""
+        """Raise ``ValueError`` if settings contradict each other."""
         LabelConfig.check(self)
         require(
             self.cached or self.storage == "fp32", "storage is for --cached: nothing else is kept"
@@ -224,27 +224,27 @@ class LinearConfig(LabelConfig):
 
     @property
     def rates(self) -> list[float]:
-        """The base rates."""
+        """Base learning rates, with the default filled in."""
         return list(self.lrs) or [30.0 if self.optimizer == "sgd" else 0.1]
 
     @property
     def global_batch(self) -> int:
-        """Images of a step over all ranks, with the default filled in."""
+        """Images per step over all ranks, with the default filled in."""
         return self.batch or (256 if self.optimizer == "sgd" else _PAPERS_BATCH)
 
     def settled(self, images: int) -> Self:
-        """Return the settings with "auto" resolved for this number of training images."""
+        """Resolve "auto" for this number of training images."""
         if self.optimizer != "auto":
             return self
-        # LARS changes a weight, relative to its size, by the sum of its rates, which are scaled by
-        # the batch: images x epochs count, whatever the batch is.
+        # The relative change of a weight by LARS depends on the sum of the rates, which scale with
+        # the batch size. So only images x epochs matters.
         if self.lrs or images * self.epochs >= _LARS_STEPS * _PAPERS_BATCH:
             return replace(self, optimizer="lars")
         batch = self.batch or _batch_for_little(images)
         return replace(self, optimizer="sgd", lrs=_RATES_FOR_LITTLE, batch=batch)
 
     def protocol(self) -> dict[str, Any]:
-        """Return the settings that identify the evaluation in its record, once all are resolved."""
+        """Return the resolved settings that identify the evaluation in its record."""
         return LabelConfig.protocol(self) | {
             "optimizer": self.optimizer,
             "lars_trust": self.lars_trust if self.optimizer == "lars" else None,
@@ -256,7 +256,7 @@ class LinearConfig(LabelConfig):
         }
 
     def why_settled(self, images: int) -> str:
-        """Return the meaning of "auto" for this number of images as text; "" if it is not used."""
+        """Explain the choice of "auto" for this number of images; "" if it is not used."""
         if self.optimizer != "auto":
             return ""
         why = "--lrs is given"
@@ -271,7 +271,7 @@ class LinearConfig(LabelConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinetuneConfig(LabelConfig):
-    """Fine-tuning: of the whole network; SimCLR's defaults (appendix B.5), except for the batch."""
+    """Fine-tuning: the entire network, with SimCLR's defaults (appendix B.5) except the batch."""
 
     lr: float = setting(0.05, "Learning rate for a batch of 256, scaled by batch / 256.", above=0)
     batch: int = setting(
@@ -283,11 +283,11 @@ class FinetuneConfig(LabelConfig):
 
     @property
     def global_batch(self) -> int:
-        """Images of a step over all ranks."""
+        """Images per step over all ranks."""
         return self.batch
 
     def protocol(self) -> dict[str, Any]:
-        """Return the settings that identify the evaluation in its record, once all are resolved."""
+        """Return the resolved settings that identify the evaluation in its record."""
         return LabelConfig.protocol(self) | {
             "optimizer": "sgd, Nesterov",
             "lr": self.lr,
@@ -298,7 +298,7 @@ class FinetuneConfig(LabelConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeaturesConfig(EvalConfig):
-    """Features: which, and the file that they go to."""
+    """Features: which ones to write, and the output file."""
 
     out: str = setting(
         "features.npy",
@@ -317,7 +317,7 @@ class FeaturesConfig(EvalConfig):
     force: bool = setting(False, "Overwrite existing files.")
 
     def check(self) -> None:
-        """Check the ending of the file's name."""
+        """Check the file name extension."""
         EvalConfig.check(self)
         require(
             self.out.endswith((".npy", ".parquet")),
@@ -327,7 +327,7 @@ class FeaturesConfig(EvalConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeighboursConfig(EvalConfig):
-    """Picture: of images and their nearest neighbours."""
+    """Picture: images and their nearest neighbours."""
 
     out: str = setting("neighbours.png", "Picture to write, such as a .png file.")
     images: int = setting(
@@ -340,5 +340,5 @@ class NeighboursConfig(EvalConfig):
 
 
 def _batch_for_little(images: int) -> int:
-    """Return the largest batch that makes eight full steps an epoch, 16 to 256."""
+    """Return the largest batch size, 256 to 16, with at least eight full steps per epoch."""
     return next(batch for batch in (256, 128, 64, 32, 16) if batch * 8 <= images or batch == 16)

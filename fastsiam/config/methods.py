@@ -1,7 +1,7 @@
-"""Settings of every method, and the table of them.
+"""Settings of all methods, and the table of methods.
 
-``fastsiam.methods`` has the methods: settings are apart from them because torch is not imported
-for ``--help``.
+The methods themselves are in ``fastsiam.methods``. Their settings are separate so that ``--help``
+does not import torch.
 """
 
 from __future__ import annotations
@@ -14,44 +14,44 @@ from .setting import Config, require, setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodConfig(Config):
-    """Settings of a method: what is trained on a backbone. Each method has a class of its own."""
+    """Base class of the settings of a method. Each method has a subclass."""
 
     name: ClassVar[str]
-    """What ``--method`` calls it."""
+    """Name for ``--method``."""
     title: ClassVar[str]
-    """What its paper calls it."""
+    """Name in the paper."""
     paper: ClassVar[str]
-    """Its paper, for model cards, in Markdown."""
+    """Citation of the paper, in Markdown, for model cards."""
     builder: ClassVar[str]
-    """What builds it, as ``module:name``; called with these settings, a backbone and ``images``."""
+    """``module:name`` of its builder, called with these settings, a backbone and ``images``."""
 
     def described(self) -> dict[str, str]:
-        """Return its settings as text, by name."""
+        """Return the settings as text by name, for display."""
         return {name.replace("_", " "): str(value) for name, value in self.to_flags().items()}
 
     @property
     def centred(self) -> bool:
-        """Whether BN centres the projector's output, so that its std is near 1 unless it fails."""
+        """Whether BN centres the projector's output; its std is then near 1 unless it collapses."""
         return False
 
     def check_views(self, views: int) -> None:
-        """Raise ``ValueError`` if the method does not take so many views: most compare a pair."""
+        """Raise ``ValueError`` if the method does not support this number of views."""
         require(views == 2, f"{self.name} compares two views of each image, not {views}")
 
     def doubts(self, *, images: int, batch: int, groups: int) -> list[str]:
-        """Return warnings of a run that works, but hardly as it is meant to; a line each.
+        """Return warnings about settings that work but are probably unintended, one line each.
 
         Args:
-            images: of the data set.
-            batch: images that go through the layers together, of all ranks.
-            groups: that BN cuts them into, each with statistics of its own; 0 without BN.
+            images: number of images in the data set.
+            batch: number of images that pass the layers together, over all ranks.
+            groups: number of groups of them with separate BN statistics; 0 without BN.
         """
         return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectedConfig(MethodConfig):
-    """Projector: the head whose outputs a method compares."""
+    """Projector: the head whose outputs the method compares."""
 
     projector_layers: int = setting(3, "Layers of the projection MLP.", at_least=1)
     dim: int = setting(128, "Output dimension of the projector.", at_least=1)
@@ -65,7 +65,7 @@ class ProjectedConfig(MethodConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimSiamConfig(MethodConfig):
-    """SimSiam: its heads and its loss (section 3 of the paper)."""
+    """SimSiam: heads and loss (section 3 of the paper)."""
 
     name: ClassVar[str] = "simsiam"
     title: ClassVar[str] = "SimSiam"
@@ -139,7 +139,7 @@ class SimSiamConfig(MethodConfig):
         return [self.projector_dim or self.dim] * (self.projector_layers - 1)
 
     def check(self) -> None:
-        """Refuse settings that contradict each other."""
+        """Raise ``ValueError`` if settings contradict each other."""
         require(
             not self.output_affine or self.head_bn in ("default", "all"),
             f"output-affine needs head-bn default or all, not {self.head_bn}",
@@ -164,7 +164,7 @@ class SimSiamConfig(MethodConfig):
         return self.head_bn in ("default", "all")
 
     def check_views(self, views: int) -> None:
-        """Refuse all but two, or pairs of them without symmetry: the loss compares a pair."""
+        """Raise unless there are two views or, without symmetry, an even number."""
         if self.symmetric:
             require(
                 views == 2,
@@ -176,7 +176,7 @@ class SimSiamConfig(MethodConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FastSiamConfig(SimSiamConfig):
-    """FastSiam: SimSiam's heads and loss, of any number of views."""
+    """FastSiam: SimSiam's heads and loss, for any number of views."""
 
     name: ClassVar[str] = "fastsiam"
     title: ClassVar[str] = "FastSiam"
@@ -187,12 +187,12 @@ class FastSiamConfig(SimSiamConfig):
     )
 
     def check_views(self, views: int) -> None:
-        """Take any number from two on, which every augmentation has."""
+        """Accept any number of views; ``TrainConfig`` requires at least two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimCLRConfig(ProjectedConfig):
-    """SimCLR: its head, its loss, and SimSiam's additions (section 6.2)."""
+    """SimCLR: head, loss, and the SimSiam paper's additions (section 6.2)."""
 
     name: ClassVar[str] = "simclr"
     title: ClassVar[str] = "SimCLR"
@@ -216,13 +216,13 @@ class SimCLRConfig(ProjectedConfig):
 
     @property
     def centred(self) -> bool:
-        """Whether BN centres the projector's output: it does."""
+        """Whether BN centres the projector's output: always."""
         return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoCoV2Config(ProjectedConfig):
-    """MoCo v2: its head, its queue of negatives and its momentum encoder."""
+    """MoCo v2: head, queue of negatives and momentum encoder."""
 
     name: ClassVar[str] = "mocov2"
     title: ClassVar[str] = "MoCo v2"
@@ -241,7 +241,7 @@ class MoCoV2Config(ProjectedConfig):
     )
 
     def doubts(self, *, images: int, batch: int, groups: int) -> list[str]:
-        """Warn of BN that tells queries their keys, and of a queue with keys of the same image."""
+        """Warn if BN lets queries identify their keys, or an image's own keys are negatives."""
         said = []
         if groups == 1:
             said.append(
@@ -258,7 +258,7 @@ class MoCoV2Config(ProjectedConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BYOLConfig(ProjectedConfig):
-    """BYOL: its heads and its momentum encoder, the target."""
+    """BYOL: heads, and the momentum encoder that computes the targets."""
 
     name: ClassVar[str] = "byol"
     title: ClassVar[str] = "BYOL"
@@ -282,7 +282,7 @@ class BYOLConfig(ProjectedConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwAVConfig(ProjectedConfig):
-    """SwAV: its head, its prototypes, and how images are assigned to them."""
+    """SwAV: head, prototypes, and how images are assigned to them."""
 
     name: ClassVar[str] = "swav"
     title: ClassVar[str] = "SwAV"
@@ -325,11 +325,11 @@ class SwAVConfig(ProjectedConfig):
     )
 
     def check_views(self, views: int) -> None:
-        """Take two or more: the first two are assigned, and predicted from all others."""
+        """Require at least two: the first two are assigned, and predicted from all others."""
         require(views >= 2, f"swav compares two views of each image or more, not {views}")
 
     def doubts(self, *, images: int, batch: int, groups: int) -> list[str]:
-        """Warn of fewer images than prototypes."""
+        """Warn if there are fewer images than prototypes."""
         if (there := batch + self.queue) >= self.prototypes:
             return []
         return [
@@ -349,4 +349,4 @@ METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
         SwAVConfig,
     )
 }
-"""The settings of each method, by its name; they say what builds it."""
+"""The settings class of each method, by the method's name."""

@@ -1,4 +1,4 @@
-"""Settings of what is trained: a backbone, and the method that trains it."""
+"""Settings of the backbone and of the method that trains it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .setting import Config, check_name, nearest, require, setting, settings_of
 Stem = Literal["imagenet", "cifar", "cifar-pad2", "cifar-no-relu"]
 
 OWN_BACKBONES = ("resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
-"""Networks that take a stem and a width; every other name is torchvision's or timm's."""
+"""ResNets with a configurable stem and width; other names are torchvision's or timm's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class BackboneConfig(Config):
     )
 
     def check(self) -> None:
-        """Refuse settings that contradict each other."""
+        """Raise ``ValueError`` if settings contradict each other."""
         if self.is_own or (self.stem == "imagenet" and self.width == 64):
             return
         misspelt = nearest(self.backbone, OWN_BACKBONES, alike=0.8)
@@ -55,21 +55,21 @@ class BackboneConfig(Config):
 
     @property
     def is_own(self) -> bool:
-        """Whether the encoder is a ResNet of this package's, not torchvision's or timm's."""
+        """Whether the encoder is one of fastsiam's ResNets, not torchvision's or timm's."""
         return self.backbone in OWN_BACKBONES
 
     @property
     def smallest_crop(self) -> int:
-        """Side, in pixels, of the smallest image that leaves its last stage more than one pixel."""
+        """Smallest image side, in pixels, with more than one pixel left in the last stage."""
         if not self.is_own:
             return 1
-        # torch's bfloat16 convolution leaves its gradient unset for one pixel at stride 2 on a CPU.
+        # On a CPU, torch's bfloat16 convolution sets no gradient for one pixel at stride 2.
         return 17 if self.stem == "imagenet" else 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(BackboneConfig):
-    """Method: what trains the backbone."""
+    """Method: how the backbone is trained."""
 
     method: MethodConfig = setting(
         SimSiamConfig(),
@@ -79,7 +79,7 @@ class ModelConfig(BackboneConfig):
 
     @classmethod
     def from_flags(cls, flags: Mapping[str, Any]) -> Self:
-        """Build it from flags, in which settings of other methods must be missing or None."""
+        """Build it from values by name; settings of other methods must be missing or None."""
         method = flags.get("method", SimSiamConfig.name)
         check_name("method", method, METHOD_CONFIGS)
         kind = METHOD_CONFIGS[method]
@@ -90,5 +90,5 @@ class ModelConfig(BackboneConfig):
         return cls(method=kind.from_flags(flags), **own)
 
     def to_flags(self) -> dict[str, Any]:
-        """Return every setting's value by name, also those of the method."""
+        """Return the values of all settings by name, including the method's."""
         return Config.to_flags(self) | {"method": self.method.name} | self.method.to_flags()

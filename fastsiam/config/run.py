@@ -1,4 +1,4 @@
-"""Settings of where and how a run runs: machines, its folder, a job for SLURM."""
+"""Settings of a run's machines, folder and SLURM job."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Literal
 from .setting import Config, check_name, require, setting
 
 DEFAULT_PORT = 29500
-"""Port of ``--rendezvous`` if it names none."""
+"""Port of ``--rendezvous`` if it does not include one."""
 LONGEST_WAIT = 1e9
-"""Longest timeout in seconds: gloo counts nanoseconds in 64 bits."""
+"""Maximum timeout in seconds; gloo counts nanoseconds in 64 bits."""
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesConfig(Config):
-    """Machines: where it runs, and where several of them meet."""
+    """Machines: number, devices, and how several machines connect."""
 
     nodes: int | str = setting(
         1,
@@ -49,7 +49,7 @@ class NodesConfig(Config):
     )
 
     def check(self) -> None:
-        """Check number and address of the machines."""
+        """Check the number of machines and the rendezvous."""
         require(
             bool(re.fullmatch(r"\d+(:\d+)?", str(self.nodes)))
             and 1 <= self.min_nodes <= self.max_nodes,
@@ -63,7 +63,7 @@ class NodesConfig(Config):
             _ = self.meeting
 
     def check_given(self, given: Collection[str]) -> None:
-        """Refuse a meeting of one machine."""
+        """Raise if a rendezvous is given for a single machine."""
         require(
             not (self.rendezvous and "rendezvous" in given and self.max_nodes == 1),
             "rendezvous is where several machines meet: pass --nodes too, or leave it out",
@@ -71,12 +71,12 @@ class NodesConfig(Config):
 
     @property
     def min_nodes(self) -> int:
-        """The fewest machines that the ranks start on."""
+        """Minimum number of machines on which ranks start."""
         return int(str(self.nodes).partition(":")[0])
 
     @property
     def max_nodes(self) -> int:
-        """The most machines that the ranks start on."""
+        """Maximum number of machines on which ranks start."""
         return int(str(self.nodes).rpartition(":")[2])
 
     @property
@@ -99,7 +99,7 @@ class NodesConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig(NodesConfig):
-    """Run: how it continues, what it writes and when."""
+    """Run: resuming, output folder, metrics and checkpoints."""
 
     max_restarts: int = setting(
         0,
@@ -155,7 +155,7 @@ class RunConfig(NodesConfig):
             check_name("tracker", name, TRACKERS)
 
     def check_given(self, given: Collection[str]) -> None:
-        """Refuse a meeting of one machine, and initial weights of a run that has its own."""
+        """Raise if a single machine has a rendezvous, or a resumed run initial weights."""
         NodesConfig.check_given(self, given)
         names_run = self.resume not in ("auto", "never")
         require(
@@ -166,13 +166,13 @@ class RunConfig(NodesConfig):
 
     @property
     def trackers(self) -> tuple[str, ...]:
-        """Names of the trackers, each once."""
+        """Names of the trackers, without duplicates."""
         return () if self.tracker == "none" else tuple(dict.fromkeys(self.tracker.split(",")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmConfig(Config):
-    """Job: what SLURM is asked for beside --nodes and --gpus."""
+    """Job: SLURM options in addition to --nodes and --gpus."""
 
     time: str = setting(
         "24:00:00",
@@ -198,7 +198,7 @@ class SlurmConfig(Config):
     sbatch: str = setting("", 'Other options of sbatch, such as "--constraint=h100 --exclusive".')
 
     def check(self) -> None:
-        """Check what the script depends on; sbatch checks its own options."""
+        """Check the values that the script uses; sbatch checks its own options."""
         require(
             not self.seeds or bool(re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", self.seeds)),
             f"seeds are numbers and ranges, such as 0-4 or 0,2, not {self.seeds!r}",
@@ -215,7 +215,7 @@ class SlurmConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyConfig(Config):
-    """Verify: what of a run is computed again."""
+    """Verify: which steps to recompute, and on which data."""
 
     step: int = setting(
         0, "Verify only the log line of this step, from 1, and list its images; 0: all.", at_least=0

@@ -1,4 +1,4 @@
-"""Settings of ``fastsiam study``: at which scale the paper's experiments are run, and how."""
+"""Settings of ``fastsiam study``, which repeats the paper's experiments at several scales."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ScaleName = Literal["paper", "cifar", "cifar-small", "demo"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyConfig(Config):
-    """Study: where its runs are."""
+    """Study: scale and folder of its runs."""
 
     scale: ScaleName = setting(
         "demo",
@@ -29,7 +29,7 @@ class StudyConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRunConfig(StudyConfig):
-    """Runs: which there are, and how they are executed."""
+    """Runs: images, number of seeds, and devices."""
 
     data: str = setting(
         "", "Images, as for train; demo generates its own. Default: $FASTSIAM_DATA, else ./data."
@@ -58,7 +58,7 @@ class StudyRunConfig(StudyConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyTableConfig(StudyConfig):
-    """Table: of which results, and where it goes."""
+    """Table: source of the results, and output files."""
 
     record: str = setting("", "Show this record, written by --json, instead of the runs.")
     json: str = setting("", "Also write a record of rows, seeds, curves and machine to this file.")
@@ -68,7 +68,7 @@ class StudyTableConfig(StudyConfig):
     markdown: bool = setting(False, "Print the table as Markdown.")
 
     def check_given(self, given: Collection[str]) -> None:
-        """Refuse a record beside settings that choose runs."""
+        """Raise if a record is combined with settings that choose runs."""
         for name in settings_of(StudyConfig):
             require(
                 not self.record or name not in given,
@@ -78,7 +78,7 @@ class StudyTableConfig(StudyConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyDetectConfig(StudyConfig):
-    """Rows: whose networks are compared, and the search of the learning rate."""
+    """Rows: networks to compare, and the search for the learning rate."""
 
     lrs: tuple[float, ...] = setting(
         (0.01, 0.02, 0.04),
@@ -93,5 +93,5 @@ class StudyDetectConfig(StudyConfig):
     )
 
     def check(self) -> None:
-        """Check that there is a rate, and each once."""
+        """Check that there is at least one learning rate, and no duplicate."""
         require(0 < len(self.lrs) == len(set(self.lrs)), "lrs must be rates, each once")

@@ -16,25 +16,25 @@ from .views import AugmentConfig, ViewConfig, usual_resize
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 Compile = Literal["auto", "on", "off"]
 REMOVED = ("restarts", "extend_schedule", "batch_views", "keep_memory", "bucket_mb")
-"""Settings of version 0.2 that are ignored: they change results by rounding at most, except for the
-schedule of ``restarts``, with which ``fastsiam.run.checkpoint`` refuses to resume."""
+"""Settings of version 0.2 that are ignored. They change results by rounding at most, except
+``restarts``: ``fastsiam.run.checkpoint`` does not resume a run with that schedule."""
 FIXED_SECTIONS = ("augment", "model", "optim", "numerics")
 """Sections that define what is trained. The others say how it is run and may change on resume."""
 FIXED_SETTINGS = {"data": ("weights", "holdout", "shuffle", "exif", "alpha", "image_column")}
-"""Settings of the other sections that define what is trained."""
+"""Settings of other sections that also define what is trained."""
 FIXED_IN_PLACE = ("image_column",)
-"""Fixed settings that may change if the data move, because the new place may be another format."""
+"""Fixed settings that may change if the data move, because the format may change, too."""
 BRANCH_SETTINGS = (
     "epochs", "lr", "momentum", "weight_decay", "lars_trust", "lars_all", "warmup_epochs",
     "warmup_from", "lr_end", "accumulate", "predictor_lr",
 )  # fmt: skip
-"""Fixed settings that a branch of a run may change: weights, momenta and the number of finished
-steps keep their meaning. With another batch or optimizer they do not."""
+"""Fixed settings that a branch of a run may change. Weights, momenta and the number of finished
+steps keep their meaning, which they would not with another batch size or optimizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimConfig(Config):
-    """Optimizer: its steps, and their cosine schedule (section 3 of the paper)."""
+    """Optimizer: batch, learning rate and its cosine schedule (section 3 of the paper)."""
 
     epochs: int = setting(
         100,
@@ -89,7 +89,7 @@ class OptimConfig(Config):
     )
 
     def check(self) -> None:
-        """Refuse settings that contradict each other."""
+        """Raise ``ValueError`` if settings contradict each other."""
         require(
             self.warmup_epochs <= self.epochs,
             f"warmup-epochs must be at most epochs ({self.epochs}), not {self.warmup_epochs}",
@@ -102,7 +102,7 @@ class OptimConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumericsConfig(Config):
-    """Numerics: what decides the last digits of a run."""
+    """Numerics: seed, precision and BN statistics."""
 
     seed: int = setting(
         0, "Seed of the initial weights, image order and augmentations.", at_least=0, below=2**63
@@ -134,12 +134,12 @@ class NumericsConfig(Config):
     )
 
     def check(self) -> None:
-        """Refuse settings that contradict each other."""
+        """Raise ``ValueError`` if settings contradict each other."""
         require(self.bn_images != 1, "bn-images must be at least 2, or 0, not 1")
         require(not (self.bn_images and self.sync_bn), "bn-images needs --no-sync-bn")
 
     def check_given(self, given: Collection[str]) -> None:
-        """Refuse groups of ranks that share nothing."""
+        """Raise if ``sync_bn_ranks`` is given without ``sync_bn``."""
         require(
             self.sync_bn or not (self.sync_bn_ranks and "sync_bn_ranks" in given),
             f"choose one of sync-bn-ranks {self.sync_bn_ranks} and no-sync-bn",
@@ -148,7 +148,7 @@ class NumericsConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepConfig(Config):
-    """Step: how a training step is computed; it changes results by rounding at most."""
+    """Step: how a training step is computed; affects results only by rounding."""
 
     compile: Compile = setting(
         "auto",
@@ -169,7 +169,7 @@ class StepConfig(Config):
     )
 
     def check(self) -> None:
-        """Refuse settings that contradict each other."""
+        """Raise ``ValueError`` if settings contradict each other."""
         require(
             not (self.cuda_graphs and self.compile == "off"), "cuda-graphs needs the compiled model"
         )
@@ -177,7 +177,7 @@ class StepConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorConfig(Config):
-    """Monitoring: quality and collapse during training."""
+    """Monitoring: kNN accuracy and collapse during training."""
 
     knn_every: int = setting(
         1,
@@ -209,11 +209,11 @@ class MonitorConfig(Config):
     )
 
     def evaluates_after(self, epoch: int, epochs: int) -> bool:
-        """Return whether a kNN evaluation follows an epoch, if ``knn_every`` is not 0.
+        """Return whether a kNN evaluation follows an epoch. ``knn_every`` must not be 0.
 
         Args:
-            epoch: its number, from 1; 0 is the untrained network.
-            epochs: number of the last one.
+            epoch: number of the epoch, from 1; 0 means before training.
+            epochs: number of the last epoch.
         """
         if not epoch:
             return self.knn_first
@@ -234,7 +234,7 @@ class TrainConfig(Config):
     run: RunConfig = field(default_factory=RunConfig)
 
     def check(self) -> None:
-        """Refuse settings that contradict each other."""
+        """Raise ``ValueError`` if settings contradict each other."""
         require(
             not (self.step.cuda_graphs and self.optim.accumulate > 1),
             "cuda-graphs cannot be combined with accumulate",
@@ -254,13 +254,13 @@ class TrainConfig(Config):
         self.model.method.check_views(views)
 
     def check_given(self, given: Collection[str]) -> None:
-        """Refuse what has no effect, section by section."""
+        """Raise if a setting that the user passed has no effect."""
         for section in fields(self):
             getattr(self, section.name).check_given(given)
 
     @classmethod
     def from_flags(cls, flags: Mapping[str, Any]) -> Self:
-        """Build it from values by name, which may be text; missing ones get their defaults.
+        """Build it from values by name, which may be text. Missing ones get their defaults.
 
         Raises:
             ValueError: a value is not allowed, or belongs to another method.
@@ -269,20 +269,20 @@ class TrainConfig(Config):
         return cls(**{section: kind.from_flags(flags) for section, kind in kinds})
 
     def flags_by_section(self) -> dict[str, dict[str, Any]]:
-        """Return every setting's value by section and name."""
+        """Return the values of all settings by section and name."""
         return {section.name: getattr(self, section.name).to_flags() for section in fields(self)}
 
     def to_flags(self) -> dict[str, Any]:
-        """Return every setting's value by name; where views differ, as text ``a,b``."""
+        """Return the values of all settings by name; if views differ, as text ``a,b``."""
         return {k: v for section in self.flags_by_section().values() for k, v in section.items()}
 
     @property
     def eval_resize(self) -> int:
-        """Shorter side in pixels before the central crop, with what 0 means filled in."""
+        """Shorter side in pixels before the central crop, with the default filled in."""
         return self.monitor.eval_resize or usual_resize(self.augment.crop)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Return plain nested dictionaries, as config.json and checkpoints hold them."""
+        """Return nested dictionaries, as stored in config.json and checkpoints."""
         sections = asdict(self)
         method = {"name": self.model.method.name}
         sections["model"]["method"] = method | sections["model"]["method"]
@@ -290,7 +290,7 @@ class TrainConfig(Config):
 
     @classmethod
     def from_dict(cls, sections: Mapping[str, Any]) -> TrainConfig:
-        """Rebuild from ``to_dict``'s result, also that of version 0.2.
+        """Rebuild the settings from the result of ``to_dict``, also of version 0.2.
 
         Raises:
             ValueError: a section or a field is unknown, or a value is not allowed.
@@ -313,9 +313,9 @@ class TrainConfig(Config):
 
 
 def all_settings(method: str = SimSiamConfig.name) -> list[Setting]:
-    """Return every setting of a training run with a method, and what other methods have beside it.
+    """Return all settings of a training run with a method, and those that only other methods have.
 
-    A name that several of the other methods share occurs repeatedly.
+    If several of the other methods share a name, their settings of this name are all returned.
 
     Raises:
         ValueError: a method has a setting of the same name as another section.
@@ -341,7 +341,7 @@ def all_settings(method: str = SimSiamConfig.name) -> list[Setting]:
 
 
 def train_settings() -> dict[str, Setting]:
-    """Return all settings by name; of a name that several methods share, the first method's."""
+    """Return all settings by name; for a name that several methods share, the first method's."""
     found: dict[str, Setting] = {}
     for one in all_settings():
         found.setdefault(one.name, one)
@@ -349,7 +349,7 @@ def train_settings() -> dict[str, Setting]:
 
 
 def as_arguments(flags: Mapping[str, Any]) -> list[str]:
-    """Return the values of ``TrainConfig.to_flags`` as words of a command line."""
+    """Return the values of ``TrainConfig.to_flags`` as command-line arguments."""
     words = []
     for one in train_settings().values():
         value = flags.get(one.name)
@@ -364,7 +364,7 @@ def as_arguments(flags: Mapping[str, Any]) -> list[str]:
 
 
 def differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:
-    """Return the settings in which two runs train something different, as name: (old, new)."""
+    """Return the differing settings that define what is trained, as ``{name: (old, new)}``."""
     found = {}
     moved = not old.data.has_same_root(new.data)
     for section in (*FIXED_SECTIONS, *FIXED_SETTINGS):
@@ -377,7 +377,7 @@ def differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]
 
 
 def changes_text(changed: Mapping[str, tuple[Any, Any]], *, between: str = "; ") -> str:
-    """Return the result of ``differences`` as text."""
+    """Format the result of ``differences`` for messages."""
     return between.join(
         f"{name.replace('_', '-')}: {as_text(old) or 'none'} -> {as_text(new) or 'none'}"
         for name, (old, new) in changed.items()
