@@ -1,4 +1,4 @@
-"""``fastsiam bench``: the commands that measure, and the report."""
+"""``fastsiam bench``: benchmarks, and a report of their results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ app = Commands(
 
 
 def _add(case: Case) -> None:
-    """Add the command that measures a case."""
+    """Add the command of a benchmark case."""
 
     def measure(config: BenchConfig) -> None:
         from fastsiam.bench.session import run
@@ -91,10 +91,10 @@ def _lightly(
         typer.Option(help="lightly: its transform in a DataLoader; fastsiam: the run's pipeline."),
     ] = "lightly",
 ) -> None:
-    """Train a method by lightly's parts, with a run's settings and lightly's loader or fastsiam's.
+    """Train a method built from lightly's modules, with lightly's loader or fastsiam's.
 
-    --out is a folder: backbone.pt there is for fastsiam eval, result.json says what was done, and
-    the last line printed is the same in short. --workers are loader processes of lightly's.
+    Settings are those of fastsiam train. The folder --out gets backbone.pt, for fastsiam eval, and
+    result.json; the last line printed is its summary. --workers: lightly's loader processes.
     """
     if loader not in ("lightly", "fastsiam"):
         raise typer.BadParameter(f"--loader must be lightly or fastsiam, not {loader!r}")
@@ -108,7 +108,7 @@ def _lightly(
 
 @app.command("headline")
 def _headline(config: HeadlineConfig) -> None:
-    """Train FastSiam and SimSiam on CIFAR-10 to 90% kNN, some minutes a call; write the curve."""
+    """Train FastSiam and SimSiam on CIFAR-10 to 90% kNN, a few minutes per call; draw the curve."""
     from fastsiam.bench.headline import PICTURE, RECORD, run
 
     run(config)
@@ -117,10 +117,10 @@ def _headline(config: HeadlineConfig) -> None:
 
 @app.command("gpu")
 def _gpu(config: GpuConfig) -> None:
-    """Run the GPU tests and measurements, the most important first, in the minutes given.
+    """Run the GPU tests and benchmarks within a time limit, the most important first.
 
-    Tests, kernels, steps, loaders, training, a profile, CIFAR-10: each in a process of its own
-    whose result is kept when it ends.
+    Stages: tests, kernels, steps, loaders, training, a profile, CIFAR-10. Each runs in its own
+    process, and its result is saved when it ends.
     """
     from fastsiam.bench.gpu import run
 
@@ -129,10 +129,10 @@ def _gpu(config: GpuConfig) -> None:
 
 @app.command("soak")
 def _soak(config: SoakConfig) -> None:
-    """Kill and resume runs for hours, and compare them with undisturbed ones.
+    """Kill and resume runs for hours, and compare them with uninterrupted ones.
 
-    Every run has to end with the log lines and weights of an undisturbed one, and leave no process
-    and no file behind. Any finding is an error.
+    Every run must end with the log lines and weights of an uninterrupted one, and leave no process
+    or file behind. Any deviation is an error.
     """
     from fastsiam.bench.soak import soak
 
@@ -155,7 +155,7 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Make a page, charts and Markdown tables of measurements."""
+    """Write an HTML page, charts and Markdown tables of benchmark results."""
     from fastsiam.bench.report import renew, write_report
 
     if not files and not readme:

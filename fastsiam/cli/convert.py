@@ -1,4 +1,4 @@
-"""``fastsiam convert``: data sets as files that every pipeline reads."""
+"""``fastsiam convert``: convert data sets to files that every pipeline reads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _KINDS: dict[Kind, str] = {
 
 
 def _add(kind: Kind, help: str) -> None:
-    """Add the command that converts data of a kind."""
+    """Add the command for a kind of data."""
 
     def convert(config: ConvertConfig) -> None:
         if config.parts:
@@ -52,7 +52,7 @@ for _kind, _help in _KINDS.items():
 
 @app.command("demo")
 def demo_images(config: ConvertConfig) -> None:
-    """Small images that are made on the spot, for trying things out."""
+    """Small generated images, for trying things out."""
     from fastsiam.demo import convert_demo
 
     convert_demo(config)

@@ -56,9 +56,8 @@ def export(
 ) -> None:
     """Write the backbone's weights for use elsewhere, with a model card.
 
-    simsiam, moco and swav are as the authors of these methods write them, and take the heads too,
-    of a run of that method. A format that cannot hold the network is refused with the formats
-    that can.
+    simsiam, moco and swav are the formats of these methods' authors. They include the heads if the
+    run used that method. If a format does not support the network, the error lists those that do.
     """
     from fastsiam.evaluate.features import own_records
     from fastsiam.interchange import export_weights, load_pretrained

@@ -1,4 +1,4 @@
-"""Commands that look at what there is: views of images, a run's page and digests, this machine."""
+"""Commands that inspect views of images, a run's results and digests, or this machine."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def views(
         Path | None, typer.Option("--json", help="Write the drawn parameters of every view there.")
     ] = None,
 ) -> None:
-    """Show images beside the views that pipelines make of each, as training sees them.
+    """Show images next to the views that pipelines make from them, as training sees them.
 
-    --config RUN shows those of a run.
+    --config RUN shows the views of a run.
     """
     from fastsiam.report.pictures import check_picture, save_picture
     from fastsiam.report.views import show_views
@@ -108,9 +108,9 @@ def info(
 
 @app.command()
 def verify(run: Annotated[Path, typer.Argument(help="Run folder.")], config: VerifyConfig) -> None:
-    """Compute the digests of a run again from seed, settings and data, and compare with its log.
+    """Recompute a run's digests from seed, settings and data, and compare them with its log.
 
-    Writes nothing. Exits with 1 at the first line that differs.
+    Writes no files. Exits with code 1 at the first log line that differs.
     """
     from fastsiam.train.verify import verify
 
