@@ -19,7 +19,7 @@ _SYSTEM = Path("/sys")
 
 
 def take_cores(device: torch.device, *, beside_gpu: bool) -> None:
-    """Take this rank's share of the machine's cores, for torch's threads and the loaders.
+    """Assign this rank its share of the machine's cores, for torch's threads and the loaders.
 
     The only rank of a machine takes all cores, or the CPU quota of its container. The number of
     threads in ``OMP_NUM_THREADS`` is kept, except for 1 under ``torchrun``, which sets it by
@@ -47,7 +47,7 @@ def take_cores(device: torch.device, *, beside_gpu: bool) -> None:
 def _move_beside_gpu(own: int, ranks: int) -> int:
     """Bind this process to the NUMA node of its GPU; return the number of ranks on that node.
 
-    torch's launcher can do it with ``numactl``, which containers may lack or may not use.
+    torch's launcher needs ``numactl`` for this, which is often missing or forbidden in containers.
     """
     nodes = [_node_of(gpu) for gpu in range(min(ranks, torch.cuda.device_count()))]
     listed = (_SYSTEM / f"devices/system/node/node{nodes[own]}/cpulist").read_text()
