@@ -112,7 +112,7 @@ def read_settings(path: Path, *, resumes: bool = False) -> Settings:
         file = path / "config.json" if path.is_dir() else path
     if file.suffix not in _SUFFIXES:
         known = ", ".join(_SUFFIXES)
-        raise ValueError(f"{file}: settings are in files {known}, or in a run's folder")
+        raise ValueError(f"{file}: settings must be in a file {known}, or in a run's folder")
     with explained(FastSiamError, f"cannot read {file}"):
         text = file.read_bytes()
     try:
@@ -129,7 +129,7 @@ def read_settings(path: Path, *, resumes: bool = False) -> Settings:
                 table = value if isinstance(value, Mapping) else {section: value}
                 require(not table.get("restarts"), "restarts was removed after version 0.2")
                 for key in [key for key in table if key not in REMOVED]:
-                    require((name := _known_name(key)) not in flags, f"{name} is there twice")
+                    require((name := _known_name(key)) not in flags, f"{name} occurs twice")
                     require(table[key] not in _NULL, f"{name} has no value: leave it out")
                     flags[name] = table[key]
             check_name("recipe", recipe, ["", *RECIPES])
@@ -161,7 +161,7 @@ def _parsed(text: str, suffix: str) -> Any:
 def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return pairs as a dictionary; raise if a name occurs twice, as TOML does."""
     for name, count in Counter(name for name, _ in pairs).items():
-        require(count == 1, f"{name} is there twice")
+        require(count == 1, f"{name} occurs twice")
     return dict(pairs)
 
 

@@ -80,51 +80,52 @@ class SimSiamConfig(MethodConfig):
     )
     dim: int = setting(2048, "Output dimension of the projector.", at_least=1)
     projector_dim: int = setting(
-        0, "Width of the projector's hidden layers; 0: dim, as in the paper.", at_least=0
+        0, "Width of the projector's hidden layers; 0: same as dim (paper).", at_least=0
     )
     predictor_dim: int = setting(
         512, "Width of the predictor's hidden layer (paper: a quarter of dim).", at_least=1
     )
     predictor: Literal["trained", "fixed", "none"] = setting(
-        "trained", "Trained, fixed at its initialisation, or none (Table 1: fixed and none fail)."
+        "trained", "Trained, fixed at initialisation, or none (Table 1: fixed and none fail)."
     )
     predictor_lr: Literal["constant", "cosine"] = setting(
         "constant",
-        "Predictor's learning rate: constant (paper: 68.1), or decaying with the rest (67.7).",
+        "Learning rate of the predictor: constant (paper: 68.1%), or cosine decay like all other "
+        "weights (67.7%).",
     )
     head_bn: Literal["none", "hidden", "default", "all"] = setting(
         "default",
-        "BN in the heads (Table 3). none; hidden: on hidden layers; default: also on the "
-        "projector's output; all: also on the predictor's output.",
+        "BN in the heads (Table 3). none: no BN. hidden: on hidden layers. default: also on the "
+        "projector's output. all: also on the predictor's output.",
     )
     output_affine: bool = setting(
         False,
-        "Scale and offset in the BN of the projector's output (68.1 with, 68.2 without).",
+        "Scale and offset in the BN of the projector's output (68.1% with, 68.2% without).",
         option=False,
     )
     stop_gradient: bool = setting(
         True, "Stop the gradient through the targets; without it training collapses (Fig. 2)."
     )
     similarity: Literal["cosine", "cross-entropy"] = setting(
-        "cosine", "Loss: cosine similarity, or cross-entropy of the softmax over channels (63.2)."
+        "cosine", "Loss: cosine similarity, or cross-entropy of the softmax over channels (63.2%)."
     )
     symmetric: bool = setting(
         True,
         "Predict each view from the other. Otherwise only the first view of each pair predicts "
-        "(64.8); --views 4 then makes two pairs of each image (67.3).",
+        "the second (64.8%); --views 4 then gives two pairs per image (67.3%).",
     )
     alternate_every: int = setting(
         1,
-        "Steps whose targets come from the encoder as it was before them (section 5.2): 1 is "
-        "SimSiam, 0 an epoch. Above 1 a frozen copy of the encoder costs another forward pass.",
+        "Steps between updates of the encoder that computes the targets (section 5.2). 1: "
+        "SimSiam; 0: an epoch. Above 1, the frozen copy costs another forward pass.",
         at_least=0,
         option=False,
     )
     target_average: float = setting(
         0.0,
         "Momentum of a moving average of each image's projections, used as its target; 0: off. "
-        "The paper has 0.8 with --predictor none (section 5.2: 55.0). It takes dim float32 for "
-        "each image on every GPU and in every checkpoint: 10.5 GB for ImageNet.",
+        "The paper uses 0.8 with --predictor none (section 5.2: 55.0%). It takes dim float32 "
+        "values per image on every GPU and in every checkpoint: 10.5 GB for ImageNet.",
         at_least=0,
         below=1,
         option=False,
@@ -169,9 +170,12 @@ class SimSiamConfig(MethodConfig):
             require(
                 views == 2,
                 f"simsiam compares two views of each image, not {views}; --method fastsiam takes "
-                "more, --no-symmetric pairs of them",
+                "more, --no-symmetric an even number",
             )
-        require(views % 2 == 0, f"without symmetry views are compared in pairs, not {views}")
+        require(
+            views % 2 == 0,
+            f"--no-symmetric compares pairs of views, so views must be even, not {views}",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,14 +208,14 @@ class SimCLRConfig(ProjectedConfig):
 
     temperature: float = setting(0.1, "Temperature of the softmax over similarities.", above=0)
     predictor: Literal["trained", "none"] = setting(
-        "none", "Predictor on one of the compared branches: none (66.5), or trained (66.4)."
+        "none", "Predictor on one of the two branches: none (66.5%), or trained (66.4%)."
     )
     predictor_dim: int = setting(
         512, "Width of the predictor's hidden layer, if there is a predictor.", at_least=1
     )
     stop_gradient: bool = setting(
         False,
-        "Stop the gradient through the other branch (66.0 with a predictor; 66.5 without both).",
+        "Stop the gradient through the other branch (66.0% with a predictor; 66.5% with neither).",
     )
 
     @property
@@ -234,7 +238,7 @@ class MoCoV2Config(ProjectedConfig):
 
     projector_layers: int = 2
     temperature: float = setting(0.2, "Temperature of the softmax over similarities.", above=0)
-    queue: int = setting(65536, "Projections of earlier batches to keep as negatives.", at_least=1)
+    queue: int = setting(65536, "Number of previous projections to keep as negatives.", at_least=1)
     encoder_momentum: float = setting(0.999, "Momentum of the key encoder.", at_least=0, below=1)
     symmetric: bool = setting(
         True, "Use both views as queries, as SimSiam's authors did, or only the first."
@@ -245,13 +249,13 @@ class MoCoV2Config(ProjectedConfig):
         said = []
         if groups == 1:
             said.append(
-                "BN normalises queries among the same images as their keys, from which MoCo learns "
-                "to cheat: divide the batch, by --no-sync-bn --bn-images 32 for example"
+                "BN normalises queries and their keys over the same images, which lets MoCo cheat; "
+                "split the batch, for example with --no-sync-bn --bn-images 32"
             )
         if self.queue >= (keys := images * (2 if self.symmetric else 1)):
             said.append(
-                f"the queue of {self.queue:,} is as long as an epoch's {keys:,} keys, so an "
-                "image's own keys are among its negatives: choose a smaller queue"
+                f"the queue of {self.queue:,} holds all {keys:,} keys of an epoch, so an image's "
+                "own keys are among its negatives; choose a smaller --queue"
             )
         return said
 
@@ -298,7 +302,7 @@ class SwAVConfig(ProjectedConfig):
     temperature: float = setting(0.1, "Temperature of the softmax over similarities.", above=0)
     epsilon: float = setting(
         0.05,
-        "Entropy of the Sinkhorn assignments; smaller is nearer to one prototype each.",
+        "Entropy regularisation of the assignments; smaller is closer to one prototype each.",
         above=0,
         option=False,
     )
@@ -306,16 +310,16 @@ class SwAVConfig(ProjectedConfig):
         3, "Sinkhorn iterations that balance the assignments.", at_least=1, option=False
     )
     frozen_epochs: float = setting(
-        1.0, "Epochs at the start in which prototypes are not trained.", at_least=0, option=False
+        1.0, "Epochs at the start during which prototypes are frozen.", at_least=0, option=False
     )
     queue: int = setting(
-        0, "Projections of earlier batches to keep, which balance small ones; 0: none.", at_least=0
+        0, "Number of previous projections to keep, to balance small batches; 0: none.", at_least=0
     )
     queue_from: float = setting(
         15.0, "Epoch from which the queue is filled and used.", at_least=0, option=False
     )
     predictor: Literal["trained", "none"] = setting(
-        "none", "Predictor on one of the compared branches: none (66.5), or trained (65.2)."
+        "none", "Predictor on one of the two branches: none (66.5%), or trained (65.2%)."
     )
     predictor_dim: int = setting(
         512, "Width of the predictor's hidden layer, if there is a predictor.", at_least=1
@@ -326,15 +330,15 @@ class SwAVConfig(ProjectedConfig):
 
     def check_views(self, views: int) -> None:
         """Require at least two: the first two are assigned, and predicted from all others."""
-        require(views >= 2, f"swav compares two views of each image or more, not {views}")
+        require(views >= 2, f"swav compares two or more views of each image, not {views}")
 
     def doubts(self, *, images: int, batch: int, groups: int) -> list[str]:
         """Warn if there are fewer images than prototypes."""
         if (there := batch + self.queue) >= self.prototypes:
             return []
         return [
-            f"{there:,} images cannot be balanced over {self.prototypes:,} prototypes: fewer "
-            "prototypes, or a longer queue"
+            f"{there:,} images cannot be balanced over {self.prototypes:,} prototypes; choose "
+            "fewer --prototypes or a longer --queue"
         ]
 
 

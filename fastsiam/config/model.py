@@ -21,24 +21,24 @@ class BackboneConfig(Config):
 
     backbone: str = setting(
         "resnet50",
-        "Encoder without its classifier: resnet10 (one block in each stage), resnet18, 34, 50, "
-        "101 or 152; another classification network of torchvision, such as vit_b_16; or "
-        "timm/NAME. The paper's recipe is for ResNets and is untested with others.",
+        "Encoder: resnet10 (one block per stage), resnet18, 34, 50, 101 or 152; another "
+        "classification network of torchvision, such as vit_b_16, without its classifier; or "
+        "timm/NAME. The paper's recipe is for ResNets and is untested with other networks.",
     )
     stem: Stem = setting(
         "imagenet",
-        "First layers of a ResNet. imagenet: 7x7 convolution of stride 2 and max-pooling; cifar: "
-        "3x3 of stride 1 without pooling, for 32-pixel images; cifar-pad2: the same padded by 2 "
-        "pixels, as in solo-learn; cifar-no-relu: the same without a ReLU, as in lightly's CIFAR "
-        "networks, to continue from their weights.",
+        "First layers of a ResNet. imagenet: 7x7 convolution with stride 2 and max-pooling. "
+        "cifar: 3x3 convolution with stride 1, no pooling, for 32-pixel images. cifar-pad2: like "
+        "cifar with 2 pixels of padding, as in solo-learn. cifar-no-relu: like cifar without a "
+        "ReLU, to continue from weights of lightly's CIFAR networks.",
     )
     width: int = setting(
-        64, "Channels of a ResNet's first stage; 64 is the standard network.", at_least=1
+        64, "Channels of a ResNet's first stage; the standard networks have 64.", at_least=1
     )
     zero_init_residual: bool = setting(
         True,
-        "Initialise the last BN scale of each residual block to 0, so that it starts as the "
-        "identity.",
+        "Initialise the last BN scale of each residual block to 0, so that the block starts as "
+        "the identity.",
         option=False,
     )
 
@@ -49,8 +49,8 @@ class BackboneConfig(Config):
         misspelt = nearest(self.backbone, OWN_BACKBONES, alike=0.8)
         require(not misspelt, f"unknown backbone {self.backbone!r}; {misspelt}")
         raise ValueError(
-            f"stem and width are settings of {', '.join(OWN_BACKBONES)}; pass --stem imagenet "
-            f"--width 64 with {self.backbone} if the recipe sets others",
+            f"stem and width are settings of {', '.join(OWN_BACKBONES)}; with {self.backbone}, "
+            "pass --stem imagenet --width 64 if the recipe sets other values",
         )
 
     @property
@@ -85,7 +85,9 @@ class ModelConfig(BackboneConfig):
         kind = METHOD_CONFIGS[method]
         others = {name for other in METHOD_CONFIGS.values() for name in settings_of(other)}
         for name in others - settings_of(kind).keys():
-            require(flags.get(name) is None, f"{name.replace('_', '-')} is no setting of {method}")
+            require(
+                flags.get(name) is None, f"{name.replace('_', '-')} is not a setting of {method}"
+            )
         own = {name: flags[name] for name in settings_of(BackboneConfig) if name in flags}
         return cls(method=kind.from_flags(flags), **own)
 

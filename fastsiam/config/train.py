@@ -38,27 +38,28 @@ class OptimConfig(Config):
 
     epochs: int = setting(
         100,
-        "Passes over the images, the length of the cosine; --extend trains a run longer.",
+        "Epochs, over which the learning rate follows one cosine; --extend trains a run longer.",
         at_least=1,
     )
     batch: int = setting(
-        512, "Images, each with all its views, of one optimizer step over all ranks.", at_least=2
+        512, "Global batch size: images (each with all views) per optimizer step.", at_least=2
     )
     optimizer: Literal["sgd", "lars"] = setting(
         "sgd",
-        "sgd as in the paper, or lars for batches of thousands: SimCLR uses --lr 0.3 "
-        "--weight-decay 1e-6 --warmup-epochs 10; --predictor-lr cosine is safer then.",
+        "sgd: as in the paper. lars: for batches of thousands of images; SimCLR uses it with "
+        "--lr 0.3 --weight-decay 1e-6 --warmup-epochs 10, and SimSiam is then safer with "
+        "--predictor-lr cosine.",
     )
     lr: float = setting(
         0.05, "Learning rate for a batch of 256; the peak rate is lr x batch / 256.", above=0
     )
     momentum: float = setting(0.9, "Momentum of the optimizer.", at_least=0, below=1)
     weight_decay: float = setting(
-        1e-4, "Weight decay: of all parameters for sgd, not of BN and biases for lars.", at_least=0
+        1e-4, "Weight decay, for all parameters; with lars not for BN and biases.", at_least=0
     )
     lars_trust: float = setting(
         0.001,
-        "lars: trust coefficient, a layer's update relative to its weights' norm.",
+        "lars: trust coefficient, a layer's update relative to the norm of its weights.",
         above=0,
         option=False,
     )
@@ -67,8 +68,8 @@ class OptimConfig(Config):
     )
     warmup_epochs: float = setting(
         0.0,
-        "Epochs of linear warm-up (paper: 10 for batches of 1024 and more), which a constant "
-        "predictor rate does not have.",
+        "Epochs of linear warm-up of the learning rate (paper: 10 for batches of 1024 and more). A "
+        "constant predictor rate has no warm-up.",
         at_least=0,
     )
     warmup_from: float = setting(
@@ -83,8 +84,8 @@ class OptimConfig(Config):
     )
     accumulate: int = setting(
         1,
-        "Parts of each rank's batch whose gradients are accumulated, to save memory. BN, SimCLR's "
-        "negatives and SwAV's assignments see one part at a time.",
+        "Split each rank's batch into this many parts and accumulate their gradients, to save "
+        "memory. BN, SimCLR's negatives and SwAV's assignments see one part at a time.",
         at_least=1,
     )
 
@@ -109,8 +110,8 @@ class NumericsConfig(Config):
     )
     precision: Precision = setting(
         "auto",
-        "Autocast type; fp16 needs a GPU. auto: bf16 on a GPU that supports it, else fp16; on a "
-        "CPU bf16 with AMX, else fp32. A resumed run keeps its type.",
+        "Autocast dtype; fp16 needs a GPU. auto: bf16 on a GPU that supports it, else fp16; on a "
+        "CPU bf16 with AMX, else fp32. A resumed run keeps its dtype.",
     )
     tf32: bool = setting(
         True, "On a GPU, use TF32 for float32 matrix products and convolutions.", option=False
@@ -123,13 +124,13 @@ class NumericsConfig(Config):
     )
     sync_bn_ranks: int = setting(
         0,
-        "Consecutive ranks that share BN statistics, such as the 8 of a machine; 0: all.",
+        "Number of consecutive ranks that share BN statistics, such as the 8 of a machine; 0: all.",
         at_least=0,
     )
     bn_images: int = setting(
         0,
-        "Images of a rank that share BN statistics, such as 32, as if they were on a GPU of their "
-        "own, which MoCo needs; only with --no-sync-bn. 0: all.",
+        "Number of images on a rank that share BN statistics, such as 32, as if each group had its "
+        "own GPU. MoCo needs this. Requires --no-sync-bn. 0: all.",
         at_least=0,
     )
 
@@ -152,18 +153,19 @@ class StepConfig(Config):
 
     compile: Compile = setting(
         "auto",
-        "Use torch.compile, which takes about a minute the first time. auto: for runs of 1,000 "
-        "steps and more; a resumed run stays as it was.",
+        "Use torch.compile, which takes about a minute the first time. auto: on for runs of at "
+        "least 1,000 steps; a resumed run keeps its setting.",
     )
     cuda_graphs: bool = setting(
         False,
-        "Compiled, on one GPU: replay each step as a CUDA graph, for models so small that "
-        "launching kernels takes longer than running them.",
+        "Replay each step as a CUDA graph, for small models whose kernels take longer to launch "
+        "than to run. Requires the compiled model and one GPU.",
     )
     activation_memory: float = setting(
         1.0,
-        "Share of the activations to keep for the backward pass; recomputing the others takes "
-        "time and saves memory. Not compiled, below 1 keeps each residual block's input only.",
+        "Share of the activations to keep for the backward pass; the others are recomputed, which "
+        "saves memory and takes time. Without torch.compile, any value below 1 keeps only the "
+        "input of each residual block.",
         at_least=0,
         at_most=1,
     )
@@ -186,26 +188,26 @@ class MonitorConfig(Config):
     )
     knn_first: bool = setting(
         True,
-        "Evaluate before the first epoch too, which reads the training set once more.",
+        "Also evaluate before the first epoch, which reads the training set one more time.",
         option=False,
     )
     knn_k: int = setting(
-        200, "Nearest neighbours that vote in the kNN evaluation.", at_least=1, option=False
+        200, "Number of neighbours in the kNN evaluation.", at_least=1, option=False
     )
     knn_temperature: float = setting(
-        0.2, "T of the kNN votes' weights exp(similarity / T).", above=0, option=False
+        0.2, "Temperature T of the kNN vote weights exp(similarity / T).", above=0, option=False
     )
     eval_resize: int = setting(
         0,
-        "Shorter side in pixels before the central crop of evaluations. 0: crop x 256 / 224, and "
-        "the crop itself up to 64 pixels (CIFAR).",
+        "Shorter side in pixels before the central crop of evaluations. 0: crop x 256 / 224, or "
+        "the crop itself if it is at most 64 pixels (CIFAR).",
         at_least=0,
         option=False,
     )
     on_collapse: Literal["warn", "stop"] = setting(
         "warn",
-        "If the representation collapses: warn, or stop. GPUs report a collapse some steps later, "
-        "so stop takes these steps too.",
+        "What to do if the representation collapses: warn, or stop. A GPU reports a collapse some "
+        "steps later; stop ends the run only then.",
     )
 
     def evaluates_after(self, epoch: int, epochs: int) -> bool:
@@ -300,11 +302,11 @@ class TrainConfig(Config):
             values = checked(dict, values, section)
             known[section] = {name: x for name, x in values.items() if name not in REMOVED}
         if model := known.get("model"):
-            require("method" in model, "version 0.1 of fastsiam wrote it, which is too old")
+            require("method" in model, "it was written by fastsiam 0.1, which is too old")
             method = dict(checked(dict, model["method"], "model.method"))
             if (name := str(method.pop("name", ""))) not in METHOD_CONFIGS:
                 raise ValueError(
-                    f"unknown method {name!r}; start the program that registers it in place of "
+                    f"unknown method {name!r}; start the program that registers it instead of "
                     "fastsiam (docs/develop/add-a-method.md)"
                 )
             model["method"] = checked(METHOD_CONFIGS[name], method, "model.method")

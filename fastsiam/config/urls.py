@@ -80,18 +80,18 @@ def place(text: str) -> Path | Url:
     scheme, (host, _, key) = match[1].lower(), match[2].partition("/")
     if scheme not in SCHEMES:
         known = ", ".join(f"{own}://" for own in SCHEMES)
-        raise DataError(f"data at {scheme}:// cannot be read: only at {known} or at a path")
+        raise DataError(f"cannot read data at {scheme}://; pass a path or a URL {known}")
     if "@" in host or "?" in text or "#" in text:
         bare = f"{scheme}://{host.rpartition('@')[2].partition('?')[0].partition('#')[0]}/..."
         raise DataError(
-            f"the address at {bare} holds a password, a signature or a query, which files of the "
-            "run would hold too: leave it out, and give credentials by the environment"
+            f"the URL {bare} contains a password, a signature or a query, which would be written "
+            "to the run's files; leave it out, and pass credentials in environment variables"
         )
     if scheme in ("http", "https"):
         key = _ENCODED.sub(lambda found: unquote(found[0]), key)
     if not host:
-        raise DataError(f"{scheme}:// names no bucket or server: write {scheme}://NAME/PREFIX")
+        raise DataError(f"{scheme}:// has no bucket or server; write {scheme}://NAME/PREFIX")
     parts = [*filter(None, key.split("/"))]
     if not {".", ".."}.isdisjoint(parts):
-        raise DataError(f"{text} has a part . or .., which an address cannot have: write it out")
+        raise DataError(f"{text} contains . or .., which URLs do not support; write the path out")
     return Url(scheme, host, "/".join(parts))

@@ -26,55 +26,58 @@ class ViewConfig(Config):
 
     crop: int = setting(224, "Side of a view, in pixels.", at_least=1)
     scale_min: float = setting(
-        0.2, "Smallest area of a crop, as a share of the image's area.", above=0, at_most=1
+        0.2, "Minimum area of a crop, as a share of the image's area.", above=0, at_most=1
     )
     scale_max: float = setting(
         1.0,
-        "Largest area of a crop, as a share of the image's area.",
+        "Maximum area of a crop, as a share of the image's area.",
         above=0,
         at_most=1,
         option=False,
     )
-    ratio_min: float = setting(3 / 4, "Smallest width / height of a crop.", above=0, option=False)
-    ratio_max: float = setting(4 / 3, "Largest width / height of a crop.", above=0, option=False)
+    ratio_min: float = setting(3 / 4, "Minimum width / height of a crop.", above=0, option=False)
+    ratio_max: float = setting(4 / 3, "Maximum width / height of a crop.", above=0, option=False)
     crop_of: int = setting(
         -1,
-        "Number of an earlier view, from 0, whose crop and flip are used with other colours; -1: "
-        "none.",
+        "Use the crop and flip of this earlier view (numbered from 0), with other colours; -1: "
+        "draw its own.",
         at_least=-1,
         option=False,
     )
     flip_p: float = setting(0.5, "Probability of a horizontal flip.", at_least=0, at_most=1)
     jitter_p: float = setting(0.8, "Probability of the colour jitter.", at_least=0, at_most=1)
     brightness: float = setting(
-        0.4, "The brightness factor of the jitter is drawn from 1 - X to 1 + X.", at_least=0
+        0.4, "Brightness jitter: the factor is drawn from 1 - X to 1 + X.", at_least=0
     )
     contrast: float = setting(
-        0.4, "The contrast factor of the jitter is drawn from 1 - X to 1 + X.", at_least=0
+        0.4, "Contrast jitter: the factor is drawn from 1 - X to 1 + X.", at_least=0
     )
     saturation: float = setting(
-        0.4, "The saturation factor of the jitter is drawn from 1 - X to 1 + X.", at_least=0
+        0.4, "Saturation jitter: the factor is drawn from 1 - X to 1 + X.", at_least=0
     )
     hue: float = setting(
         0.1,
-        "The hue shift of the jitter is drawn from -X to X turns of the colour circle.",
+        "Hue jitter: the shift is drawn from -X to X turns of the colour circle.",
         at_least=0,
         at_most=0.5,
     )
-    gray_p: float = setting(0.2, "Probability that a view becomes gray.", at_least=0, at_most=1)
+    gray_p: float = setting(0.2, "Probability of conversion to grayscale.", at_least=0, at_most=1)
     blur_p: float = setting(0.5, "Probability of a Gaussian blur.", at_least=0, at_most=1)
     blur_sigma_min: float = setting(
-        0.1, "Smallest sigma of the blur, in pixels of the view.", above=0, option=False
+        0.1, "Minimum sigma of the blur, in pixels of the view.", above=0, option=False
     )
     blur_sigma_max: float = setting(
-        2.0, "Largest sigma of the blur, in pixels of the view.", above=0, option=False
+        2.0, "Maximum sigma of the blur, in pixels of the view.", above=0, option=False
     )
     solarise_p: float = setting(
-        0.0, "Probability that bright levels are inverted, after the blur.", at_least=0, at_most=1
+        0.0,
+        "Probability of solarisation (inverting bright pixels) after the blur.",
+        at_least=0,
+        at_most=1,
     )
     solarise_threshold: int = setting(
         128,
-        "Solarisation inverts levels from this one on (0 to 255).",
+        "Solarisation inverts pixel values from this one upwards (0 to 255).",
         at_least=0,
         at_most=255,
         option=False,
@@ -94,18 +97,18 @@ class AugmentConfig(Config):
 
     views: tuple[ViewConfig, ...] = setting(
         (ViewConfig(), ViewConfig()),
-        "Number of views of each image; their settings take one value for all, or one for each: "
+        "Number of views per image. View settings take one value for all views, or one per view: "
         "a,b.",
         nested=int,
     )
     mean: tuple[float, float, float] = setting(
         IMAGENET_MEAN,
-        "Mean of each channel that normalisation subtracts (images scaled to 0-1).",
+        "Per-channel mean that normalisation subtracts, for images scaled to 0-1.",
         option=False,
     )
     std: tuple[float, float, float] = setting(
         IMAGENET_STD,
-        "Standard deviation of each channel that normalisation divides by.",
+        "Per-channel standard deviation that normalisation divides by.",
         above=0,
         option=False,
     )
@@ -182,7 +185,7 @@ def _of_each_view(name: str, value: Any, count: int) -> list[Any]:
     values = list(values) if isinstance(values, list | tuple) else [values]
     require(
         len(values) in (1, count),
-        f"{name.replace('_', '-')} has {len(values)} values for {count} views; give one, or one "
-        "for each",
+        f"{name.replace('_', '-')} has {len(values)} values for {count} views; pass one, or one "
+        "per view",
     )
     return values * (count // len(values))
