@@ -27,8 +27,8 @@ from fastsiam.files import reason
 from fastsiam.launched import begin, is_worker
 
 _LAST = 0.5
-"""Seconds that a rank waits before it exits because another rank is gone. The launcher polls ten times
-a second and reports the rank that it sees exit first."""
+"""Seconds that a rank waits before it exits because another rank is gone. The launcher polls ten
+times a second and reports the rank that it sees exit first."""
 
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 """Line breaks and other control characters, which file names may contain."""

@@ -27,7 +27,7 @@ class _BenchGroup(typer.core.TyperGroup):
 
 app = Commands(
     cls=_BenchGroup,
-    help="Measure: how fast each pipeline is here, what bounds training, what would be faster. "
+    help="Benchmark: how fast each pipeline is here, what limits training, what would be faster. "
     "Without a command: all.",
 )
 
@@ -58,11 +58,11 @@ def profile(
     config: BenchConfig,
     pipeline: Annotated[
         PipelineSetting,
-        typer.Option(help="Pipeline that feeds the training; auto is train's choice for the data."),
+        typer.Option(help="Pipeline that feeds training. auto: the one that train would choose."),
     ] = "auto",
-    steps: Annotated[int, typer.Option(min=1, help="Training steps that are traced.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Number of training steps to trace.")] = 5,
     out: Annotated[
-        Path, typer.Option(help="Trace to write, for ui.perfetto.dev or chrome://tracing.")
+        Path, typer.Option(help="Trace file to write, for ui.perfetto.dev or chrome://tracing.")
     ] = Path("trace.json"),
 ) -> None:
     """Trace a few training steps: reading, decoding, crops, copies, photometric, model."""
@@ -100,7 +100,7 @@ def _lightly(
         raise typer.BadParameter(f"--loader must be lightly or fastsiam, not {loader!r}")
     require_lightly()
     if not config.run.out:
-        raise typer.BadParameter("name a folder for the weights: --out DIR")
+        raise typer.BadParameter("pass a folder for the weights: --out DIR")
     from fastsiam.bench.lightly import train
 
     print(json.dumps(train(config, recipe, loader=loader)))
@@ -142,7 +142,8 @@ def _soak(config: SoakConfig) -> None:
 @app.command()
 def report(
     files: Annotated[
-        list[Path] | None, typer.Argument(help="Files that --json of the other commands wrote.")
+        list[Path] | None,
+        typer.Argument(help="Record files, written with --json by the other commands."),
     ] = None,
     out: Annotated[
         Path, typer.Option(help="Folder for index.html, the charts and tables.md.")
@@ -150,8 +151,8 @@ def report(
     readme: Annotated[
         Path | None,
         typer.Option(
-            help="Also renew the tables in this file, between <!-- bench: FILE CASE --> "
-            "<!-- study: FILE --> or <!-- soak: FILE -->."
+            help="Also update the tables in this Markdown file that are marked by "
+            "<!-- bench: FILE CASE -->, <!-- study: FILE --> or <!-- soak: FILE -->."
         ),
     ] = None,
 ) -> None:
@@ -159,7 +160,7 @@ def report(
     from fastsiam.bench.report import renew, write_report
 
     if not files and not readme:
-        raise typer.BadParameter("name files of records, or a --readme")
+        raise typer.BadParameter("pass record files, or --readme")
     for path in write_report(files, out) if files else ():
         print(f"wrote {path}")
     if readme:

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from fastsiam.run.records import Record
 
 app = Commands()
-measures = Commands(no_args_is_help=True, help="Measure the quality of a trained encoder.")
+measures = Commands(no_args_is_help=True, help="Evaluate the quality of a trained encoder.")
 
 Network = Annotated[
-    Path, typer.Argument(help="Run folder, a checkpoint, or a weights file of another program.")
+    Path, typer.Argument(help="Run folder, checkpoint, or weights file of another program.")
 ]
 
 
@@ -129,4 +129,4 @@ def neighbours(run: Network, config: NeighboursConfig) -> None:
         check_picture(out)
     check_precision(config.precision, config.device)
     write_neighbours(run, config, distributed.start(config), out=out)
-    print(f"wrote {config.out}: each row an image, and the training images nearest to it")
+    print(f"wrote {config.out}: in each row an image and the training images nearest to it")

@@ -35,16 +35,17 @@ def views(
     pipeline: Annotated[
         str,
         typer.Option(
-            help="Pipeline that makes the views; a,b shows several side by side. auto: the fastest "
-            "here, except memory. Default: that of --config, else auto."
+            help="Pipeline that makes the views, or several to show side by side: a,b. auto: the "
+            "fastest here, except memory. Default: that of --config, else auto."
         ),
     ] = "",
-    images: Annotated[int, typer.Option(min=1, help="How many images.")] = 12,
+    images: Annotated[int, typer.Option(min=1, help="Number of images.")] = 12,
     epoch: Annotated[
-        int, typer.Option(min=0, help="Epoch whose first images and draws are shown.")
+        int, typer.Option(min=0, help="Epoch whose first images and random draws are shown.")
     ] = 0,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the drawn parameters of every view there.")
+        Path | None,
+        typer.Option("--json", help="Write the drawn parameters of every view to this file."),
     ] = None,
 ) -> None:
     """Show images next to the views that pipelines make from them, as training sees them.
@@ -71,9 +72,12 @@ def views(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folder; more runs are drawn beside it.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folder, and other runs to compare it with.")
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="Page to write; default: report.html in the first run.")
+        Path | None,
+        typer.Option(help="Page to write. Default: report.html in the first run folder."),
     ] = None,
 ) -> None:
     """Write one self-contained HTML page: loss, std, rank, kNN, images/s, data wait, settings."""
@@ -85,7 +89,7 @@ def report(
 @app.command()
 def info(
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write it there as JSON too.")
+        Path | None, typer.Option("--json", help="Also write it to this file as JSON.")
     ] = None,
 ) -> None:
     """Print versions, GPUs, and which pipelines can run here."""

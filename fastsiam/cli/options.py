@@ -202,15 +202,15 @@ _SOURCES = (
         "config",
         Path,
         is_eager=True,
-        help="Settings: a TOML or YAML file as fastsiam config prints it, or a run. They override "
-        "the recipe's; options override them.",
+        help="Settings file (TOML or YAML, as printed by fastsiam config) or run. Its settings "
+        "override the recipe's; options override both.",
     ),
     _parameter(
         "assignments",
         list[str],
         "--set",
         metavar="NAME=VALUE",
-        help="Any setting that fastsiam config lists, such as lr_end=0.001; may be repeated.",
+        help="Any setting listed by fastsiam config, such as lr_end=0.001. May be repeated.",
     ),
     _parameter(
         "help_all",

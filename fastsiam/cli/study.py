@@ -32,13 +32,13 @@ _OF_DETECTION = {
 
 app = Commands(
     no_args_is_help=True,
-    help="The paper's experiments by name: run what is missing, and see the figures beside the "
+    help="Repeat the paper's experiments: run what is missing, and compare the results with the "
     "paper's, with a verdict on each of its claims.",
 )
 
 
 Names = Annotated[
-    list[str], typer.Argument(help="Names of studies as fastsiam study list has them, or all.")
+    list[str], typer.Argument(help="Names of studies, as listed by fastsiam study list, or all.")
 ]
 
 
@@ -82,7 +82,7 @@ def table(names: Names, config: StudyTableConfig) -> None:
 
     chosen = _studies(names)
     if len(chosen) > 1 and (config.json or config.record or config.picture):
-        raise typer.BadParameter("--picture, --json and --record are of one study: name one")
+        raise typer.BadParameter("--picture, --json and --record apply to a single study: name one")
     if config.picture and Path(config.picture).suffix.lower() != ".png":
         raise typer.BadParameter(f"--picture {config.picture}: its name must end in .png")
     show = as_markdown if config.markdown else as_text
@@ -113,7 +113,9 @@ def detect(rows: StudyDetectConfig, config: DetectConfig) -> None:
     from fastsiam.study.scales import scale
 
     if not config.data:
-        raise typer.BadParameter(f"--data is missing: the folder of {config.task}'s folders")
+        raise typer.BadParameter(
+            f"--data is missing: the folder that contains {config.task}'s folders"
+        )
     folder = folder_of(rows)
     chosen = detection_rows(scale(rows.scale, epochs=rows.epochs), folder, rows)
     found = do_detection(chosen, rows, config, folder / "detection")

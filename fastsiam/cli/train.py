@@ -32,7 +32,7 @@ def train(recipe: str, config: TrainConfig) -> None:
         command.train_here(config, recipe)
     except KeyboardInterrupt:
         raise Interrupted(
-            "SIGINT: stopped before a step was taken; there is nothing to save", exit_code=130
+            "SIGINT: stopped before the first step; there is nothing to save", exit_code=130
         ) from None
 
 
@@ -71,10 +71,10 @@ def slurm(
     config: _JobsRunConfig,
     job: SlurmConfig,
     submit: Annotated[
-        bool, typer.Option("--submit", help="Submit it through submitit, and print its number.")
+        bool, typer.Option("--submit", help="Submit the job with submitit and print its number.")
     ] = False,
     scripts: Annotated[
-        Path, typer.Option(help="Folder in which --submit keeps the scripts.")
+        Path, typer.Option(help="Folder in which --submit saves the scripts.")
     ] = Path("slurm"),
 ) -> None:
     """Print a job script for sbatch that runs train, and resumes when the job is requeued."""

@@ -99,7 +99,7 @@ def test_interrupted_before_the_first_step_it_says_so(
         cli._run()
     assert ending.value.code == 130
     said = capsys.readouterr().err
-    assert said == "SIGINT: stopped before a step was taken; there is nothing to save\n"
+    assert said == "SIGINT: stopped before the first step; there is nothing to save\n"
 
 
 def test_interrupted_while_it_is_imported_it_says_nothing() -> None:
@@ -167,7 +167,7 @@ def test_a_tilde_that_no_shell_expanded_is_refused(
 @pytest.mark.parametrize(
     ("variables", "missing"),
     [
-        ({"LOCAL_RANK": "0"}, "LOCAL_RANK set without WORLD_SIZE: start ranks by --gpus or "),
+        ({"LOCAL_RANK": "0"}, "LOCAL_RANK set without WORLD_SIZE: start ranks with --gpus or "),
         ({"RANK": "1"}, "RANK set without WORLD_SIZE: "),
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE set without RANK, MASTER_ADDR, MASTER_PORT: "),
     ],
