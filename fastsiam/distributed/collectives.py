@@ -146,8 +146,8 @@ def check_same_images(names: Iterable[str], root: object) -> None:
     of_leader, number = from_leader(f"{digest} {len(found):,}").split()
     if (digest, f"{len(found):,}") != (of_leader, number):
         raise DataError(
-            f"this rank finds other images than rank 0, or in another order ({len(found):,} here, "
-            f"{number} there): give every machine the same data ({root})"
+            f"this rank finds different images than rank 0, or another order ({len(found):,} here, "
+            f"{number} there); give every machine the same data ({root})"
         )
 
 

@@ -53,7 +53,7 @@ def _move_beside_gpu(own: int, ranks: int) -> int:
     listed = (_SYSTEM / f"devices/system/node/node{nodes[own]}/cpulist").read_text()
     near = _numbers(listed) & os.sched_getaffinity(0)
     if not near:
-        raise OSError(f"this process may not use the cores of GPU {own}, {listed.strip()}")
+        raise OSError(f"this process may not use the cores near GPU {own}, {listed.strip()}")
     os.sched_setaffinity(0, near)
     for thread in os.listdir("/proc/self/task"):  # some libraries start threads on import
         with contextlib.suppress(OSError):
@@ -71,7 +71,7 @@ def _node_of(gpu: int) -> int:
     place = f"{at.pci_domain_id:04x}:{at.pci_bus_id:02x}:{at.pci_device_id:02x}.0"
     node = int((_SYSTEM / f"bus/pci/devices/{place}/numa_node").read_text())
     if node < 0:
-        raise OSError(f"the NUMA node of GPU {gpu} is unknown to the system")
+        raise OSError(f"the system does not know the NUMA node of GPU {gpu}")
     return node
 
 

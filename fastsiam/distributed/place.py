@@ -81,7 +81,7 @@ def assigned_rank_and_world() -> tuple[int, int]:
     if missing := [name for name in needed if name not in os.environ]:
         there = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in os.environ]
         raise DeviceError(
-            f"{', '.join(there)} set without {', '.join(missing)}: start ranks by --gpus or "
+            f"{', '.join(there)} set without {', '.join(missing)}: start ranks with --gpus or "
             f"torchrun, or run `unset {' '.join(there)}` first"
         )
     return rank, world
