@@ -158,7 +158,7 @@ def _leave_at_once(ending: BaseException) -> NoReturn:
         else:
             rank, whole = os.environ.get("RANK", "0"), "".join(traceback.format_exception(ending))
             # in one write, because other ranks may write too
-            sys.stderr.write(f"rank {rank} ended by an unexpected error\n{whole}")
+            sys.stderr.write(f"rank {rank} failed with an unexpected error\n{whole}")
         sys.stderr.flush()
     finally:
         os._exit(code if isinstance(code, int) else 1)

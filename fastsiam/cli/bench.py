@@ -165,4 +165,4 @@ def report(
         print(f"wrote {path}")
     if readme:
         for marker in renew(readme, readme.parent):
-            print(f"renewed {marker} in {readme}")
+            print(f"updated {marker} in {readme}")

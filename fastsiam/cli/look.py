@@ -101,7 +101,7 @@ def info(
     packages = found.pop("packages")
     for name, value in {**found, "gpus": ", ".join(found["gpus"]) or "none"}.items():
         print(f"{name:12} {value}")
-    print(f"{'JPEGs by':12} {library.decoder_name()}")
+    print(f"{'JPEG decoder':12} {library.decoder_name()}")
     for name, version in packages.items():
         print(f"{name:20} {version}")
     for name, state in ready.items():

@@ -23,7 +23,7 @@ it (``--signal=USR1@60``), and a closed terminal unless ``nohup`` ignores it."""
 
 _LONG_ECHO = 3.0
 """Seconds during which further signals count as repeats of the first, because a scheduler and a
-launcher may both send it. With a single process, a second Ctrl-C is not a repeat for that long."""
+launcher may both send it. For Ctrl-C to a single process, ``ECHO`` is used instead."""
 _FAILED = 1000
 """Vote of a rank that cannot continue: this value plus its rank."""
 

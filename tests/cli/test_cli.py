@@ -246,7 +246,7 @@ def test_info_lists_versions_pipelines_and_kernels(
     assert not ended.value.code
     said = capsys.readouterr().out
     assert re.search(rf"^kernels +{oldest}$", said, re.MULTILINE)
-    assert re.search(rf"^JPEGs by +{re.escape(library.decoder_name())}$", said, re.MULTILINE)
+    assert re.search(rf"^JPEG decoder +{re.escape(library.decoder_name())}$", said, re.MULTILINE)
     assert torch.__version__ in said and "--pipeline memory" in said
     record = json.loads(path.read_text())
     assert record["pipelines"].keys() == set(get_args(Pipeline))
