@@ -50,7 +50,7 @@ def test_a_run_of_0_1_is_too_old(run: Path, small: TrainConfig) -> None:
     file.write_text(json.dumps(record))
     for command in (["train", "--resume", str(run)], ["config", "--config", str(run)]):
         said = fastsiam(*command, code=2).stderr
-        assert f"{file}: version 0.1 of fastsiam wrote it, which is too old" in said
+        assert f"{file}: it was written by fastsiam 0.1, which is too old" in said
     assert "which is too old" in fastsiam("report", str(run), code=1).stderr
     state = torch.load(checkpoints.last(run))
     torch.save(state | {"format": 1, "digest": None}, checkpoints.last(run))

@@ -170,7 +170,7 @@ def test_wrong_usage(tmp_path: Path) -> None:
     said = fastsiam("bench", "machine", "--json", str(tmp_path), code=1).stderr
     assert said.startswith(f"error: cannot write {tmp_path}: Is a directory; ")
     said = bench("lightly", "--recipe", "demo", code=2).output
-    assert "name a folder for the weights" in said
+    assert "pass a folder for the weights" in said
     said = bench("lightly", "--recipe", "demo", "--loader", "tar", code=2).output
     assert "--loader must be lightly or fastsiam" in said
 

@@ -99,7 +99,7 @@ def test_interrupted_before_the_first_step_it_says_so(
         cli._run()
     assert ending.value.code == 130
     said = capsys.readouterr().err
-    assert said == "SIGINT: stopped before a step was taken; there is nothing to save\n"
+    assert said == "SIGINT: stopped before the first step; there is nothing to save\n"
 
 
 def test_interrupted_while_it_is_imported_it_says_nothing() -> None:
@@ -167,7 +167,7 @@ def test_a_tilde_that_no_shell_expanded_is_refused(
 @pytest.mark.parametrize(
     ("variables", "missing"),
     [
-        ({"LOCAL_RANK": "0"}, "LOCAL_RANK set without WORLD_SIZE: start ranks by --gpus or "),
+        ({"LOCAL_RANK": "0"}, "LOCAL_RANK set without WORLD_SIZE: start ranks with --gpus or "),
         ({"RANK": "1"}, "RANK set without WORLD_SIZE: "),
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE set without RANK, MASTER_ADDR, MASTER_PORT: "),
     ],
@@ -246,7 +246,7 @@ def test_info_lists_versions_pipelines_and_kernels(
     assert not ended.value.code
     said = capsys.readouterr().out
     assert re.search(rf"^kernels +{oldest}$", said, re.MULTILINE)
-    assert re.search(rf"^JPEGs by +{re.escape(library.decoder_name())}$", said, re.MULTILINE)
+    assert re.search(rf"^JPEG decoder +{re.escape(library.decoder_name())}$", said, re.MULTILINE)
     assert torch.__version__ in said and "--pipeline memory" in said
     record = json.loads(path.read_text())
     assert record["pipelines"].keys() == set(get_args(Pipeline))

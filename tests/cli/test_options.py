@@ -88,7 +88,7 @@ def test_the_help_describes_a_shared_option_for_each_method() -> None:
     """As the chosen method's, or once for each method if that one has none of the name."""
     said = "".join(help_of("train", "--help-all").split())
     assert "--cropINTEGER[,...]Sideofaview" in said and "--viewsINTEGERNumber" in said
-    for text in ("tokeepasnegatives.[default:65536]", "whichbalancesmallones;0:none.[default:0]"):
+    for text in ("tokeepasnegatives.[default:65536]", "tobalancesmallbatches;0:none.[default:0]"):
         assert text in said
     assert said.count("--symmetric/--no-symmetric") == 1
     said = "".join(help_of("train", "--method", "mocov2", "--help-all").split())
@@ -135,7 +135,7 @@ def test_a_method_brings_its_own_options_and_defaults(
     assert parse(*chosen, "--dim", "9")[1].model.method == BarlowTwinsConfig(dim=9)
     assert isinstance(parse("--dim", "9")[1].model.method, SimSiamConfig)
     said = refused(*chosen, "--predictor-dim", "4")
-    assert "predictor-dim is no setting of barlow-twins" in said
+    assert "predictor-dim is not a setting of barlow-twins" in said
     assert "compares two views of each image, not 3" in refused(*chosen, "--views", "3")
     file = tmp_path / "my.toml"
     file.write_text('[model]\nmethod = "barlow-twins"\nredundancy = 0.2\n')
@@ -150,7 +150,7 @@ def test_a_method_brings_its_own_options_and_defaults(
 def test_an_option_without_effect_is_refused(tmp_path: Path) -> None:
     """A settings file, or the run that continues, may have it."""
     for arguments, message in (
-        (["--rendezvous", "node1"], "where several machines meet: pass --nodes too, or leave"),
+        (["--rendezvous", "node1"], "is for several machines: pass --nodes too, or leave"),
         (["--no-sync-bn", "--sync-bn-ranks", "2"], "one of sync-bn-ranks 2 and no-sync-bn"),
         (["--resume", str(OLD), "--init", "a.pt"], "init starts a new run: choose one"),
     ):

@@ -39,7 +39,7 @@ def test_the_papers_protocol_where_data_are_enough(
 
 
 def test_what_is_not_cached_has_no_storage() -> None:
-    with pytest.raises(ValueError, match="storage is for --cached"):
+    with pytest.raises(ValueError, match="storage needs --cached"):
         LinearConfig(storage="fp16")
 
 

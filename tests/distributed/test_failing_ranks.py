@@ -38,7 +38,7 @@ KINDS: list[tuple[str, int, str]] = [
     (
         "error",
         1,
-        r"\[rank 1\] rank 1 ended by an unexpected error\n\[rank 1\] Traceback (?s:.*)"
+        r"\[rank 1\] rank 1 failed with an unexpected error\n\[rank 1\] Traceback (?s:.*)"
         r"\n\[rank 1\] ZeroDivisionError: ",
     ),
     ("hang", RANK_LOST, LATE),

@@ -263,7 +263,7 @@ def test_where_how_many_machines_meet() -> None:
     ):
         assert NodesConfig(rendezvous=text).meeting == where
     for text in ("node1:", ":1", "node1:x", "node1:0", "node1:70000", "a@b:5", "fe80::1"):
-        with pytest.raises(ValueError, match="rendezvous is HOST:PORT"):
+        with pytest.raises(ValueError, match="rendezvous must be HOST:PORT"):
             _ = NodesConfig(rendezvous=text).meeting
     with pytest.raises(ValueError, match="nodes 2 needs rendezvous"):
         NodesConfig(nodes=2)

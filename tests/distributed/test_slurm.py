@@ -188,10 +188,10 @@ def test_what_the_job_decides(small: TrainConfig, tmp_path: Path) -> None:
 
 def test_what_sbatch_would_refuse_is_wrong_usage() -> None:
     for name, value, says in (
-        ("time", "a day", "time has no spaces"),
-        ("seeds", "0..4", "seeds are numbers and ranges"),
-        ("name", "a'b", "name is of letters, digits and"),
-        ("sbatch", "--a\n--b", "sbatch is one line"),
+        ("time", "a day", "time must not contain spaces"),
+        ("seeds", "0..4", "seeds must be numbers and ranges"),
+        ("name", "a'b", "name may have letters, digits and"),
+        ("sbatch", "--a\n--b", "sbatch must be one line"),
     ):
         with pytest.raises(ValueError, match=says):
             SlurmConfig.from_flags({name: value})
@@ -203,7 +203,7 @@ def test_the_command_prints_it(small: TrainConfig) -> None:
     assert options(printed)["time"] == "2:00:00" and options(printed)["nodes"] == "4"
     assert " --lr 0.1 " in printed and '--rendezvous "$head:' in printed
     done = fastsiam("slurm", "--time", "a day", code=2)
-    assert "time has no spaces: 'a day'" in done.stderr
+    assert "time must not contain spaces: 'a day'" in done.stderr
 
 
 def test_submitting_without_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def test_ranks_with_other_images_are_refused(
     flags = ["--data", "data", "--device", "cpu", "--workers", "0", "--gpus", "2"]
     done = fastsiam_on_ranks(2, *words, str(run), *flags, code=1, begin=begin)
     assert (
-        f"this rank finds other images than rank 0, or in another order ({counts} "
+        f"this rank finds different images than rank 0, or another order ({counts} "
         in done[1].stderr
     )
 

@@ -155,5 +155,5 @@ def test_failures_stop_it(trained_run: Path, made: Path, tmp_path: Path) -> None
     ended = Forked(work, rows, StudyDetectConfig(), how, tmp_path / "out").wait(300)
     assert ended.returncode == 1
     assert "SwAV, rate 0.01, seed 0 failed (" in ended.stdout and ".log" in ended.stdout
-    with pytest.raises(ValueError, match="lrs must be rates, each once"):
+    with pytest.raises(ValueError, match="lrs must be learning rates without duplicates"):
         StudyDetectConfig(lrs=(0.1, 0.1))

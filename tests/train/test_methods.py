@@ -96,7 +96,7 @@ def test_a_run_begins_with_what_is_to_be_doubted(
     ):
         config = with_settings(of("mocov2", small, **settings), max_steps=1)
         trained(config, out=tmp_path / str(len(settings)))
-        assert ("learns to cheat" in capsys.readouterr().err) == warns
+        assert ("lets MoCo cheat" in capsys.readouterr().err) == warns
 
 
 @pytest.mark.parametrize("method", rest_slow(METHODS, fast=2))

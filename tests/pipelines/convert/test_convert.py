@@ -130,10 +130,10 @@ def test_parts_are_one_data_set(images: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"part": "0/8"}, "part must be such as 2/8"),
+        ({"part": "0/8"}, "part must be a part such as 2/8"),
         ({"workers": 0}, "workers must be -1 or at least 1"),
-        ({"scheduler": "tcp://x:1"}, "--scheduler converts parts: say how many by --parts"),
-        ({"parts": 3, "part": "1/3"}, "--part is one of --parts"),
+        ({"scheduler": "tcp://x:1"}, "--scheduler needs --parts: pass their number"),
+        ({"parts": 3, "part": "1/3"}, "choose one of --part and --parts"),
     ],
 )
 def test_settings_that_make_no_sense(options: dict[str, Any], message: str) -> None:

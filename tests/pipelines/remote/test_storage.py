@@ -126,13 +126,13 @@ def web(cloud: str, images: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("address", "said"),
     [
-        ("s3://user:PASSWORD@bucket/photos", "s3://bucket/... holds a password, a signature"),
-        ("https://u:PASSWORD@host/a.tar", "https://host/... holds a password, a signature"),
-        ("https://host/a.tar?X-Amz-Signature=PASSWORD", "https://host/... holds a password"),
-        ("https://host?sig=PASSWORD", "https://host/... holds a password"),
-        ("ftp://host/a.tar", "data at ftp:// cannot be read: only at s3://, gs://, az://"),
-        ("s3:///a", "s3:// names no bucket"),
-        ("s3://bucket/a/../b", "s3://bucket/a/../b has a part . or .., which an address cannot"),
+        ("s3://user:PASSWORD@bucket/photos", "s3://bucket/... contains a password, a signature"),
+        ("https://u:PASSWORD@host/a.tar", "https://host/... contains a password, a signature"),
+        ("https://host/a.tar?X-Amz-Signature=PASSWORD", "https://host/... contains a password"),
+        ("https://host?sig=PASSWORD", "https://host/... contains a password"),
+        ("ftp://host/a.tar", "cannot read data at ftp://; pass a path or a URL s3://, gs://"),
+        ("s3:///a", "s3:// has no bucket"),
+        ("s3://bucket/a/../b", "s3://bucket/a/../b contains . or .., which URLs do not"),
     ],
 )
 def test_addresses_that_are_refused(address: str, said: str) -> None:
