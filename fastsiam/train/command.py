@@ -125,7 +125,7 @@ def check_shares(config: TrainConfig, world: int) -> None:
     batch, parts = config.optim.batch, world * config.optim.accumulate
     if batch % parts:
         raise ValueError(
-            f"batch {batch} cannot be shared equally by "
+            f"batch {batch} is not divisible by "
             f"{world} ranks x {config.optim.accumulate} parts; choose a multiple of {parts}"
         )
     if batch < 2 * parts:

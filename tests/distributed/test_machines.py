@@ -120,7 +120,7 @@ def test_settings_of_machines_that_cannot_work(config: TrainConfig, small: Train
     done = fastsiam("train", *flags(with_settings(config, out="")), code=2)
     assert "several machines need --out" in done.stderr
     done = fastsiam("train", *flags(with_settings(config, nodes="1:3")), code=2)
-    assert "batch 8 cannot be shared equally by 3 ranks" in done.stderr
+    assert "batch 8 is not divisible by 3 ranks" in done.stderr
 
 
 @pytest.mark.slow
