@@ -135,9 +135,9 @@ $(VENV)/installed: pyproject.toml requirements.lock
 	@if pkg-config --exists $(LIBRARIES) 2>/dev/null; then \
 	    echo "compiling FFCV"; \
 	    $(PYTHON) -m pip --python $(PY) install --quiet --constraint requirements.lock --editable ".[ffcv]" \
-	        || echo "FFCV did not compile; going on without it"; \
+	        || echo "FFCV did not compile; continuing without it"; \
 	else \
-	    echo "going on without FFCV; for it run: sudo apt-get install $(FFCV_PACKAGES) && rm $(VENV)/installed"; \
+	    echo "continuing without FFCV; for it run: sudo apt-get install $(FFCV_PACKAGES) && rm $(VENV)/installed"; \
 	fi
 	touch $@
 

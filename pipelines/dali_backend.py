@@ -44,8 +44,8 @@ from .native_backend import NativeLoader
 from .store import Store
 from .store.base import warn_once
 from .store.decode import MOST_PIXELS
-from .store.probe import Bytes, is_all_code
-from .workers import count, made_ahead
+from .store.probe import Bytes, has_only_entropy_data
+from .workers import count, prefetch_map
 
 # The decoders' own messages do not name the image; fastsiam's error does.
 os.environ.setdefault("DALI_NVIMGCODEC_LOG_LEVEL", "1")
@@ -154,7 +154,7 @@ class Cropper:
         dali, self._dali = self._dali or self._build(), None
         flight, failed = deque[_Batch](), list[DataError]()
         ahead = self._prefetch + 1
-        batches = made_ahead(self._read, tasks, count=ahead, threads=ahead)
+        batches = prefetch_map(self._read, tasks, count=ahead, threads=ahead)
 
         def fill() -> None:
             """Keep ``prefetch`` batches in flight; record the error of one that cannot be read."""
@@ -234,7 +234,7 @@ class Cropper:
             return _ppm(data, height, width), height, width
         # Pillow rejects truncated or corrupt images; DALI's decoders may fill in pixels.
         odd = rules.needs_pillow(head) or width * height > MOST_PIXELS
-        if not odd and is_all_code(data, head):
+        if not odd and has_only_entropy_data(data, head):
             return np.frombuffer(data, np.uint8), height, width
         return self._by_pil(index)
 

@@ -29,7 +29,7 @@ from .cuts import Cuts
 from .headers import Headers
 from .job import PILLOW, Images, Job
 from .store import Store
-from .workers import count, made_ahead
+from .workers import count, prefetch_map
 
 Result = TypeVar("Result")
 
@@ -56,7 +56,7 @@ def batches_ahead(prefetch: int) -> int:
     return max(1, prefetch - 1)
 
 
-def requested_ahead(
+def prefetch_remote(
     store: Store, batches: Iterator[NDArray[np.int64]]
 ) -> Iterator[NDArray[np.int64]]:
     """Yield each batch's positions, after prefetching images of upcoming batches.
@@ -131,7 +131,7 @@ class Engine:
         """
         indices: Iterator[NDArray[np.int64]] = map(index_of, steps)
         if read is None:
-            read, indices = self.read, requested_ahead(self.store, indices)
+            read, indices = self.read, prefetch_remote(self.store, indices)
         running: set[PendingBatch] = set()
 
         def start(step: int) -> Submitted[Result] | Exception:
@@ -156,8 +156,8 @@ class Engine:
             for pending in tuple(running):
                 pending.cancel()
 
-        submitted = made_ahead(start, steps, count=batches_ahead(prefetch))
-        completed = made_ahead(complete, submitted, count=1)
+        submitted = prefetch_map(start, steps, count=batches_ahead(prefetch))
+        completed = prefetch_map(complete, submitted, count=1)
         try:
             # "yield from" would close `completed` before the work is cancelled, and wait for it.
             for batch in completed:  # noqa: UP028

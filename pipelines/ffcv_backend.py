@@ -86,7 +86,7 @@ class _Pages:
         self, store: BetonStore, manager: Any, batches: Sequence[NDArray[np.int64]]
     ) -> None:
         self._store, self._batch, self._closed = store, 0, False
-        self._context = manager.schedule_epoch([store.in_whole(index) for index in batches])
+        self._context = manager.schedule_epoch([store.full_positions(index) for index in batches])
         self._context.__enter__()
         self._loaded = self._context.executor.loaded_queue
         self._get, self._loaded.get = self._loaded.get, self._next_page  # FFCV's own blocks forever

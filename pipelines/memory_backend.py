@@ -23,7 +23,7 @@ from .loaders import Augmented, LoaderSpec
 from .native_backend import NativeLoader
 from .store import Store
 from .store.decode import MOST_PIXELS
-from .workers import count, made_ahead
+from .workers import count, prefetch_map
 
 
 class MemoryLoader(NativeLoader):
@@ -155,7 +155,7 @@ class Pixels:
             return [(index, make(index)) for index in part]
 
         with tally(what, len(images)) as done:
-            for made in made_ahead(
+            for made in prefetch_map(
                 make_part, parts(), count=2 * self._threads, threads=self._threads
             ):
                 self._store.check()

@@ -22,7 +22,7 @@ from fastsiam.config import DataConfig
 from fastsiam.trace import span
 from fastsiam.views.batch import Crops
 from fastsiam.views.draws import ViewParams
-from fastsiam.views.photometric.operations import in_views_order
+from fastsiam.views.photometric.operations import split_by_view
 
 from .cuts import cut_centres, cut_views
 from .engine import Engine, Read, Submitted, batches_ahead
@@ -116,7 +116,7 @@ class NativeLoader(CropLoader):
             stages = stages_of(params, self._augment, self._dtype)
             pending = self._engine.submit(index, images, cuts, stages=stages)
             made = (stage.views() for stage in stages)
-            return pending, lambda: (index, params, (in_views_order([*made], self._augment), None))
+            return pending, lambda: (index, params, (split_by_view([*made], self._augment), None))
         slot = self._slots[step % len(self._slots)]
         slot.wait()
         pending = self._engine.submit(index, images, cuts, crops=slot.crops)

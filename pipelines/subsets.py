@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fastsiam.config import AUTOMATIC, ColumnNames, DataConfig
 from fastsiam.config.urls import Url
 from fastsiam.errors import DataError, NoSplitError
-from fastsiam.files import explained
+from fastsiam.files import os_errors_as
 from fastsiam.views import rng
 
 from .remote.cache import Cache
@@ -43,14 +43,14 @@ def open_split(data: DataConfig, split: Split) -> Store:
 
     Raises:
         NoSplitError: the data set lacks the split, and ``data.holdout`` is not set.
-        DataError: see ``open_whole``.
+        DataError: see ``open_with_holdout``.
         ValueError: ``split`` is neither "train" nor "val".
     """
     if split not in get_args(Split):
         raise ValueError(f"split must be train or val, not {split!r}")
     if not data.holdout:
         return _opened(data, split)
-    store, kept, held = open_whole(data)
+    store, kept, held = open_with_holdout(data)
     return picked(store, held if split == "val" else kept)
 
 
@@ -61,9 +61,9 @@ def open_training(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[n
         The images, the positions of those to train on, and those of the holdout set, ascending.
 
     Raises:
-        DataError: see ``open_whole``.
+        DataError: see ``open_with_holdout``.
     """
-    parts = [open_whole(part) for part in data.parts]
+    parts = [open_with_holdout(part) for part in data.parts]
     if len(parts) == 1:
         return parts[0]
     store = MixedStore([store for store, _, _ in parts])
@@ -73,7 +73,7 @@ def open_training(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[n
     return store, kept, held
 
 
-def open_whole(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[np.int64]]:
+def open_with_holdout(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[np.int64]]:
     """Open all training images of one data set; it returns the same as ``open_training``.
 
     Raises:
@@ -89,7 +89,7 @@ def open_whole(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[np.i
         )
     else:
         store = _opened(data, "train")
-        held = hold_out(store, percent=data.held_percent)
+        held = hold_out(store, percent=data.holdout_percent)
         if not len(held):
             raise DataError(
                 f"--holdout {data.holdout} keeps at least one image of each class for training, "
@@ -224,7 +224,7 @@ def read_list(store: Store, path: Path) -> NDArray[np.int64]:
     Raises:
         DataError: the list cannot be read, is empty, or has names that match no image or several.
     """
-    with explained(DataError, f"cannot read the list {path}"):
+    with os_errors_as(DataError, f"cannot read the list {path}"):
         text = path.read_text("utf-8", "surrogateescape")
     lines = [line for line in map(str.strip, text.split("\n")) if line]
     if not lines:

@@ -18,7 +18,7 @@ from .order import Order
 _DISTINCT = 4
 
 
-def noise_shown(order: Order, epoch: int, step: int) -> int:
+def noise_digest(order: Order, epoch: int, step: int) -> int:
     """Return the digest of a batch of noise, which has no augmentation parameters."""
     share = order.batch // order.world
     index = order.place((epoch * order.steps + step) % _DISTINCT) + np.arange(share)
@@ -51,7 +51,7 @@ class SyntheticLoader:
         """Yield the same few batches in rotation."""
         for step in range(skip, self.steps):
             batch = self._batches[(number * self.steps + step) % _DISTINCT]
-            yield replace(batch, seen=noise_shown(self._order, number, step))
+            yield replace(batch, seen=noise_digest(self._order, number, step))
 
     def close(self) -> None:
         """Free the batches."""

@@ -37,7 +37,7 @@ from fastsiam.views.draws import (
     draw_views,
 )
 from fastsiam.views.photometric import normalized
-from fastsiam.views.photometric.operations import in_views_order
+from fastsiam.views.photometric.operations import split_by_view
 
 from .loaders import Augmented, LoaderSpec, StoreLoader, current_gpu
 from .order import Order
@@ -177,7 +177,7 @@ class TorchvisionLoader(StoreLoader):
         self._tasks.epoch, self._tasks.skip = epoch, skip
         for index, params, crops in self._items():
             there = [own.to(self._device, non_blocking=True).flatten(0, 1) for own in crops]
-            made = in_views_order(there, self._augment)
+            made = split_by_view(there, self._augment)
             views = (normalized(view, self._augment, dtype=self._dtype) for view in made)
             yield index, params, tuple(views)
 

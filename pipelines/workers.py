@@ -88,7 +88,7 @@ def _close_all() -> None:
             log.debug(f"closing a loader failed: {error}")
 
 
-def made_ahead(
+def prefetch_map(
     make: Callable[[Task], Made], tasks: Iterable[Task], *, count: int, threads: int = 1
 ) -> Generator[Made]:
     """Yield ``make(task)`` for each task, in order; threads compute up to ``count`` tasks ahead.
@@ -136,12 +136,12 @@ def set_up_worker(environment: dict[str, str]) -> None:
     for number in _LEFT_TO_PARENT:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_GRACE_SECONDS))
-    threading.Thread(target=_end_with_the_parent, name="fastsiam-parent", daemon=True).start()
+    threading.Thread(target=_die_with_parent, name="fastsiam-parent", daemon=True).start()
     os.environ.update(environment)
     gc.freeze()  # collecting inherited graphs of DALI would wait forever
 
 
-def _end_with_the_parent() -> None:
+def _die_with_parent() -> None:
     if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
         os._exit(1)
@@ -153,7 +153,7 @@ def dead_worker(error: BaseException) -> WorkerError:
 
 
 @contextlib.contextmanager
-def forked(
+def fork_worker(
     workers: int, work: Callable[[Any], Any], *, forks: bool = True
 ) -> Iterator[Callable[[Iterable[Any]], Iterator[Any]]]:
     """Start a process pool; yield ``run(tasks)``, which yields results in the order of the tasks.

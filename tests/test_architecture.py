@@ -13,7 +13,7 @@ HOME = {"pipelines": "fastsiam.pipelines", "bench": "fastsiam.bench"}
 FLOORS = (
     "__main__", "cli", "bench", "study", "demo", "train", "evaluate", "report", "pipelines",
     "interchange", "methods", "model", "views", "distributed", "run", "bad_image_list", "config",
-    "environment", "kernels", "console", "launched", "files", "signals", "trace",
+    "environment", "kernels", "console", "child_process", "files", "signals", "trace",
     "errors", "__init__",
 )  # fmt: skip
 """Folders, and modules beside them, from the top floor down."""

@@ -14,7 +14,7 @@ import pytest
 from fastsiam import files
 from fastsiam.config import TrainConfig
 from fastsiam.errors import BackendError
-from fastsiam.files import others_can_write, require_own
+from fastsiam.files import check_private_folder, others_can_write
 from fastsiam.kernels import build, library
 from fastsiam.train.compile import compiling
 
@@ -46,7 +46,7 @@ def test_who_can_write_to_a_cache(cache: Path, tmp_path: Path) -> None:
         assert bool(others_can_write(cache)) == (folder == cache)  # whose files would be executed
     assert others_can_write(link)
     with pytest.raises(BackendError) as caught:
-        require_own(cache, what="compiled code", instead="name another by VARIABLE")
+        check_private_folder(cache, what="compiled code", instead="name another by VARIABLE")
     assert re.fullmatch(
         r"compiled code in \S+ would be executed, but everybody can write to \S+ "
         r"\(`chmod o-w \S+`\); change its owner or permissions, or name another by VARIABLE",

@@ -20,11 +20,11 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import fastsiam
-from fastsiam.cli import bench, convert, evaluate, export, look, study, train
+from fastsiam.child_process import begin, is_worker
+from fastsiam.cli import bench, convert, evaluate, export, inspect, study, train
 from fastsiam.cli.options import Commands
 from fastsiam.errors import ERROR, RANK_LOST, FastSiamError, Interrupted, OtherRankError
 from fastsiam.files import reason
-from fastsiam.launched import begin, is_worker
 
 _LAST = 0.5
 """Seconds that a rank waits before it exits because another rank is gone. The launcher polls ten
@@ -39,7 +39,7 @@ app = Commands(
     rich_markup_mode=None,  # rich truncates option names at 80 columns
     help="SimSiam pre-training at the speed of the hardware.",
 )
-for _commands in (train, evaluate, export, look):
+for _commands in (train, evaluate, export, inspect):
     app.add_typer(_commands.app)
 app.add_typer(convert.app, name="convert")
 app.add_typer(evaluate.measures, name="eval")
@@ -53,7 +53,7 @@ def main() -> None:
     If one of several ranks fails, it exits at once. Otherwise the interpreter would wait for NCCL,
     NCCL for the other ranks, and they for this one.
     """
-    _open_what_is_closed()
+    _open_closed_streams()
     if isinstance(out := sys.stdout, io.TextIOWrapper):
         out.reconfigure(errors="surrogateescape")  # paths need not be UTF-8
         if "write" not in vars(out):
@@ -65,10 +65,10 @@ def main() -> None:
         done = isinstance(ending, SystemExit) and not ending.code
         if done or not is_worker():
             raise
-        _leave_at_once(ending)
+        _exit_immediately(ending)
 
 
-def _open_what_is_closed() -> None:
+def _open_closed_streams() -> None:
     """Open standard output and error as ``/dev/null`` if the program was started without them.
 
     Otherwise the next opened file would get their descriptors, and libraries would write to it.
@@ -149,7 +149,7 @@ def _say(error: object, prefix: str = "") -> None:
         print(_CONTROLS.sub(lambda found: repr(found[0])[1:-1], text), file=sys.stderr)
 
 
-def _leave_at_once(ending: BaseException) -> NoReturn:
+def _exit_immediately(ending: BaseException) -> NoReturn:
     """Exit without cleanup, with the exit code that the interpreter would have used."""
     code: object = 130 if isinstance(ending, KeyboardInterrupt) else 1
     try:

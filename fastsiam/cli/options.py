@@ -27,7 +27,7 @@ from fastsiam.config.setting import Config, Setting, as_text, settings_of, title
 from fastsiam.config.train import BRANCH_SETTINGS, all_settings, train_settings
 from fastsiam.config.views import ViewConfig
 from fastsiam.errors import FastSiamError
-from fastsiam.files import explained, is_file, require_local
+from fastsiam.files import is_file, os_errors_as, require_local
 
 _FRESH = "auto", "never", ""
 """Values of ``--resume`` that are not the path of a run."""
@@ -318,7 +318,7 @@ def _resumed_run(path: str, out: str) -> Settings:
 
 
 def _has_settings(run: Path) -> bool:
-    with explained(FastSiamError, f"cannot read {run}"):
+    with os_errors_as(FastSiamError, f"cannot read {run}"):
         found = is_file(run / "config.json")
     return found
 

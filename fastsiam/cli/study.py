@@ -59,7 +59,7 @@ def run(names: Names, config: StudyRunConfig) -> None:
 
     Finished runs are skipped, interrupted ones resume, and rows shared by several studies run once.
     """
-    from fastsiam.study.runner import check, do_runs, images
+    from fastsiam.study.runner import check, execute_runs, images
     from fastsiam.study.runs import folder_of, runs_of
     from fastsiam.study.scales import scale
 
@@ -70,13 +70,13 @@ def run(names: Names, config: StudyRunConfig) -> None:
     runs = runs_of(chosen, size, folder_of(config), seeds=seeds, linear=config.linear)
     with usage_errors():
         check(runs)
-    do_runs(runs, config)
+    execute_runs(runs, config)
 
 
 @app.command()
 def table(names: Names, config: StudyTableConfig) -> None:
     """Show the tables of studies: the paper's results, fastsiam's, and a verdict on each claim."""
-    from fastsiam.files import values_used
+    from fastsiam.files import value_errors_as_data_error
     from fastsiam.study.record import read_record, write_record
     from fastsiam.study.table import as_markdown, as_text
 
@@ -90,7 +90,7 @@ def table(names: Names, config: StudyTableConfig) -> None:
         record = read_record(Path(config.record)) if config.record else _collected(study, config)
         if record.name != study.name:
             raise typer.BadParameter(f"{config.record} is a record of {record.name}")
-        with values_used(Path(config.record)) if config.record else nullcontext():
+        with value_errors_as_data_error(Path(config.record)) if config.record else nullcontext():
             text = show(record)
             if config.picture:
                 from fastsiam.study.pictures import write_picture
@@ -108,7 +108,7 @@ def detect(rows: StudyDetectConfig, config: DetectConfig) -> None:
     The networks are those of the studies related-2x and transfer; run these first. Finished
     evaluations are skipped.
     """
-    from fastsiam.study.detection import detection_rows, do_detection, table, write_detection
+    from fastsiam.study.detection import detection_rows, run_detection, table, write_detection
     from fastsiam.study.runs import folder_of
     from fastsiam.study.scales import scale
 
@@ -118,7 +118,7 @@ def detect(rows: StudyDetectConfig, config: DetectConfig) -> None:
         )
     folder = folder_of(rows)
     chosen = detection_rows(scale(rows.scale, epochs=rows.epochs), folder, rows)
-    found = do_detection(chosen, rows, config, folder / "detection")
+    found = run_detection(chosen, rows, config, folder / "detection")
     if config.json:
         write_detection(Path(config.json), found, rows, config)
     print(table(found, config))

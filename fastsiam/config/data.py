@@ -158,7 +158,7 @@ class DataConfig(Config):
         return int(self.shuffle.partition(":")[2] or 0)
 
     @property
-    def held_percent(self) -> float:
+    def holdout_percent(self) -> float:
         """Percentage of the training images to hold out."""
         return share(self.holdout, "holdout")
 

@@ -259,7 +259,7 @@ class LinearConfig(LabelConfig):
             "scale_min": None if self.cached else self.scale_min,
         }
 
-    def why_settled(self, images: int) -> str:
+    def explain_auto(self, images: int) -> str:
         """Explain the choice of "auto" for this number of images; "" if it is not used."""
         if self.optimizer != "auto":
             return ""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.files import explained, parsed_json, require_local
+from fastsiam.files import os_errors_as, parse_json, require_local
 
 from .methods import METHOD_CONFIGS, SimSiamConfig
 from .recipes import CHANGES, RECIPES
@@ -71,10 +71,10 @@ class RunSettings:
             DataError: the file is missing or invalid.
         """
         path = run / "config.json"
-        with explained(DataError, f"cannot read the settings of the run, {path}"):
+        with os_errors_as(DataError, f"cannot read the settings of the run, {path}"):
             content = path.read_bytes()
         try:
-            found = parsed_json(content)
+            found = parse_json(content)
             return cls(
                 recipe=found["recipe"],
                 config=TrainConfig.from_dict(found["config"]),
@@ -108,12 +108,12 @@ def read_settings(path: Path, *, resumes: bool = False) -> Settings:
         ValueError: it is not a settings file, or has an unknown setting.
     """
     require_local(path, reads=True)
-    with explained(FastSiamError, f"cannot read {path}"):
+    with os_errors_as(FastSiamError, f"cannot read {path}"):
         file = path / "config.json" if path.is_dir() else path
     if file.suffix not in _SUFFIXES:
         known = ", ".join(_SUFFIXES)
         raise ValueError(f"{file}: settings must be in a file {known}, or in a run's folder")
-    with explained(FastSiamError, f"cannot read {file}"):
+    with os_errors_as(FastSiamError, f"cannot read {file}"):
         text = file.read_bytes()
     try:
         content = _parsed(text.decode("utf-8-sig"), file.suffix)
@@ -144,7 +144,7 @@ def _parsed(text: str, suffix: str) -> Any:
     if suffix == ".toml":
         return tomllib.loads(text)
     if suffix == ".json":
-        return parsed_json(text, table=_table)
+        return parse_json(text, table=_table)
     import yaml
 
     class Loader(yaml.BaseLoader):
@@ -216,13 +216,13 @@ def run_folder(path: Path) -> Path | None:
     Raises:
         FastSiamError: the path cannot be read.
     """
-    with explained(FastSiamError, f"cannot read {path}"):
+    with os_errors_as(FastSiamError, f"cannot read {path}"):
         if path.is_dir():
             return path
     # First without resolving symlinks: the folder or its files may be on another disk.
     files = [x for x in (path.absolute(), path.resolve()) if x.parent.name == "checkpoints"]
     folders = [file.parents[1] for file in files]
-    with explained(FastSiamError, f"cannot read {path}"):
+    with os_errors_as(FastSiamError, f"cannot read {path}"):
         runs = [folder for folder in folders if (folder / "config.json").exists()]
     return next(iter(runs or folders), None)
 

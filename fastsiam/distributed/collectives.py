@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import _functional_collectives as functional
 
+from fastsiam.child_process import is_worker
 from fastsiam.errors import DataError
-from fastsiam.launched import is_worker
 
 _newer = getattr(functional, "all_gather_single_autograd", None)  # torch 2.13 renamed it
 _gather = _newer or functional.all_gather_tensor_autograd

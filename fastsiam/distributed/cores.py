@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from fastsiam.child_process import LAUNCHER
 from fastsiam.kernels import cores
-from fastsiam.launched import LAUNCHER
 
 log = logging.getLogger(__name__)
 

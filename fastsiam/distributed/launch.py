@@ -23,11 +23,11 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from fastsiam.child_process import LAUNCHER
 from fastsiam.config.run import NodesConfig
 from fastsiam.environment import add_package_to_path
 from fastsiam.errors import ERROR, RANK_LOST, SIGNALLED
-from fastsiam.launched import LAUNCHER
-from fastsiam.signals import handled, signal_name
+from fastsiam.signals import handle_signals, signal_name
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 """Signals that the launcher forwards to its ranks, which save and exit."""
@@ -59,7 +59,7 @@ def launch(arguments: Sequence[str], config: NodesConfig, *, max_restarts: int =
     add_package_to_path()
     os.environ[LAUNCHER] = str(os.getpid())
     try:
-        with handled(_STOPS, _raise_signal):  # torch handles them only while ranks run
+        with handle_signals(_STOPS, _raise_signal):  # torch handles them only while ranks run
             settings = _settings(config, max_restarts)
             elastic_launch(settings, sys.executable)("-m", "fastsiam", *arguments)
     except ChildFailedError as error:

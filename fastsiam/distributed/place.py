@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from fastsiam.child_process import is_worker
 from fastsiam.config.run import NodesConfig
 from fastsiam.errors import DeviceError
-from fastsiam.launched import is_worker
 
 from .cores import take_cores
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from fastsiam.distributed.place import Place
 from fastsiam.errors import FastSiamError, OtherRankError
-from fastsiam.signals import ECHO, leave_at_once, stops_handled
+from fastsiam.signals import ECHO, exit_immediately, handle_stop_signals
 
 T = TypeVar("T")
 
@@ -54,9 +54,9 @@ class StopSignals:
         self._group: dist.ProcessGroup | None = None
         if not self._is_alone:
             self._group = dist.new_group(backend="gloo", timeout=place.timeout)  # type: ignore[assignment]
-        self._handlers = stops_handled(
+        self._handlers = handle_stop_signals(
             self._note,
-            again=leave_at_once,
+            again=exit_immediately,
             numbers=STOPPING,
             echo=lambda number: ECHO if self._is_alone and number == signal.SIGINT else _LONG_ECHO,
         )

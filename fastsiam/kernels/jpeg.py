@@ -63,7 +63,7 @@ def decode_corner(
     return None if refused else pixels
 
 
-def surely_decodes(data: bytes | memoryview, height: int, width: int) -> bool:
+def is_certain_to_decode(data: bytes | memoryview, height: int, width: int) -> bool:
     """Return whether a JPEG is certain to decode; if False, try Pillow to find out.
 
     For a baseline image, the decoder reads the header and the first row, and scans the rest for

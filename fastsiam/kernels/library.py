@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import BackendError
-from fastsiam.files import quoted, require_own
+from fastsiam.files import check_private_folder, quoted
 from fastsiam.kernels import build
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ def _folder() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         if folder != Path(__file__).parent:
             instead = "set XDG_CACHE_HOME to a folder of your own"
-            require_own(folder, what="fastsiam's kernels", instead=instead)
+            check_private_folder(folder, what="fastsiam's kernels", instead=instead)
         if _compiled() != folder:
             with _build_lock():
                 if _compiled() != folder:  # another process may have compiled them meanwhile

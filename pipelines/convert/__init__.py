@@ -19,7 +19,7 @@ from fastsiam.config import ColumnNames, ConvertConfig
 from fastsiam.config.urls import Url
 from fastsiam.console import Console
 from fastsiam.errors import DataError, NoLabelsError, NoSplitError
-from fastsiam.files import explained, require_local, tilde_hint
+from fastsiam.files import os_errors_as, require_local, tilde_hint
 
 from ..remote.path import Place, opened
 from ..store import BetonStore, Split, Store, open_parquet, open_store
@@ -79,7 +79,7 @@ def convert(kind: Kind, config: ConvertConfig, console: Console) -> list[Written
     require_local(out)
     number, count = config.part_of
     part = "" if count == 1 else f"-{number:05d}-of-{count:05d}"
-    with explained(DataError, f"cannot create the folder {out}"):
+    with os_errors_as(DataError, f"cannot create the folder {out}"):
         out.mkdir(parents=True, exist_ok=True)
     written: list[Written] = []
     failures: list[BadImagesError] = []
@@ -119,7 +119,7 @@ def _check_parts(out: Path, split: Split, count: int) -> None:
             f"{whole} exists, and pipelines would read it instead of the parts; delete it or "
             "choose another --out"
         )
-    with explained(DataError, f"cannot list {out}"):
+    with os_errors_as(DataError, f"cannot list {out}"):
         others = sorted(out.glob(f"{split}-*-of-*.beton"))
     for other in others:
         if not other.stem.endswith(f"-of-{count:05d}"):
@@ -137,7 +137,7 @@ def find_source(kind: Kind, root: Path | Url) -> Place:
     Raises:
         DataError: the root does not exist.
     """
-    with explained(DataError, f"cannot look for the data in {root}"):
+    with os_errors_as(DataError, f"cannot look for the data in {root}"):
         place = opened(root)
         if not place.exists():
             hint = tilde_hint(place)
@@ -157,7 +157,7 @@ def _open_splits(
     open_split: Callable[[Split], Store] = partial(open_store, place, sources=True, columns=columns)
     if kind == "parquet":
         open_split = partial(open_parquet, place, names=columns, in_order=True)
-    with explained(DataError, f"cannot look for the data in {place}"):
+    with os_errors_as(DataError, f"cannot look for the data in {place}"):
         splits: dict[Split, Store] = {"train": open_split("train")}
         try:
             splits["val"] = open_split("val")

@@ -14,7 +14,7 @@ from fastsiam.console import Console, duration
 from fastsiam.errors import Interrupted
 from fastsiam.files import quoted
 from fastsiam.pipelines.convert import BadImagesError, Kind, Written, convert, verify
-from fastsiam.signals import leave_at_once, stops_handled
+from fastsiam.signals import exit_immediately, handle_stop_signals
 
 
 def convert_data(kind: Kind, config: ConvertConfig) -> None:
@@ -91,5 +91,5 @@ def stoppable(then: str) -> Iterator[None]:
     def stop(number: int) -> NoReturn:
         raise Interrupted(f"stopped; {then}", exit_code=128 + number)
 
-    with stops_handled(stop, again=leave_at_once):
+    with handle_stop_signals(stop, again=exit_immediately):
         yield

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import DataError
-from fastsiam.files import parsed_json
+from fastsiam.files import parse_json
 
 ROW = np.dtype(
     [
@@ -59,7 +59,7 @@ class Block(NamedTuple):
     @staticmethod
     def parse(line: bytes) -> Block:
         """Parse a line of the journal; ValueError or TypeError if it is incomplete or corrupt."""
-        start, end, rows, how, bad = parsed_json(line)
+        start, end, rows, how, bad = parse_json(line)
         images = np.frombuffer(base64.b64decode(rows), ROW)
         return Block(start, end, images, how, [tuple(item) for item in bad])
 

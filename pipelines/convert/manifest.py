@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 import fastsiam
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
-from fastsiam.files import explained, parsed_json, written_whole
+from fastsiam.files import atomic_write, os_errors_as, parse_json
 
 from ..store import BetonStore, Store
 from ..store.beton import RAW
@@ -128,7 +128,7 @@ def write_manifest(path: Path, classes: tuple[str, ...], files: dict[str, dict[s
         DataError: the manifest cannot be written.
     """
     manifest = {"fastsiam": fastsiam.__version__, "classes": list(classes), "files": files}
-    with explained(DataError, f"cannot write {path}"), written_whole(path) as temporary:
+    with os_errors_as(DataError, f"cannot write {path}"), atomic_write(path) as temporary:
         temporary.write_text(json.dumps(manifest, indent=1) + "\n")
 
 
@@ -141,7 +141,7 @@ def read_manifests(folder: Path) -> dict[str, Any]:
     known: dict[str, Any] = {}
     for path in sorted([*folder.glob("manifest.json"), *folder.glob("manifest-*-of-*.json")]):
         try:
-            known |= dict(parsed_json(path.read_text())["files"])
+            known |= dict(parse_json(path.read_text())["files"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"cannot read {path} ({error}); convert again to recreate it"

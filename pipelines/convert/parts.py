@@ -20,7 +20,7 @@ from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import quoted
 from fastsiam.pipelines.convert import Kind, beside, find_source
 from fastsiam.pipelines.convert.command import stoppable
-from fastsiam.signals import ending_with
+from fastsiam.signals import die_with_parent
 
 _RETRIES = 2
 """How often dask retries a part whose process was killed. If workers die, another limit applies:
@@ -143,7 +143,7 @@ def run_part(command: Sequence[str], folder: str) -> str:
         text=True,
         errors="replace",
         # SIGKILL ends it at once: when a worker dies, another one restarts its part.
-        preexec_fn=ending_with(os.getpid(), signal.SIGKILL),
+        preexec_fn=die_with_parent(os.getpid(), signal.SIGKILL),
     )
     if done.returncode < 0 or done.returncode > 128:
         raise RuntimeError(f"its process was killed (exit code {done.returncode})")

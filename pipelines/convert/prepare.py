@@ -10,7 +10,7 @@ from PIL import Image
 
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
-from fastsiam.kernels.jpeg import surely_decodes
+from fastsiam.kernels.jpeg import is_certain_to_decode
 
 from ..store import Store
 from ..store.beton import JPEG, LARGEST_PAGE, RAW
@@ -93,10 +93,10 @@ def prepare(data: Bytes, raw_size: tuple[int, int] | None, config: ConvertConfig
             raise refusal from None
         return _encode(image, config, "re-encoded: damaged header", pixels=bool(config.raw))
     _check(found, data)
-    how = _why_not(found, rules, config)
+    how = _reencode_reason(found, rules, config)
     if how != UNCHANGED:
         return _encode(decode(data, rules=rules), config, how, pixels=bool(config.raw))
-    if not surely_decodes(data, found.height, found.width):
+    if not is_certain_to_decode(data, found.height, found.width):
         decode(data)  # an image that Pillow rejects is bad, as in loaders
     if found.rotation:
         edges = [0, *itertools.chain(*found.rotation), len(data)]
@@ -116,7 +116,7 @@ def _check(found: Probe, data: Bytes) -> None:
         raise ValueError("it is truncated: it has no end marker")
 
 
-def _why_not(found: Probe, rules: ImageRules, config: ConvertConfig) -> str:
+def _reencode_reason(found: Probe, rules: ImageRules, config: ConvertConfig) -> str:
     """Return why the image cannot keep its bytes, or UNCHANGED if it can."""
     if config.raw:
         return "decoded to pixels"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from fastsiam.console import Console, Tally
 from fastsiam.errors import DataError, ImageError
-from fastsiam.files import explained
+from fastsiam.files import os_errors_as
 
 from ..remote.path import Place
 from ..store import BetonStore, Split, beton_files
-from ..workers import forked
+from ..workers import fork_worker
 from .manifest import read_manifests
 
 _AT_ONCE = 512
@@ -43,7 +43,7 @@ def verify(path: Path, *, decoding: bool, workers: int, console: Console) -> lis
     Raises:
         DataError: there is no file to check, parts are missing, or a manifest is corrupt.
     """
-    with explained(DataError, f"cannot look for .beton files in {path}"):
+    with os_errors_as(DataError, f"cannot look for .beton files in {path}"):
         if not path.exists():
             raise DataError(f"{path} does not exist: name a .beton file or a folder of them")
         files, known = (
@@ -100,7 +100,7 @@ def _bad_images(store: BetonStore, decoding: bool, workers: int, done: Tally) ->
 
     tasks = [range(i, min(i + _AT_ONCE, len(store))) for i in range(0, len(store), _AT_ONCE)]
     found: list[tuple[int, str]] = []
-    with forked(workers, check) as run:
+    with fork_worker(workers, check) as run:
         for task, bad in run(tasks):
             found += bad
             done.add(len(task))

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from filelock import FileLock, Timeout
 
 from fastsiam.errors import DataError
-from fastsiam.files import explained, others_can_write, why
+from fastsiam.files import os_errors_as, others_can_write, why
 
 from . import storage
 
@@ -89,7 +89,7 @@ class Cache:
                 f"images would be read from the cache {folder}, but {reason}; change its owner or "
                 "permissions, or choose another --cache"
             )
-        with explained(DataError, f"cannot create the cache {folder}"):
+        with os_errors_as(DataError, f"cannot create the cache {folder}"):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def has(self, chunk: Chunk) -> bool:

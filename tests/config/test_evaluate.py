@@ -34,8 +34,8 @@ def test_the_papers_protocol_where_data_are_enough(
     assert settled.settled(images) == settled
     why = "--lrs is given" if config.lrs else f"{images:,} images x {config.epochs} epochs are "
     why = f"{optimizer.upper()}: {why}"
-    assert config.why_settled(images).startswith(why if config.optimizer == "auto" else "")
-    assert not settled.why_settled(images)
+    assert config.explain_auto(images).startswith(why if config.optimizer == "auto" else "")
+    assert not settled.explain_auto(images)
 
 
 def test_what_is_not_cached_has_no_storage() -> None:

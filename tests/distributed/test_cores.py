@@ -18,11 +18,11 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from fastsiam import kernels
 from fastsiam.bench import runner
+from fastsiam.child_process import LAUNCHER
 from fastsiam.config import NumericsConfig, RunConfig, TrainConfig
 from fastsiam.distributed import StopSignals, bn_group, cores, place, start
 from fastsiam.environment import environment
 from fastsiam.kernels.cores import own_cores
-from fastsiam.launched import LAUNCHER
 from fastsiam.train.compile import compiling
 from tests.sources import put
 

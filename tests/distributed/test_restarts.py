@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam import launched
+from fastsiam import child_process
 from fastsiam.config import TrainConfig
 from fastsiam.errors import RANK_LOST
 from fastsiam.run import checkpoint as checkpoints
@@ -128,12 +128,12 @@ def but_rank_1(*arguments: str, environment: Mapping[str, str]) -> Forked:
 def test_lines_of_other_ranks_bear_their_number(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(launched, "ending_with", lambda parent: lambda: None)
+    monkeypatch.setattr(child_process, "die_with_parent", lambda parent: lambda: None)
     monkeypatch.setenv("LOCAL_RANK", "1")
     for rank in ("0", "2"):
         monkeypatch.setattr(sys, "stderr", sys.stderr)  # to be as it was at the end
         monkeypatch.setenv("RANK", rank)
-        launched.begin()
+        child_process.begin()
         print("one\ntwo", file=sys.stderr)
         sys.stderr.write("half ")
         sys.stderr.write("a line")

@@ -17,7 +17,7 @@ from PIL import Image
 from fastsiam.config.evaluate import EvalConfig, FeaturesConfig, NeighboursConfig
 from fastsiam.errors import BackendError, FastSiamError
 from fastsiam.evaluate.feature_files import write_features, write_neighbours
-from fastsiam.evaluate.features import collected
+from fastsiam.evaluate.features import concat_batches
 from fastsiam.evaluate.subject import open_subject
 from fastsiam.pipelines import build_eval_loader
 from tests.conftest import write_data, write_images
@@ -138,7 +138,7 @@ def test_neighbours_of_training_images(
     write_neighbours(run, config, HERE, out=tmp_path / "n.png")
     subject = open_subject(run, config, HERE)
     loader = build_eval_loader(subject.data, "train", subject.augment, resize=16)
-    features, labels, _ = collected(subject.extract(loader, "image"))
+    features, labels, _ = concat_batches(subject.extract(loader, "image"))
     cosine = torch.nn.functional.normalize(features) @ torch.nn.functional.normalize(features).T
     cosine.fill_diagonal_(-2)
     (rows,) = grid.call_args.args

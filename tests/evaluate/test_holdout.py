@@ -89,7 +89,7 @@ def test_a_run_that_trained_on_held_out_images_says_so(
     """A smaller holdout than the run's is part of it."""
     for held, warned in (("", True), ("15%", True), ("25%", False), ("40%", False)):
         run = run_on(images / "train", small, held)
-        open_subject(run, replace(KNN, holdout="25%"), HERE).introduce()
+        open_subject(run, replace(KNN, holdout="25%"), HERE).print_summary()
         said = "was trained on images that are held out here" in capfd.readouterr().err
         assert said == warned
 

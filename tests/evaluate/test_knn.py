@@ -21,7 +21,7 @@ from fastsiam.config import ModelConfig
 from fastsiam.config.evaluate import KnnConfig
 from fastsiam.errors import DataError
 from fastsiam.evaluate.command import evaluate_knn, preflight
-from fastsiam.evaluate.features import collected, feature_batches
+from fastsiam.evaluate.features import concat_batches, feature_batches
 from fastsiam.evaluate.knn import _blocks, knn_accuracy, nearest, normalized
 from fastsiam.methods import build_method
 from fastsiam.run.log import read_metrics
@@ -140,7 +140,7 @@ def test_evaluation_leaves_the_backbone_as_it_was() -> None:
     before = copy.deepcopy(backbone.state_dict())
     four = torch.arange(4)
     batches = [EvalBatch(torch.randn(4, 3, 32, 32) + 5, four, four) for _ in range(3)]
-    features, labels = collected(feature_batches(backbone, batches, dtype=torch.bfloat16))
+    features, labels = concat_batches(feature_batches(backbone, batches, dtype=torch.bfloat16))
     assert features.shape == (12, 32) and features.dtype == torch.float32
     assert labels.tolist() == [0, 1, 2, 3] * 3
     assert all(module.training for module in backbone.modules())

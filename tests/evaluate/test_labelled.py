@@ -137,7 +137,7 @@ def test_another_crop_sees_as_much_as_is_usual(
         (80, 0, "shorter side to 91 pixels, central 80 x 80;"),
         (20, 24, "shorter side to 24 pixels, central 20 x 20;"),
     ):
-        open_subject(run, replace(QUICK, crop=crop, resize=resize), HERE).introduce()
+        open_subject(run, replace(QUICK, crop=crop, resize=resize), HERE).print_summary()
         assert cut in capfd.readouterr().err
 
 

@@ -65,7 +65,7 @@ def _install(at: str) -> None:
         case "evaluation":
             Trainer._evaluate = _fault  # type: ignore[assignment,method-assign]
         case "compiling":
-            TrainingStep._take_no_steps = _fault  # type: ignore[assignment,method-assign]
+            TrainingStep._warm_up = _fault  # type: ignore[assignment,method-assign]
         case number:
             votes, agree = itertools.count(), StopSignals._agree
 

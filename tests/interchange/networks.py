@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fastsiam.config import ModelConfig, TrainConfig
 from fastsiam.interchange import Pretrained
-from fastsiam.interchange.export import refusals
+from fastsiam.interchange.export import unsupported_formats
 from fastsiam.methods import Method, SimSiam, build_method, method_skeleton
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.checkpoint import Checkpoint
@@ -121,4 +121,6 @@ def prefixed(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def refused(model: ModelConfig) -> dict[str, str]:
     """Return for each format why it cannot hold a network; empty if it can."""
     state = method_skeleton(model).state_dict()
-    return refusals(Pretrained(path=Path("x.pth"), layout="fastsiam", model=model, state=state))
+    return unsupported_formats(
+        Pretrained(path=Path("x.pth"), layout="fastsiam", model=model, state=state)
+    )

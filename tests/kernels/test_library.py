@@ -21,7 +21,7 @@ from fastsiam.kernels import build, library
 from fastsiam.pipelines.cuts import cut_views
 from fastsiam.pipelines.job import Images, Job, run_in_threads, stages_of
 from fastsiam.views.draws import draw_views
-from fastsiam.views.photometric.operations import in_views_order
+from fastsiam.views.photometric.operations import split_by_view
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def views(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     stages = stages_of(params, config, dtype)
     images = Images.of_pixels(address, size)
     run_in_threads(Job(images, cut_views(params, config), None, stages))
-    return in_views_order([stage.views() for stage in stages], config)
+    return split_by_view([stage.views() for stage in stages], config)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -23,7 +23,7 @@ def trust(patch: pytest.MonkeyPatch) -> None:
     from fastsiam.pipelines import dali_backend
 
     patch.setattr(ImageRules, "needs_pillow", lambda self, head: False)
-    patch.setattr(dali_backend, "is_all_code", lambda data, head: True)
+    patch.setattr(dali_backend, "has_only_entropy_data", lambda data, head: True)
     warn_once.cache_clear()
 
 

@@ -23,7 +23,7 @@ from fastsiam.run import checkpoint
 from fastsiam.run.log import read_metrics
 from fastsiam.study.catalogue import STUDIES
 from fastsiam.study.record import collect, read_record, read_result, write_record
-from fastsiam.study.runner import check, do_runs, slots
+from fastsiam.study.runner import check, execute_runs, slots
 from fastsiam.study.runs import Run, seeds_in
 from fastsiam.study.table import caption, cells
 from tests.conftest import write_data, write_images
@@ -74,7 +74,7 @@ def test_what_comes_of_it(data: Path, done: Path) -> None:
     assert result.loss == pytest.approx(result.loss_curve[-1], rel=1e-4)
     assert f"done: step {STEPS} of {STEPS}" in run.log_file.read_text()
     before = {path: path.stat().st_mtime_ns for path in done.rglob("*")}
-    do_runs([run], CPU)  # a finished run is skipped
+    execute_runs([run], CPU)  # a finished run is skipped
     assert {path: path.stat().st_mtime_ns for path in done.rglob("*")} == before
 
 
@@ -102,7 +102,7 @@ def test_what_a_study_in_the_same_folder_may_not_be(
 
 def test_a_run_with_other_settings_is_refused(data: Path, copy: Path) -> None:
     with pytest.raises(FastSiamError, match=r"-seed-0 contains .*lr: 0\.5 -> 0\.25") as error:
-        do_runs(tiny_runs(data, copy, tiny(epochs=EPOCHS, lr=0.25)), CPU)
+        execute_runs(tiny_runs(data, copy, tiny(epochs=EPOCHS, lr=0.25)), CPU)
     assert "\n" not in str(error.value)
     run = tiny_runs(data, copy, SCALE)[0]
     run.settings_file.write_text("[optim]\nlr = fast")
@@ -177,7 +177,7 @@ def test_a_run_that_diverges_is_a_result(data: Path, tmp_path: Path) -> None:
     assert result.top1 == pytest.approx(100 / 3)
     assert "the loss is not finite at step" in runs[0].diverged_file.read_text()
     before = runs[0].log_file.read_text()
-    do_runs(runs, CPU)  # it is not tried again
+    execute_runs(runs, CPU)  # it is not tried again
     assert runs[0].log_file.read_text() == before
 
 
@@ -200,12 +200,12 @@ def test_a_run_that_cannot_be_prepared_or_leaves_no_result_is_a_failure(
     monkeypatch.setattr("fastsiam.study.runner._command", lambda run: ["true"])
     run = replace(tiny_runs(data, copy, SCALE)[0], linear=True)
     with pytest.raises(FastSiamError, match=r"failed \(it has no linear evaluation\); see "):
-        do_runs([run], CPU)
+        execute_runs([run], CPU)
     bad = replace(run, folder=tmp_path / "bad")
     bad.folder.mkdir()
     bad.settings_file.symlink_to(Path(__file__) / "study.toml")
     with pytest.raises(FastSiamError, match=r"cannot write .*study\.toml"):
-        do_runs([bad, run], CPU)
+        execute_runs([bad, run], CPU)
 
 
 def test_a_study_that_is_killed_goes_on_bit_for_bit(data: Path, done: Path, tmp_path: Path) -> None:

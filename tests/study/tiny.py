@@ -58,7 +58,7 @@ def study(runs: Sequence[Run], config: StudyRunConfig, failing: str = "") -> Non
     runner._command = lambda run: fails if run.folder.name == failing else usual(run)
     fork_programs()
     try:
-        runner.do_runs(runs, config)
+        runner.execute_runs(runs, config)
     except Interrupted as error:
         print(error)
         raise SystemExit(error.exit_code) from error

@@ -38,7 +38,7 @@ def test_a_variant_starts_from_what_fits_of_another(stopped: TrainConfig, tmp_pa
             assert initial_weights(config)[1] == ("backbone", *heads)
 
 
-def refusals(small: TrainConfig, tmp_path: Path) -> Iterator[tuple[TrainConfig, str]]:
+def unsupported_formats(small: TrainConfig, tmp_path: Path) -> Iterator[tuple[TrainConfig, str]]:
     """Yield runs that are refused at their start, each with a part of the message."""
     ones = write_images(tmp_path / "ones", classes=9, each=1)
     yield (
@@ -55,7 +55,7 @@ def refusals(small: TrainConfig, tmp_path: Path) -> Iterator[tuple[TrainConfig, 
 def test_a_run_that_is_refused_leaves_no_folder(small: TrainConfig, tmp_path: Path) -> None:
     """By the launcher before it starts ranks, and after; by rank 0 of torchrun's."""
     out = tmp_path / "runs" / "new"
-    found = [*refusals(small, tmp_path)]
+    found = [*unsupported_formats(small, tmp_path)]
     for config, message in found:
         with pytest.raises(FastSiamError, match=re.escape(message)):
             trained(config, out=out)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fastsiam.config import TrainConfig
 from fastsiam.errors import BackendError
-from fastsiam.evaluate.features import collected, feature_batches
+from fastsiam.evaluate.features import concat_batches, feature_batches
 from fastsiam.methods import Output, build_method
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.compile import cache_folder, cause_line, compiling
@@ -103,7 +103,7 @@ def test_what_is_prepared_is_all_that_is_compiled_and_leaves_no_trace(
             step(rank_jobs.global_batch(), at=i)
     images = torch.randn(3, 3, 16, 16)
     whole, parts = (
-        collected(
+        concat_batches(
             feature_batches(
                 step.method.backbone,
                 [EvalBatch(part, *torch.zeros(2, len(part)).long()) for part in size],
@@ -167,7 +167,7 @@ def test_graphs_that_cannot_be_recorded_are_refused(
         (RuntimeError("not these"), BackendError, refused),
         (torch.AcceleratorError("CUDA error"), torch.AcceleratorError, "CUDA error"),
     ):
-        monkeypatch.setattr(TrainingStep, "_take_no_steps", Mock(side_effect=error))
+        monkeypatch.setattr(TrainingStep, "_warm_up", Mock(side_effect=error))
         monkeypatch.setattr("fastsiam.train.step.compile_failure", lambda _: "")
         step = TrainingStep(config, build_method(config.model), CPU, steps_per_epoch=3)
         with pytest.raises(kind, match=message):

@@ -14,7 +14,7 @@ from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.folder import RunFolder
 from fastsiam.run.log import MetricsLog, read_metrics
 from fastsiam.train import gauges
-from fastsiam.train.gauges import Gauges
+from fastsiam.train.gauges import MachineMonitor
 from tests.configs import with_settings
 from tests.train.runs import trained
 
@@ -27,7 +27,7 @@ def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def warnings_of(run: Path, waits: list[float]) -> list[str]:
     log = MetricsLog(RunFolder(run), step=0, steps_per_epoch=10)
-    own = Gauges(log, console=Console(quiet=True))
+    own = MachineMonitor(log, console=Console(quiet=True))
     for step, wait in enumerate(waits, start=1):
         own.check({"step": step, "epoch": step / 10, "data_wait": wait})
     log.close()

@@ -10,7 +10,7 @@ import torch
 from fastsiam.config.evaluate import FinetuneConfig, LinearConfig
 from fastsiam.distributed import Place
 from fastsiam.evaluate.accuracy import Accuracy
-from fastsiam.evaluate.features import collected, feature_batches, frozen
+from fastsiam.evaluate.features import concat_batches, feature_batches, frozen
 from fastsiam.evaluate.knn import nearest
 from fastsiam.evaluate.supervised import SupervisedTraining
 from fastsiam.methods import build_method
@@ -35,7 +35,7 @@ def test_features_and_neighbours(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> N
     backbone = build_method(MODEL).backbone.to(CUDA).to(memory_format=torch.channels_last)
     given = batches(dtype)
     with gpu.watched():
-        features, labels = collected(feature_batches(backbone, given, dtype=dtype))
+        features, labels = concat_batches(feature_batches(backbone, given, dtype=dtype))
         bank = ((x.to(dtype), of) for x, of in feature_batches(backbone, given, dtype=dtype))
         similarity, tags, seen = nearest(features, bank, most=5)
         counts = Accuracy(CLASSES, CUDA)

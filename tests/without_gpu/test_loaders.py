@@ -31,7 +31,7 @@ pytest.importorskip("triton")  # comes with torch where there can be a CUDA GPU
 def native_without_threads(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make each batch where it is asked for: torch fakes tensors in one thread alone."""
     monkeypatch.setattr(
-        engine, "made_ahead", lambda make, tasks, *, count: (make(task) for task in tasks)
+        engine, "prefetch_map", lambda make, tasks, *, count: (make(task) for task in tasks)
     )
 
 

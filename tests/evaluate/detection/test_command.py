@@ -62,13 +62,13 @@ def test_detection_of_a_run_that_is_killed_and_resumed_bit_for_bit(
 ) -> None:
     """Killed in the second trial, after a save; figures and weights are as of one that was not."""
     ends: list[dict[str, Any]] = []
-    settle = DetectorTraining.settle_batch_norm
+    settle = DetectorTraining.compute_precise_bn
 
     def noted(self: DetectorTraining, batches: Any) -> None:
         ends.append({name: x.clone() for name, x in self.network.state_dict().items()})
         settle(self, batches)
 
-    monkeypatch.setattr(DetectorTraining, "settle_batch_norm", noted)
+    monkeypatch.setattr(DetectorTraining, "compute_precise_bn", noted)
     images: list[str] = []
     monkeypatch.setattr(detect, "check_same_images", lambda names, _: images.extend(names))
     with pytest.raises(FastSiamError, match="eval detect needs --data"):

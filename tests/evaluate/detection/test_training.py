@@ -158,7 +158,7 @@ def test_precise_batch_norm_is_the_mean_over_batches(data: DetectionSet) -> None
 
     handle = first.register_forward_pre_hook(note)
     before = first.weight.clone()
-    made.settle_batch_norm(batches(data, 0, 3))
+    made.compute_precise_bn(batches(data, 0, 3))
     handle.remove()
     mean = torch.stack([x.mean((0, 2, 3)) for x in seen]).mean(0)
     var = torch.stack([x.var((0, 2, 3)) for x in seen]).mean(0)
@@ -188,5 +188,5 @@ def test_a_detector_learns(tmp_path: Path) -> None:
     images = TrainingImages(data, config, seed=0, place=HERE)
     for step, batch in enumerate(images.from_step(0, steps)):
         made.step(step, batch)
-    made.settle_batch_norm(images.from_step(steps, steps + 10))
+    made.compute_precise_bn(images.from_step(steps, steps + 10))
     assert voc_scores(data, made.detections(data))["AP50"] > 80

@@ -28,7 +28,7 @@ def test_damage_inside_a_jpeg_is_found_by_decoding(
     (made,) = run("folder", tmp_path / "images", tmp_path / "left", skip_bad=True)
     assert [own["name"] for own in made.about["left_out"]] == ["class0/001.jpg"]
     assert checked(tmp_path / "left", decode=True) == []
-    monkeypatch.setattr(prepare, "surely_decodes", lambda *_: True)
+    monkeypatch.setattr(prepare, "is_certain_to_decode", lambda *_: True)
     run("folder", tmp_path / "images", tmp_path / "out")
     assert checked(tmp_path / "out", decode=False) == []
     (line,) = checked(tmp_path / "out", decode=True)

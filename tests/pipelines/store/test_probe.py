@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from fastsiam.kernels import library
-from fastsiam.pipelines.store.probe import Flags, ends, is_all_code, probe
+from fastsiam.pipelines.store.probe import Flags, ends, has_only_entropy_data, probe
 from tests.sources import encoded, jpeg, picture, rotated_jpeg
 
 
@@ -74,13 +74,15 @@ def test_what_stands_in_the_midst_of_the_code(
     head = probe(data)
     assert b"\xff\xd3" in data[head.scan :]
     for whole in (data, data + b"padding", data[:-2] + b"\xff" + data[-2:]):
-        assert is_all_code(memoryview(whole), head)
-    assert not is_all_code(data[:-2], head) and not is_all_code(data[:-1], head)
-    assert not is_all_code(data[: len(data) // 2], head)
+        assert has_only_entropy_data(memoryview(whole), head)
+    assert not has_only_entropy_data(data[:-2], head) and not has_only_entropy_data(data[:-1], head)
+    assert not has_only_entropy_data(data[: len(data) // 2], head)
     middle = data.index(b"\xff\xd3", head.scan)
     for marker in (0x05, 0xC0, 0xD8, 0xE1, 0xFE):
-        assert not is_all_code(data[:middle] + bytes((0xFF, marker)) + data[middle:], head)
+        assert not has_only_entropy_data(
+            data[:middle] + bytes((0xFF, marker)) + data[middle:], head
+        )
     table = data[:middle] + b"\xff\xc4\x00\x02" + data[middle:]
-    assert is_all_code(table, head) == progressive
-    assert not is_all_code(data[:middle] + b"\xff\xc4", head)
-    assert not is_all_code(data[:middle] + b"\xff\xc4\xff\xff", head)
+    assert has_only_entropy_data(table, head) == progressive
+    assert not has_only_entropy_data(data[:middle] + b"\xff\xc4", head)
+    assert not has_only_entropy_data(data[:middle] + b"\xff\xc4\xff\xff", head)
