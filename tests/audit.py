@@ -1,7 +1,7 @@
-"""Ask pip-audit for known vulnerabilities of requirements.lock: `python -m tests.audit`.
+"""Check requirements.lock for known vulnerabilities with pip-audit: `python -m tests.audit`.
 
-The exit code is 1 if there are some. It is 0 if PyPI does not answer: a mirror has the packages but
-may lack the advisories, and then nothing is known.
+The exit code is 1 if a package is vulnerable. It is 0 if PyPI does not answer: a mirror serves the
+packages, but may lack the advisories.
 """
 
 from __future__ import annotations
