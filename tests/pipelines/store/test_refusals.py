@@ -1,4 +1,4 @@
-"""Data that cannot be read: what is wrong with it, and the words of the one line that says so."""
+"""Data that cannot be read, and the one-line error that says what is wrong."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.sources import tar_bytes as tarred
 from tests.tables import dataset
 
 Build = Callable[[Path], Path]
-"""Writes what cannot be read below a folder; returns what is opened."""
+"""Writes unreadable data below a folder; returns the path to open."""
 
 
 def images(root: Path) -> Path:
@@ -41,13 +41,13 @@ def tar_of(*names: str, more: Iterable[tuple[str, bytes]] = ()) -> Build:
 
 
 def tar_damaged(change: Callable[[bytes], bytes]) -> Build:
-    """A tar of two classes after some change of its bytes."""
+    """Build a tar of two classes with changed bytes."""
     members = [(f"{i // 5}/{i}.jpg", jpeg(i)) for i in range(10)]
     return lambda root: put(root / "train.tar", change(tarred(members)))
 
 
 def sparse_tar(name: str) -> Build:
-    """A tar of a file that is mostly a hole, as ``tar --sparse`` stores it."""
+    """Build a tar of a sparse file, as stored by ``tar --sparse``."""
 
     def build(root: Path) -> Path:
         member = tarfile.TarInfo(name)
@@ -72,7 +72,7 @@ def link_in_tar(kind: bytes) -> Build:
 
 
 def tar_with_a_huge_header(kind: bytes) -> Build:
-    """A long name (of GNU's tar, or POSIX's) that claims more bytes than any memory has."""
+    """Build a tar with a GNU or POSIX header that claims more bytes than any machine has memory."""
     header = tarfile.TarInfo("x")
     header.type, header.size = kind, 2**45
     return lambda root: put(root / "t.tar", header.tobuf(tarfile.GNU_FORMAT) + bytes(4096))
@@ -88,7 +88,7 @@ def index_outside(root: Path) -> Path:
 
 
 def damaged(form: str, pattern: str, change: Callable[[bytes], bytes] | None) -> Build:
-    """Images in a form of which the first file that a pattern finds is changed, or removed."""
+    """Build images in a form, and change or remove the first file that matches a pattern."""
 
     def build(root: Path) -> Path:
         path = FORMS[form](images(root), root / "data")
@@ -110,7 +110,7 @@ def labels(*columns: Sequence[object]) -> Build:
 
 
 def classes(*names: str) -> Build:
-    """Parquet files whose classes have these names, of a letter each."""
+    """Build a parquet file for each string, whose letters are the names of the classes."""
 
     def build(root: Path) -> Path:
         for number, own in enumerate(names):
@@ -139,7 +139,7 @@ def beton(change: Callable[[bytes], bytes]) -> Build:
 
 
 def foreign(change: Callable[[bytes], bytes]) -> Build:
-    """A .beton file without checksums, as FFCV writes it."""
+    """Build a changed .beton file without checksums, as written by FFCV."""
 
     def without(data: bytes) -> bytes:
         mark = data.index(b"fastsiam")
@@ -149,7 +149,7 @@ def foreign(change: Callable[[bytes], bytes]) -> Build:
 
 
 def with_images(data: bytes, count: int) -> bytes:
-    """Have the header of a .beton file count other images."""
+    """Change the number of images in the header of a .beton file."""
     return data[:8] + count.to_bytes(8, "little") + data[16:]
 
 
@@ -157,7 +157,7 @@ THERE = "images/class0/000.jpg"
 
 
 def listing(header: str, rows: list[list[object]]) -> Build:
-    """A list beside the folder of ``images``."""
+    """Build a CSV list next to the folder of ``images``."""
     return lambda root: write_list(images(root).parent / "list.csv", header, rows)
 
 
@@ -305,7 +305,7 @@ def test_a_split_that_is_not_there(build: Build, words: str, tmp_path: Path) -> 
 
 
 def test_paths_alone_are_refused(tmp_path: Path) -> None:
-    """A path of one image among others that have bytes is that image's fault."""
+    """If only some images lack bytes, the data set opens, and reading such an image fails."""
     import pyarrow as pa
     from pyarrow import parquet as pq
 
@@ -323,7 +323,7 @@ def test_paths_alone_are_refused(tmp_path: Path) -> None:
 
 
 def test_compressed_parquet_is_converted(tmp_path: Path) -> None:
-    """Read in order, it needs no places; an image that is not stored as it is has none either."""
+    """Compressed images have no offset in the file, so they can only be read in order."""
     root = as_compressed(images(tmp_path), tmp_path / "old ones")
     command = "fastsiam convert parquet --source '.*old ones' --out DIR, and pass --data DIR"
     refused(root, f"the images in .* are compressed, so they can only be .*: {command}")
@@ -344,7 +344,7 @@ def test_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         refused(root, r"needs pyarrow: pip install 'fastsiam\[convert\]'$")
 
 
-# What the operating system refuses.
+# Errors of the operating system.
 
 GONE = r"cannot read .*: No such file or directory; check the path$"
 
@@ -359,7 +359,7 @@ def test_a_folder_that_cannot_be_looked_into(
 
 
 def test_files_that_are_gone(tmp_path: Path) -> None:
-    """Their stamps are asked for when a run resumes; a file of a folder, when it is read."""
+    """An archive is missed when a resumed run checks its stamp; an image file, when it is read."""
     folder = images(tmp_path)
     packed = tar(tmp_path / "t.tar", folder_members(folder))
     converted = as_converted(folder, tmp_path / "out") / "train.beton"
@@ -378,11 +378,11 @@ def test_files_that_are_gone(tmp_path: Path) -> None:
             files.decode(index)
 
 
-# Names and contents that are made to mislead.
+# Malicious names and contents.
 
 
 def test_names_of_members_are_no_paths(tmp_path: Path) -> None:
-    """Neither reading nor converting writes where they lead to; hidden ones are skipped."""
+    """Neither reading nor converting writes to such paths. Hidden members are skipped."""
     source, out = tmp_path / "a" / "b", tmp_path / "a" / "out"
     names = ["../../evil/0.jpg", "/tmp/fastsiam-evil/1.jpg", "c/../../../evil/./2.jpg"]
     names += [".checkpoints/0.jpg", "a/._0.jpg", "b/.x/1.jpg"]
