@@ -39,7 +39,7 @@ def skip(reason: str) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
-        pytest.skip("needs a CUDA GPU")  # even with FASTSIAM_NO_SKIP: it cannot be installed
+        pytest.skip("needs a CUDA GPU")  # even with FASTSIAM_NO_SKIP: a GPU cannot be installed
     if item.get_closest_marker("dali") and not _has_dali():
         skip("needs nvidia-dali: pip install 'fastsiam[dali]'")
     if item.get_closest_marker("ffcv") and find_spec("ffcv") is None:
@@ -79,7 +79,7 @@ def write_data(folder: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_handler_of_torch() -> Iterator[None]:
-    """Reset SIGCHLD after each test: the handler that a torch DataLoader sets raises later."""
+    """Reset SIGCHLD after each test: torch's DataLoader sets a handler that can raise later."""
     yield
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 

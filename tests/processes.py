@@ -1,8 +1,8 @@
 """Run commands and ranks in processes forked from one that has imported everything.
 
 Starting Python with torch takes four seconds. Forking a process that has imported torch takes a few
-hundredths. A forked process has its own signals, exit code, environment and output. There are two
-differences. Environment variables that libraries read on import have the values of when the first
+hundredths of a second. A forked process has its own signals, exit code, environment and output, but
+differs in two ways. Variables that libraries read on import have the values of when the first
 process started, and ``atexit`` handlers do not run. Tests that depend on either start Python.
 """
 

@@ -269,7 +269,7 @@ def knn(rank: int, world: int) -> tuple[list[dict[str, float]], list[float]]:
     """Classify with bank and queries split unevenly across ranks, in blocks of 64 rows.
 
     Returns:
-        The results, and a BN's running means after ``share_buffers``. Before, they are the rank.
+        The results, and a BN's running means, initially its rank, after ``share_buffers``.
     """
     fastsiam.evaluate.knn._BLOCK = 64
     bank, bank_labels, queries, labels = knn_problem()

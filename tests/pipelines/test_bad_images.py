@@ -220,7 +220,7 @@ def test_central_crops_leave_bad_images_out(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", THREADED)
 def test_bad_is_what_pillow_refuses(name: str, tmp_path: Path) -> None:
-    """Wherever it is corrupt, even if a decoder reads only part of an image or fills in pixels."""
+    """Wherever the image is corrupt, even if a decoder reads only part of it or fills in pixels."""
     root = readable(name, write_images(tmp_path / "images", classes=2, each=12, side=160))
     generator = np.random.default_rng(0)
     for index in range(IMAGES):

@@ -315,7 +315,7 @@ def test_what_is_not_kept_is_fetched_once(tmp_path: Path, server: Server) -> Non
 
 @pytest.fixture
 def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder for a web server that tests stop: requests without a response soon give up."""
+    """The folder for a web server that tests stop. Requests then give up quickly."""
     pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
     monkeypatch.setenv("FASTSIAM_CLOUD_PATIENCE", "0.5")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))

@@ -1,4 +1,4 @@
-"""Data in object storage equal the data on a disk: images, names, order and views."""
+"""Data sets in object storage equal those on a disk: images, names, order and views."""
 
 from __future__ import annotations
 

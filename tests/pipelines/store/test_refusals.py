@@ -359,7 +359,7 @@ def test_a_folder_that_cannot_be_looked_into(
 
 
 def test_files_that_are_gone(tmp_path: Path) -> None:
-    """An archive is missed when a resumed run checks its stamp; an image file, when it is read."""
+    """A missing archive is an error when a resumed run checks it, an image file when it is read."""
     folder = images(tmp_path)
     packed = tar(tmp_path / "t.tar", folder_members(folder))
     converted = as_converted(folder, tmp_path / "out") / "train.beton"
