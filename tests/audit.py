@@ -25,7 +25,7 @@ def main() -> int:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         packages = json.loads(done.stdout)["dependencies"]
     except (subprocess.TimeoutExpired, ValueError, KeyError) as error:
-        print(f"vulnerabilities are not known: PyPI cannot be reached ({error})")
+        print(f"cannot check for vulnerabilities: PyPI does not answer ({error})")
         return 0
     answered = [package for package in packages if "vulns" in package]
     vulnerable = [package for package in answered if package["vulns"]]
@@ -33,7 +33,7 @@ def main() -> int:
         for one in package["vulns"]:
             versions = ", ".join(one["fix_versions"]) or "no version yet"
             print(f"{package['name']} {package['version']}: {one['id']}, fixed in {versions}")
-    print(f"PyPI knows {len(answered)} of {len(packages)} packages; vulnerable: {len(vulnerable)}")
+    print(f"PyPI has {len(answered)} of {len(packages)} packages; vulnerable: {len(vulnerable)}")
     return int(bool(vulnerable))
 
 

@@ -43,7 +43,7 @@ def wait_for(port: int, *, seconds: float = 120) -> None:
             socket.create_connection(("127.0.0.1", port), 1).close()
             return
         except OSError:
-            assert time.monotonic() < end, f"nobody listens at {port}"
+            assert time.monotonic() < end, f"no server listens on port {port}"
             time.sleep(0.05)
 
 

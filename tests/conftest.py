@@ -33,7 +33,7 @@ REAL_DATA = Path(os.environ.get("FASTSIAM_TEST_DATA", ROOT.parent / "shared" / "
 def skip(reason: str) -> None:
     """Skip a test, or fail it if ``$FASTSIAM_NO_SKIP`` is set."""
     if os.environ.get("FASTSIAM_NO_SKIP"):
-        pytest.fail(f"must not be skipped here: {reason}")
+        pytest.fail(f"FASTSIAM_NO_SKIP is set, so this is a failure: {reason}")
     pytest.skip(reason)
 
 

@@ -50,7 +50,7 @@ def fill(disk: Path) -> Path:
 def _mounted(path: Path, *how: str) -> Iterator[None]:
     done = subprocess.run(["mount", *how, str(path)], capture_output=True, text=True)
     if done.returncode:
-        pytest.skip(f"no right to mount a disk: {done.stderr.strip()}")
+        pytest.skip(f"cannot mount a disk: {done.stderr.strip()}")
     try:
         yield
     finally:

@@ -33,7 +33,7 @@ class Machine:
 def two_machines() -> Iterator[tuple[Machine, Machine]]:
     """Create two machines; skip the test if that is not permitted. Needs root on Linux."""
     if shutil.which("ip") is None:
-        pytest.skip("needs the program ip: apt-get install iproute2")
+        pytest.skip("needs the command ip: apt-get install iproute2")
     one, other = (Machine(f"fs{os.getpid()}{x}", f"10.177.0.{x}") for x in (1, 2))
     with ExitStack() as stack:
         for machine in (one, other):
@@ -56,5 +56,5 @@ def _cable(machine: str) -> str:
 def _ip(*arguments: str, skips: bool = False) -> None:
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
     if done.returncode and skips:
-        pytest.skip(f"no network namespaces with a cable here: {done.stderr.strip()}")
+        pytest.skip(f"cannot create network namespaces: {done.stderr.strip()}")
     done.check_returncode()

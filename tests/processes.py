@@ -100,7 +100,7 @@ class Forked:
             time.sleep(0.01)
         out, err = (Path(self._output.name, name).read_text() for name in ("out", "err"))
         self._output.cleanup()
-        assert ended, f"it, or what it began, is still at work after {timeout} s\n{out}\n{err}"
+        assert ended, f"the process or a child still runs after {timeout} s\n{out}\n{err}"
         assert code is not None
         return subprocess.CompletedProcess((), code, out, err)
 

@@ -89,8 +89,8 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, required=True, help="zip of train/CLASS/*.jpg")
     parser.add_argument("--methods", nargs="*", default=METHOD_CONFIGS)
-    parser.add_argument("--processes", type=int, default=20, help="of each method")
-    parser.add_argument("--times", type=int, default=25, help="repetitions in each process")
+    parser.add_argument("--processes", type=int, default=20, help="processes per method")
+    parser.add_argument("--times", type=int, default=25, help="repetitions per process")
     asked = parser.parse_args()
     os.environ["OMP_WAIT_POLICY"] = "passive"  # spinning next to busy processes takes minutes
     code = 0

@@ -87,7 +87,7 @@ def cluster() -> Iterator[Cluster]:
     if missing:
         pytest.skip(f"needs {', '.join(missing)}: apt-get install slurm-wlm munge")
     if os.geteuid():
-        pytest.skip("needs root, as whom slurmd starts jobs")
+        pytest.skip("needs root to run slurmd")
     with tempfile.TemporaryDirectory(prefix="slurm-") as name, ExitStack() as stack:
         folder, host = Path(name), socket.gethostname().partition(".")[0]
         folder.chmod(0o755)  # munged's socket must be accessible to all users
@@ -113,7 +113,7 @@ def cluster() -> Iterator[Cluster]:
         end = time.monotonic() + 60
         while found.idle < len(_NODES):
             if time.monotonic() > end:
-                pytest.skip(f"SLURM does not start here: {_last_words(folder)}")
+                pytest.skip(f"SLURM does not start: {_last_words(folder)}")
             time.sleep(0.2)
         yield found
 

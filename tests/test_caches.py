@@ -20,7 +20,7 @@ from fastsiam.train.compile import compiling
 
 OTHER = 12345
 """A user ID and group ID that are not in use."""
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change file owners")
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_the_compilers_cache_is_looked_at(
         pass
     cache.chmod(0o777)
     with pytest.raises(BackendError, match="TORCHINDUCTOR_CACHE_DIR"), compiling(small):
-        pytest.fail("it was entered")
+        pytest.fail("the block was entered")
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -108,7 +108,7 @@ def test_the_kernels_cache_is_looked_at(
     monkeypatch.setattr(build, "cache_folder", lambda: cache)
     monkeypatch.setattr(library, "_compiled", lambda: cache if is_there else None)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    monkeypatch.setattr(build, "build", lambda folder: pytest.fail("it was compiled"))
+    monkeypatch.setattr(build, "build", lambda folder: pytest.fail("the kernels were compiled"))
     cache.chmod(0o777)
     library._folder.cache_clear()
     try:
@@ -129,7 +129,7 @@ def test_the_lock_of_the_build_follows_no_link(
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     (tmp_path / f"fastsiam-build-{os.getuid()}").symlink_to(mine)
     with pytest.raises(OSError), library._build_lock():
-        pytest.fail("the lock was had")
+        pytest.fail("the lock was acquired")
     assert mine.read_text() == "precious"
     (tmp_path / f"fastsiam-build-{os.getuid()}").unlink()
     with library._build_lock():

@@ -50,7 +50,7 @@ def test_the_wheel_owns_one_name(tmp_path: Path) -> None:
     for name in (name for name in names if name.endswith(".so")):
         content = zipfile.ZipFile(wheel).read(name)
         newest = max(map(int, re.findall(rb"\bGLIBC_2\.(\d+)", content)))
-        assert newest <= 24, f"{name} would not load where glibc is older than 2.{newest}"
+        assert newest <= 24, f"{name} does not load with glibc older than 2.{newest}"
     licence = "LICENSE.libjpeg-turbo"
     inside = library.jpeg() is not None and library.jpeg().fastsiam_jpeg_version() > 0
     (info,) = {name.split("/")[0] for name in names if ".dist-info/" in name}

@@ -47,7 +47,7 @@ def test_every_epoch_has_the_shares_and_shows_all_images_of_a_data_set_alike(
     images, seen = len(mixture), np.zeros(len(mixture), np.int64)
     for epoch in range(start, start + epochs):
         numbers = mixture.epoch(seed, epoch)
-        assert len(np.unique(numbers)) == images, "two places would be drawn the same views"
+        assert len(np.unique(numbers)) == images, "two positions would get the same views"
         shown = mixture.sets[positions_of(numbers)]
         wanted = np.array(mixture.weights) / sum(mixture.weights) * images
         assert np.bincount(shown, minlength=len(wanted)).tolist() == mixture.shares()

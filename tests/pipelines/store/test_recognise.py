@@ -17,14 +17,14 @@ from tests.sources import WNIDS, jpeg, put, tar
 DEEP = ["a/aa.jpg", "a/z.jpg", "a/sub/a.jpg", "a/sub/b.jpg", "a-b/c.jpg", "b/x/y/z.jpg"]
 KAGGLE = [f"ILSVRC/Data/CLS-LOC/train/{wnid}/0.JPEG" for wnid in WNIDS]
 CASES: dict[str, tuple[dict[str, Any], dict[str, list[str]]]] = {
-    "class folders may be deep, and others hidden or empty": (
+    "deep class folders, hidden and empty folders": (
         {"zebra/a.jpg": "", "ant/deep/deeper/b.JPEG": "", "ant/c.PNG": "", "empty/x.txt": "",
          "ant/notes.txt": "", ".hidden/x.jpg": "", "ant/._c.jpg": "", ".cache/x.parquet": ""},
         {"train": ["ant/c.PNG", "ant/deep/deeper/b.JPEG", "zebra/a.jpg"]},
     ),
     "deep folders": (dict.fromkeys(DEEP, ""), {"train": DEEP}),
     "deep folders in a tar": ({"t.tar": DEEP[::-1]}, {"train": DEEP}),
-    "a word within a name tells no split": (
+    "a word within a name is not a split": (
         {"carnival.tar": ["a/0.jpg"], "._train.tar": ""}, {"train": ["a/0.jpg"]}
     ),
     "Kaggle's": (dict.fromkeys(KAGGLE, ""), {"train": [f"{wnid}/0.JPEG" for wnid in WNIDS]}),
@@ -32,7 +32,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, list[str]]]] = {
         {"Train/a/0.jpg": "", "Validation/a/1.jpg": ""},
         {"train": ["a/0.jpg"], "val": ["a/1.jpg"]},
     ),
-    "still other names of splits": (
+    "more names of splits": (
         {"training/a/0.jpg": "", "test/a/1.jpg": ""}, {"train": ["a/0.jpg"], "val": ["a/1.jpg"]}
     ),
     "a class called train": (

@@ -171,20 +171,20 @@ CASES: dict[str, tuple[Build, str]] = {
         "has folders Train/ and train/ for one split: move the images from one to the other",
     ),
     "one image": (lambda root: put(root / "a.jpg", jpeg(0)), "is neither a folder of images nor a"),
-    "images beside folders": (
+    "images next to folders": (
         lambda root: put(put(root / "c" / "two.jpg").parents[1] / "one.jpg").parent,
         r"both outside folders \(one.jpg\) and in folders \(c/\)",
     ),
-    "data sets beside each other": (
+    "several data sets": (
         lambda root: write_images(write_images(root / "b/train").parents[1] / "a/train").parents[1],
         r"separate data sets: pass one of them, such as .*a$",
     ),
-    "compressed as a whole": (lambda root: put(root / "t.tar.gz"), "is compressed: unpack it"),
+    "a compressed tar": (lambda root: put(root / "t.tar.gz"), "is compressed: unpack it"),
     # tars
     "a sparse image": (sparse_tar("a.jpg"), "a sparse file; create the tar without --sparse"),
     "another sparse file": (sparse_tar("a.bin"), "a sparse file; create the tar without"),
     "an empty tar": (lambda root: put(root / "t.tar"), "is empty"),
-    "gzip for a tar": (lambda root: put(root / "t.tar", gzip.compress(b"x")), "is compressed"),
+    "a gzip named tar": (lambda root: put(root / "t.tar", gzip.compress(b"x")), "is compressed"),
     "two splits in a tar": (
         tar_of("data/train/a/0.jpg", "data/train/b/1.jpg", "data/val/a/2.jpg"),
         "train/ and others: unpack it, or create one tar per",
@@ -192,7 +192,7 @@ CASES: dict[str, tuple[Build, str]] = {
     "a damaged header": (
         tar_damaged(lambda d: d.replace(b"1/5.jpg", b"1/5?jpg")), f"{WHOLE_TAR}.*or truncated"
     ),
-    "cut in a later image": (tar_damaged(lambda d: d[: d.index(b"1/5.jpg") + 900]), WHOLE_TAR),
+    "cut off in a later image": (tar_damaged(lambda d: d[: d.index(b"1/5.jpg") + 900]), WHOLE_TAR),
     "another tar behind it": (
         tar_damaged(lambda d: d + d), "another tar after its end, at .* or join them with tar --con"
     ),
@@ -204,19 +204,19 @@ CASES: dict[str, tuple[Build, str]] = {
     "a huge POSIX header": (tar_with_a_huge_header(tarfile.XHDTYPE), WHOLE_TAR),
     "a link to an image": (link_in_tar(tarfile.SYMTYPE), "a link to 0.jpg; .* tar --dereference$"),
     "an image's second name": (link_in_tar(tarfile.LNKTYPE), "0.jpg; .* tar --hard-dereference$"),
-    "a number that is no class": (
+    "a number that is not a class": (
         tar_of("0.jpg", more=[("0.cls", b"99999999999")]), "which is not a class number"
     ),
     "an index that leads outside": (index_outside, r"t\.tar is damaged: image 1 lies outside the"),
     # lists of files
-    "CSV without a line": (
+    "an empty CSV": (
         lambda root: put(root / "a.csv"), "has no column 'path', only none: name"
     ),
-    "Latin letters": (
+    "CSV in Latin-1": (
         lambda root: put(root / "a.csv", b"path,label\na.jpg,caf\xe9\n"),
         "is not UTF-8: save it as UTF-8",
     ),
-    "files of a list that are gone": (
+    "missing files of a list": (
         listing("path,label", [[THERE, "a"], ["x.jpg", "b"], ["y.jpg", "b"]]),
         "2 of 3 that were checked, the first .*x.jpg; paths",
     ),
@@ -230,10 +230,10 @@ CASES: dict[str, tuple[Build, str]] = {
     ),
     "an open quote": (lambda root: put(root / "a.csv", b'path\n"a.jpg\n'), "is damaged in line 2"),
     # tables
-    "a table that is cut": (
+    "a truncated table": (
         damaged("saved", "data-00001*", lambda d: d[:2000]), r"data-00001-of-00003.arrow"
     ),
-    "a table that is gone": (damaged("saved", "data-00001*", None), r"data-00001-of-00003.arrow"),
+    "a missing table": (damaged("saved", "data-00001*", None), r"data-00001-of-00003.arrow"),
     "a damaged state.json": (
         damaged("saved", "state.json", lambda _: json.dumps({"_data_files": "none"}).encode()),
         r"state.json cannot be read: .*; save the data set again",
@@ -242,31 +242,31 @@ CASES: dict[str, tuple[Build, str]] = {
         damaged("hub", "train-*", lambda d: d.replace(b"\x05image\x05by", b"\x05imagf\x05by")),
         r"\.parquet is damaged: row group 0 has no column 'image.b",
     ),
-    "no parquet": (
+    "not a parquet file": (
         lambda root: put(root / "a.parquet", b"PAR1 and no more"), "is not a complete parquet file"
     ),
-    "no column of images": (no_image_column, r"no column that can hold images .*, only 'la\\nbel'"),
+    "no image column": (no_image_column, r"no column that can hold images .*, only 'la\\nbel'"),
     "other classes in a second file": (
         classes("ab", "bc"), r"train-1.* and .*train-0.* have different classes: .* each"
     ),
     "numbers and names": (labels([0, 1], "ab"), "numbers in some files and names in others"),
     # .beton files
-    "a zip for a beton": (beton(lambda d: b"PK\x03\x04" + d[4:]), "its format is"),
+    "a zip named beton": (beton(lambda d: b"PK\x03\x04" + d[4:]), "its format is"),
     "half a beton": (beton(lambda d: d[:3000]), "annex is missing|incomplete"),
-    "a row less": (beton(lambda d: d[:-24]), "lacks images"),
+    "a missing row": (beton(lambda d: d[:-24]), "lacks images"),
     "a damaged mark": (
         beton(lambda d: d.replace(b"fastsiam", b"fastsial", 1)),
         "the arguments of its image field are not fastsiam's",
     ),
     "no images in a beton": (foreign(lambda d: with_images(d, 0)), "holds no images"),
-    "more images than there is room for": (
+    "more images than fit": (
         foreign(lambda d: with_images(d, 10**6)), "it ends before its metadata of 1,000,000 images"
     ),
-    "a table that is cut off": (foreign(lambda d: d[:-5]), "its allocation table is incomplete"),
-    "a table that is too long": (
+    "a cut-off allocation table": (foreign(lambda d: d[:-5]), "its allocation table is incomplete"),
+    "an oversized allocation table": (
         foreign(lambda d: d + bytes(1200)), "its allocation table is not at the end of the file"
     ),
-    # archives of others
+    # third-party archives
     "half of CIFAR": (
         lambda root: put(root / "cifar-10-python.tar.gz",
                          cifar(root / "whole.gz").read_bytes()[:1000]),
