@@ -19,7 +19,6 @@ _COMMAND = (
 
 
 def main() -> int:
-    """Run pip-audit and print the verdict."""
     command = [sys.executable, "-m", "pip_audit", *_COMMAND]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -13,7 +13,6 @@ from fastsiam.cli import app
 
 @cache
 def program() -> Any:
-    """Return fastsiam's click command group."""
     return typer.main.get_command(app)
 
 

@@ -163,7 +163,6 @@ def variant(rank: int, world: int, name: str, **settings: Any) -> dict[str, Any]
 
 
 def variants(rank: int, world: int, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Run ``variant`` for several variants."""
     return {name: variant(rank, world, name) for name in names}
 
 

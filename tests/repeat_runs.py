@@ -56,7 +56,6 @@ def run_once(config: TrainConfig) -> dict[str, int]:
 
 
 def digest(*tensors: Tensor) -> int:
-    """Return a checksum of the tensors' bytes."""
     flat = (t.contiguous().view(-1).view(torch.uint8) for t in tensors)
     return zlib.crc32(b"".join(t.numpy().tobytes() for t in flat))
 

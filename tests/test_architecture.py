@@ -61,7 +61,6 @@ def imports(path: Path, *, top_level: bool = False) -> Iterator[str]:
 
 
 def floors_of(path: Path) -> set[str]:
-    """Return the layers that a file imports."""
     names = [name.split(".") for name in imports(path)]
     own = {parts[1] if len(parts) > 1 else "__init__" for parts in names if parts[0] == "fastsiam"}
     return {name if name in FLOORS else "__init__" for name in own}  # fastsiam.__version__

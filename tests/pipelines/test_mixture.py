@@ -31,7 +31,6 @@ from tests.sources import jpeg, put, rotated_jpeg, tar
 
 @st.composite
 def mixtures(draw: st.DrawFn) -> Mixture:
-    """Draw a mixture of two to four data sets of 1 to 300 images."""
     counts = draw(st.lists(st.integers(1, 300), min_size=2, max_size=4))
     weights = [draw(st.floats(0.01, 100)) for _ in counts]
     window = draw(st.sampled_from([0, 1, 50]))
