@@ -1,4 +1,4 @@
-"""Files are there whole or not at all, and what fails is told in one line with what to do."""
+"""Files are written completely or not at all, and errors say in one line what to do."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_an_address_is_no_place_to_write(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A folder ``s3:`` would be made here."""
+    """Otherwise a local folder ``s3:`` would be created."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FastSiamError, match=r"^cannot write to s3://bucket/x: .* upload it after"):
         write(Path("s3://bucket/x"), images)
@@ -93,7 +93,7 @@ def test_an_address_is_no_place_to_write(
 
 
 def test_a_full_disk_in_the_words_of_a_library(tmp_path: Path) -> None:
-    """torch's and safetensors' errors have no number: the system's stands in their place."""
+    """torch's and safetensors' errors have no errno: the system's error is shown instead."""
     content = {"weight": torch.zeros(10**6)}
     with small_disk(tmp_path / "disk", 2) as disk:
         (disk / "file").write_text("old")
@@ -132,7 +132,7 @@ def test_a_pipe_is_written_and_stays(tmp_path: Path) -> None:
 
 
 def test_a_pipe_without_a_name_is_written() -> None:
-    """Such as /dev/stdout of a command whose output another one reads."""
+    """Such as /dev/stdout of a command that is piped into another."""
     read, write = os.pipe()
     with atomic_write(Path(f"/dev/fd/{write}")) as temporary:
         temporary.write_text("through")

@@ -1,4 +1,4 @@
-"""What a run says of its images before it starts: orientation, transparency, bit depth."""
+"""Messages about images before a run starts: orientation, transparency and bit depth."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_what_options_affect_is_said(images: Path) -> None:
     picture(1).convert("RGBA").save(folder / "b.png")
     Image.fromarray(np.zeros((30, 40), np.uint16)).save(folder / "c.png")
     store = open_split(DataConfig(data=str(images)), "val")
-    assert survey(store, store.rules) == []  # ordinary images are not worth a line
+    assert survey(store, store.rules) == []  # ordinary images need no message
     store = open_split(DataConfig(data=str(images)), "train")
     for rules, exif, alpha in (
         (store.rules, "ignored; --exif apply turns them upright", "dropped; --alpha white or"),

@@ -1,4 +1,4 @@
-"""A data set into files and back: splits, samples, parts, and the same views as before."""
+"""Conversion of data sets: splits, samples and parts, with the same images afterwards."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_folder_with_two_splits(images: Path, tmp_path: Path) -> None:
 def test_a_conversion_goes_beside_its_source(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However the source is named: so the originals stay what ``--data`` of their folder means."""
+    """However the source is named. So ``--data`` with its folder still means the originals."""
     monkeypatch.chdir(images)
     for source in (str(images), ".", "train/..", f"{images}/"):
         written = convert("folder", ConvertConfig(source=source, limit=3), Console(quiet=True))
@@ -75,7 +75,7 @@ def test_limit_keeps_the_balance_and_the_seed_chooses(tmp_path: Path) -> None:
 
 
 def test_a_part_may_have_no_images(tmp_path: Path) -> None:
-    """As the split has too few, or all are bad: its file belongs to the data set like others."""
+    """If the split has too few, or all are bad. An empty part belongs to the data set as well."""
     train = write_images(tmp_path / "images" / "train", classes=2, each=2)
     write_images(tmp_path / "images" / "val", classes=1, each=1)
     for number in range(2):
@@ -97,7 +97,7 @@ def test_a_part_may_have_no_images(tmp_path: Path) -> None:
 
 
 def test_parts_are_one_data_set(images: Path, tmp_path: Path) -> None:
-    """As a SLURM array makes them; then merged into one file."""
+    """As converted by a SLURM array; then merged into one file."""
     source, out = images / "train", tmp_path / "parts"
     for number in (2, 1):
         run("folder", source, out, part=f"{number}/3")
@@ -144,7 +144,7 @@ def test_settings_that_make_no_sense(options: dict[str, Any], message: str) -> N
 @pytest.mark.alone
 @pytest.mark.parametrize("count", rest_slow([25_000, 100_000]))
 def test_memory_does_not_grow_with_the_data(count: int, tmp_path: Path) -> None:
-    """An image more costs less than its bytes, in the parent and its worker, beside the tar."""
+    """Parent and worker need less memory per image than its bytes, without the mapped tar."""
     few, many = (tmp_path / name / "t.tar" for name in ("few", "many"))
     before, after = peaks_of_images(5_000, few), peaks_of_images(count, many)
     mapped = many.stat().st_size - few.stat().st_size
@@ -153,11 +153,11 @@ def test_memory_does_not_grow_with_the_data(count: int, tmp_path: Path) -> None:
         (end - start - mapped) / more for start, end in zip(before, after, strict=True)
     )
     assert parent < 1024 and worker < 512
-    assert max(after) < 400_000 * 1024  # of 100,000 images, 154,000 kB are the mapped tar
+    assert max(after) < 400_000 * 1024  # with 100,000 images, the mapped tar is 154,000 kB
 
 
 def peaks_of_images(count: int, path: Path) -> tuple[int, ...]:
-    """Convert small images from a tar; return the parent's peak and the worker's, in bytes."""
+    """Convert small images from a tar; return the peak memory of parent and worker in bytes."""
     data = [jpeg(i) for i in range(50)]
     tar(path, [(f"c{i % 7}/{i:06d}.jpg", data[i % 50]) for i in range(count)])
     script = (
@@ -194,7 +194,7 @@ def test_what_training_cannot_tell_any_more_is_told_before(tmp_path: Path) -> No
 
 
 def test_the_official_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With no options: found under the data root, converted beside it, read from there."""
+    """Without options: found in the data root, converted next to it and read from there."""
     root, out = tmp_path / "my data", tmp_path / "my data-beton"
     monkeypatch.setenv("FASTSIAM_DATA", str(root))
     imagenet(root)

@@ -1,4 +1,4 @@
-"""What is found of damage to converted files."""
+"""Detection of corrupt converted files."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.processes import fastsiam
 def test_damage_inside_a_jpeg_is_found_by_decoding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a conversion, and in files of versions that kept such images by verify --decode."""
+    """By a conversion, and by verify --decode in files of versions that kept such images."""
     write_images(tmp_path / "images", classes=1, each=3)
     bad = tmp_path / "images" / "class0" / "001.jpg"
     data = bad.read_bytes()
-    # Without its tables the header is whole and the end is there, but nothing can be decoded.
+    # Without tables, the header and the end marker are intact, but the image cannot be decoded.
     start = data.index(b"\xff\xdb")
     end = data.index(b"\xff\xc0")
     bad.write_bytes(data[:start] + data[end:])
@@ -40,7 +40,7 @@ def test_damage_inside_a_jpeg_is_found_by_decoding(
 def test_verify_holds_files_against_the_manifest(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And says in a line if there is nothing that it can verify."""
+    """It also says in one line if there is nothing to verify."""
     out = tmp_path / "out"
     run("folder", images, out)
     run("folder", images, tmp_path / "other", limit=9)

@@ -1,4 +1,4 @@
-"""What is read of an image's header equals what Pillow says, on every kind there is."""
+"""The parser of image headers agrees with Pillow on every kind of image."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_sizes_and_oddities(data: bytes, flags: int) -> None:
 
 
 def test_a_thumbnail_does_not_end_an_image() -> None:
-    """The picture within the EXIF data has an end marker of its own."""
+    """The thumbnail in the EXIF data has its own end marker."""
     body = jpeg(0)
     segment = b"Exif\x00\x00" + jpeg(1)
     data = body[:2] + b"\xff\xe1" + (len(segment) + 2).to_bytes(2, "big") + segment + body[2:]
@@ -67,7 +67,7 @@ def test_bad_headers_say_why(data: bytes, reason: str) -> None:
 def test_what_stands_in_the_midst_of_the_code(
     progressive: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An end, restarts, further scans of a progressive image are as they shall be; no other is."""
+    """Valid markers are the end, restarts and, in a progressive image, further scans."""
     if not compiled:
         monkeypatch.setattr(library, "kernels_if_any", lambda: None)
     data = jpeg(1, progressive=progressive, restart_marker_blocks=1)
