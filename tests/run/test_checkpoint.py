@@ -1,4 +1,4 @@
-"""Checkpoints: atomic writes, safe loading of plain tensors only, and errors for foreign files."""
+"""Checkpoints: atomic writes, safe loading of plain tensors, and errors for other files."""
 
 from __future__ import annotations
 

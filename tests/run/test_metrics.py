@@ -166,7 +166,7 @@ class GpuEvent:
 def test_clock_tells_waiting_from_working(
     device: str, load: float, work: float, waited: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU with a full queue blocks the host in the loader's launches. This is not data wait."""
+    """A full GPU queue blocks the host in the loader's launches. That must not count as waiting."""
     times = Times(monkeypatch)
     finish = 0.25  # the time to augment the batch, on the device of the model
 
