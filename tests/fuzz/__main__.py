@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz [TARGET ...] --cases N`: damage files, and read them."""
+"""`python -m tests.fuzz [TARGET ...] --cases N`: corrupt files at random and read them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fuzz.targets import TARGETS
 
 
 def main() -> int:
-    """Run the cases that are asked for; exit code 1 if one of them went wrong."""
+    """Run the requested cases; return 1 if any of them failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(TARGETS))
     parser.add_argument("--cases", type=int, default=1000, help="of each target")
