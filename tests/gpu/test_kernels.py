@@ -46,7 +46,7 @@ def behind_two_gib(function: Any, pixels: Tensor, start: NDArray[np.int64], *arg
 def test_the_photometric_kernels_equal_the_reference(
     dtype: torch.dtype, photographs: list[Image.Image]
 ) -> None:
-    """Two views of 224 pixels and three of 96 pixels, with solarisation and wide blur."""
+    """Results are bitwise equal for views of two sides, with solarisation and wide blur."""
     sides = {24: 224, 12: 96}
     views = tuple(
         replace(view, crop=sides[view.crop], blur_sigma_min=0.05, blur_sigma_max=6.0)

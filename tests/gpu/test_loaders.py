@@ -103,7 +103,7 @@ def test_a_loader_takes_no_memory_of_another_gpu(images: Path) -> None:
 def test_the_jpeg_engine_is_engaged(images: Path) -> None:
     """nvImageCodec's log shows the engine while DALI decodes."""
     if torch.cuda.get_device_capability() not in {(8, 0), (9, 0), (10, 0)}:
-        pytest.skip("this GPU need not have a JPEG engine")  # A100, H100, H200 and B200 have one
+        pytest.skip("this GPU may lack a JPEG engine")  # A100, H100, H200 and B200 have one
     done = subprocess.run(
         [sys.executable, "-c", ENGINE, str(images / "train")],
         env={**os.environ, "DALI_NVIMGCODEC_LOG_LEVEL": "3"},

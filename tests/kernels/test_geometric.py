@@ -26,7 +26,7 @@ DECODE = ctypes.CFUNCTYPE(
     *(ctypes.POINTER(ctypes.c_int32), ctypes.c_void_p, ctypes.POINTER(Made)),
 )
 pytestmark = pytest.mark.skipif(
-    int(PIL.__version__.split(".")[0]) < 13, reason="Pillow resizes in another order"
+    int(PIL.__version__.split(".")[0]) < 13, reason="Pillow before 13 resizes in another order"
 )
 
 

@@ -124,8 +124,8 @@ def test_zig_compiles_for_named_processors_and_leaves_nothing(
     assert not any(Path(line.split()[0]).exists() for line in lines)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="ldd is Linux's")
-@pytest.mark.skipif(build.FOLDER in os.environ, reason="sanitized libraries need others")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs ldd of Linux")
+@pytest.mark.skipif(build.FOLDER in os.environ, reason="sanitized libraries have more dependencies")
 def test_libraries_of_others_are_not_needed_or_hidden() -> None:
     """They run with any libstdc++, and hide their libjpeg from Pillow's and torchvision's."""
 

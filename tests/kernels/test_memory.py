@@ -85,7 +85,7 @@ def test_a_process_survives_a_lack_of_memory(work: Callable[[], None]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.skipif(build.FOLDER not in os.environ, reason="only make memory-check sets it")
+@pytest.mark.skipif(build.FOLDER not in os.environ, reason="only for `make memory-check`")
 def test_sanitized_kernels_see_one_byte_too_many() -> None:
     """The write is in a scratch buffer of compiled code, whose size is normally rounded up."""
     done = Forked(write_behind_a_room).wait()
@@ -98,7 +98,7 @@ def write_behind_a_room() -> None:
 
 
 @pytest.mark.skipif(
-    "malloc_debug" not in os.environ.get("LD_PRELOAD", ""), reason="only make memory-check sets it"
+    "malloc_debug" not in os.environ.get("LD_PRELOAD", ""), reason="only for `make memory-check`"
 )
 def test_the_checked_malloc_sees_one_byte_too_many() -> None:
     done = Forked(write_behind_an_allocation).wait()

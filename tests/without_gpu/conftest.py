@@ -17,7 +17,7 @@ from .fake_gpu import Gpu, fake_gpu
 def gpu() -> Iterator[Gpu]:
     """A machine with a fake GPU. Skipped if there is a real one, which tests/gpu covers."""
     if torch.cuda.is_available():
-        pytest.skip("there is a real GPU")
+        pytest.skip("this machine has a real GPU")
     with fake_gpu() as gpu:
         yield gpu
 

@@ -107,7 +107,7 @@ def test_a_step_of_other_methods(name: str, gpu: Gpu) -> None:
     assert {one.dtype for one in logits} == ({torch.float32} if shape else set())
 
 
-@pytest.mark.skipif(torch.version.cuda is None, reason="needs a torch that knows cuDNN's layouts")
+@pytest.mark.skipif(torch.version.cuda is None, reason="needs a torch built with CUDA")
 @pytest.mark.parametrize(
     ("channels_last", "backbone", "stem", "convolutions"),
     [(True, "resnet18", "imagenet", 20), (False, "resnet18", "cifar", 20)],
