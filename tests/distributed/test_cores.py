@@ -71,7 +71,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[set[int
 def test_the_quota_of_a_container_counts(
     files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The quota limits loaders and torch: with more threads than cores, threads would only wait.
+    """The quota limits loaders and torch, because additional threads would wait for each other.
 
     It also applies to the recorded environment and to what bench measures.
     """

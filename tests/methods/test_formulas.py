@@ -208,7 +208,7 @@ def test_loss_and_gradients(case: Case) -> None:
 
 @pytest.mark.parametrize("group", [2, 4])
 def test_keys_are_normalised_in_other_groups_than_queries(group: int) -> None:
-    """MoCo with BN over parts of the batch: shared statistics would let a key leak its query."""
+    """MoCo with BN over parts of the batch: shared statistics would let a key reveal its query."""
     case = RELATED["mocov2, parts"]
     method, batch = of(case, normed=True), images_of(case)
     kept = Kept(case, method)

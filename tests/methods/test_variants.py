@@ -91,7 +91,7 @@ def test_compiled_steps_are_the_same_steps(name: str) -> None:
 
 @pytest.mark.slow
 def test_compiled_two_ranks_are_one(ranks: Ranks) -> None:
-    """DDP's buckets also split the graph where some views are encoded without gradients."""
+    """DDP's buckets split the graph, and some of its views are encoded without gradients."""
     wide: dict[str, Any] = {"dim": 512, "projector_dim": 512, "predictor_dim": 256}
     parts = ranks("variant", 2, name="asymmetric", compile="on", **wide)
     whole = rank_jobs.variant(0, 1, "asymmetric", compile="off", **wide)

@@ -206,7 +206,7 @@ def test_clock_tells_waiting_from_working(
 def test_ranks_stop_at_a_step_that_all_of_them_know(
     rank: int, world: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Threads of ranks may finish at other times. A single process stops as soon as it knows."""
+    """Ranks agree although their threads end at different times. A single process stops at once."""
     monkeypatch.setattr(loop, "host_is_idle", lambda device: True)
     monkeypatch.setattr(loop, "StopSignals", lambda place: None)  # the other ranks do not exist
     config = with_settings(TrainConfig(), on_collapse="stop", tracker="none")

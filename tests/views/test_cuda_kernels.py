@@ -42,7 +42,7 @@ from fastsiam.pipelines.job import crop_views
 from fastsiam.views.photometric import cuda as photometric_cuda
 
 Run = Callable[..., Any]
-"""Call a function where its kernels can run; its first argument is one or several CPU tensors."""
+"""Calls a function where its kernels can run. Its first argument is one or more CPU tensors."""
 
 OFF = AugmentConfig.alike(jitter_p=0, gray_p=0, blur_p=0)
 
@@ -51,7 +51,7 @@ OFF = AugmentConfig.alike(jitter_p=0, gray_p=0, blur_p=0)
 def interpreted() -> Iterator[Run]:
     """Call a function in a process in which Triton interprets kernels on the CPU.
 
-    Triton decides this at its import and patches its own functions, hence the separate process.
+    Triton decides this at its import and patches its own functions, so it needs a process.
     """
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         with pytest.MonkeyPatch.context() as patch:

@@ -1,6 +1,6 @@
 """The photometric stage compared with torchvision on PIL images from real JPEGs.
 
-The reference and the compiled CPU code must be equal in every operation and in the whole chain: 0
+The reference and the compiled CPU code must be equal in every operation and in the full chain: 0
 of 255 levels. Normalisation may differ by float32 rounding, a thousandth of a level. Other dtypes
 are the float32 values, rounded to nearest.
 """
