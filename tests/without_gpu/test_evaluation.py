@@ -1,4 +1,4 @@
-"""Evaluation on a fake GPU: up to the counts, which are asked for at the end, nothing waits."""
+"""Evaluation on a fake GPU: the host waits only for the final counts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_features_and_neighbours(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_convolutions_are_not_autotuned_in_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training, which has one shape, is: the switch is restored after each batch."""
+    """Training, which has a single shape, keeps autotuning: each batch restores the switch."""
     seen = []
 
     def network(image: torch.Tensor) -> torch.Tensor:
@@ -64,7 +64,7 @@ def test_convolutions_are_not_autotuned_in_evaluations(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("optimizer", ["sgd", "lars"])
 def test_linear_heads(optimizer: Any, gpu: Gpu) -> None:
-    """Of three rates."""
+    """Train heads with three learning rates."""
     training = SupervisedTraining(
         LinearConfig(optimizer=optimizer, batch=8, epochs=2, lrs=(0.1, 1, 10)),
         features=12, classes=CLASSES, steps_per_epoch=3, place=PLACE,
@@ -78,7 +78,7 @@ def test_linear_heads(optimizer: Any, gpu: Gpu) -> None:
 
 
 def test_fine_tuning(gpu: Gpu) -> None:
-    """Steps of the whole network, with fp16's scaler, and its scores."""
+    """Take steps of the entire network with fp16's scaler, and compute scores."""
     dtype = torch.float16
     training = SupervisedTraining(
         FinetuneConfig(batch=8, epochs=2), build_method(MODEL).backbone, features=32,
