@@ -72,8 +72,7 @@ def work_of(module: nn.Module, x: int, y: int, *, first: bool) -> Layer | None:
     if isinstance(module, (nn.Conv2d, nn.Linear)):
         multiplied = prod(module.weight.shape[1:]) * y
         # Forward reads x and writes y. Both gradients read the gradient of y. The weight gradient
-        # reads x; the input gradient, which the first layer does not compute, writes that
-        # of x.
+        # reads x. The input gradient, which the first layer does not compute, writes that of x.
         return Layer(
             flops=2 * multiplied * (2 if first else 3),
             elements=(x + y) + (y + x) + (0 if first else y + x),
