@@ -130,8 +130,7 @@ def test_projections_of_images_without_labels_and_a_broken_image(run: Path, tmp_
 def test_neighbours_of_training_images(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training images are the queries if there is no validation split; an image is never its
-    own neighbour."""
+    """Without a validation split they are the queries; an image is never its own neighbour."""
     grid = Mock(return_value=Image.new("RGB", (1, 1)))
     monkeypatch.setattr("fastsiam.evaluate.feature_files.picture_grid", grid)
     folder = write_images(tmp_path / "own", classes=3, each=4)
