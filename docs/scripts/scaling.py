@@ -96,13 +96,7 @@ def step_seconds(gpus: int, batch: int, model: Sizes, *, grouped: bool) -> float
 
 
 def lost(faults: float, minutes: float, model: Sizes) -> float:
-    """Return the share of time lost.
-
-    Args:
-        faults: faults per day.
-        minutes: minutes between checkpoints.
-        model: sizes of the model, for the time to save a checkpoint.
-    """
+    """Return the share of time lost with ``faults`` a day and a checkpoint every ``minutes``."""
     return faults * (minutes / 2 + RESTART) / (24 * 60) + model.checkpoint / DISK / 60 / minutes
 
 

@@ -15,10 +15,7 @@ from tests.conftest import ROOT, write_images
 
 @pytest.fixture(scope="session", autouse=True)
 def server_of_all_tests() -> None:
-    """Start the tests' shared fork server in ROOT, where it can import ``tests``.
-
-    Runners are forked from it.
-    """
+    """Start the fork server of tests and runners in ROOT, where it can import ``tests``."""
     here = Path.cwd()
     os.chdir(ROOT)
     try:

@@ -25,14 +25,7 @@ def made(
     ceiling: tuple[str, int] = ("", 0),
     **more: Any,
 ) -> Record:
-    """Build a record.
-
-    Args:
-        walls: seconds of each repeat; one repeat of 2 seconds by default.
-        torchvision: speed of torchvision in images/s; 0 leaves it out.
-        baseline, ceiling: name and speed in images/s.
-        more: other fields of ``Row``.
-    """
+    """Build a record; ``walls`` are seconds per repeat, compared speeds are in images/s."""
     speeds = {"today's": torchvision, "base": baseline[1], "limit": ceiling[1]}
     timings = {key: Timing([Sample(1.0, 1.0)], speed) for key, speed in speeds.items() if speed}
     timings[name] = Timing([Sample(wall, cpu) for wall in walls or (2.0,)], images)

@@ -180,7 +180,6 @@ def test_a_signal_ends_the_runs_too(tmp_path: Path) -> None:
 
 
 def _soak_for_ever(out: Path, pid: Path) -> None:
-    """Run a soak whose run only sleeps."""
     code = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     tempfile.tempdir = None  # the parent's value may be cached
     vars(module)["make_images"] = lambda *_: None

@@ -30,11 +30,7 @@ from tests.train.runs import OLD, history
 
 
 def invoke(*arguments: str, code: int = 0) -> tuple[list[tuple[str, TrainConfig]], str]:
-    """Pass arguments to a command that takes settings.
-
-    Returns:
-        The (recipe, settings) of each call, and the output with its whitespace collapsed.
-    """
+    """Pass arguments to a command that takes settings; return its calls and its output."""
     got: list[tuple[str, TrainConfig]] = []
     app = Commands(rich_markup_mode=None)
 

@@ -33,8 +33,6 @@ SHELL = {
 
 @dataclass(frozen=True)
 class Block:
-    """A code block on a page."""
-
     page: Path
     line: int
     language: str

@@ -59,7 +59,6 @@ def paper(study: str) -> dict[str, Any]:
 
 
 def test_the_papers_numbers() -> None:
-    """At the paper's scale, rows have the settings of the paper."""
     batches = paper("batch").values()
     assert [one.optim.batch for one in batches] == [64, 128, 256, 512, 1024, 2048, 4096]
     assert [one.optim.warmup_epochs for one in batches] == [0, 0, 0, 0, 10, 10, 10]

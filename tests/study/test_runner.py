@@ -293,7 +293,6 @@ def _process_of_the_run(work: Forked) -> int:
 
 
 def _is_stopped(process: int) -> bool:
-    """Check whether all threads of a process are stopped."""
     stats = [path.read_text() for path in Path(f"/proc/{process}/task").glob("*/stat")]
     return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 

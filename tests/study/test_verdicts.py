@@ -45,7 +45,6 @@ def test_an_interval_is_students() -> None:
 
 
 def collapsed(seed: int) -> Result:
-    """Build the result of a collapsed run."""
     return result(seed, 11, z_std=0.01, rank=1.2)
 
 

@@ -35,7 +35,6 @@ def tiny(*, epochs: int = 2, lr: float = 0.5) -> Scale:
 def tiny_runs(
     data: Path, out: Path, scale: Scale, *, study: str = "stop-gradient", seeds: int = 1
 ) -> list[Run]:
-    """Return a study's runs at a tiny scale, on the CPU."""
     own = scale.on(str(data), gpus=1, device="cpu")
     return runs_of([STUDIES[study]], own, out, seeds=range(seeds))
 

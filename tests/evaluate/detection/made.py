@@ -136,7 +136,6 @@ def _outline(box: tuple[float, ...], generator: np.random.Generator) -> list[flo
 
 
 def _write_voc(root: Path, year: int, split: str, drawn: list[_Drawn]) -> None:
-    """Write a split of one year in VOC's folder layout."""
     for name in ("Annotations", "ImageSets/Main", "JPEGImages"):
         (root / name).mkdir(parents=True, exist_ok=True)
     names = [f"{n:06d}" if year == 2007 else f"{year}_{n:06d}" for n, _, _ in drawn]

@@ -62,10 +62,7 @@ def test_each_pass_shows_every_image_once_in_another_order() -> None:
 
 
 def test_the_protocols_rates() -> None:
-    """MoCo's VOC schedule: warm-up of 100 steps, drops at 18,000 and 22,000 of 24,000.
-
-    Shorter schedules scale the drops.
-    """
+    """MoCo's VOC: 100 warm-up steps, drops at 18,000 and 22,000 of 24,000, or in proportion."""
     own = PROTOCOL["voc07"]
     rates = [own.rate(0.02, step) for step in (0, 50, 100, 17_999, 18_000, 22_000)]
     assert rates == pytest.approx([2e-5, 0.01001, 0.02, 0.02, 0.002, 0.0002])
