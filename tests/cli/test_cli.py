@@ -1,4 +1,4 @@
-"""The command line: errors in one line, fast help, and what each command prints and writes."""
+"""The command line: one-line errors, fast help, and the output of each command."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ UNWRITABLE = (
 
 
 def test_help_does_not_import_torch() -> None:
-    """The longest help, from the checkout."""
+    """Checked with the longest help text, run from the checkout."""
     script = (
         "import sys; from cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
     )
@@ -57,7 +57,7 @@ def test_wrong_usage_exits_2(arguments: list[str], message: str) -> None:
 
 
 def without_output(*arguments: str, **environment: str) -> str:
-    """Run a command line whose standard output is on a full disk; return what it says."""
+    """Run a command with its standard output on a full disk; return its standard error."""
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "fastsiam", *arguments],
@@ -68,7 +68,7 @@ def without_output(*arguments: str, **environment: str) -> str:
 
 
 def test_output_is_kept_as_it_is() -> None:
-    """What a program of the user's printed before, and a path that is not UTF-8."""
+    """Text that the user's program printed earlier is kept, and paths need not be UTF-8."""
     program = "print('before'); from fastsiam.cli import main; main()"
     command = [sys.executable, "-c", program, "config", "--data", "caf\udce9"]
     printed = subprocess.run(command, check=True, capture_output=True).stdout
@@ -182,7 +182,7 @@ def test_a_part_of_a_launchers_variables_is_refused(
 def test_how_errors_end_the_program(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Notes follow the message, a signal has its own exit code, a bug has its traceback."""
+    """Notes follow the message, signals set their own exit code, bugs keep their traceback."""
     noted = FastSiamError("no such thing")
     noted.add_note("saved last.pt at step 7")
     for error, code, line in (
@@ -235,7 +235,7 @@ def test_eval_knn_prints_its_protocol(small: TrainConfig, tmp_path: Path) -> Non
 def test_info_lists_versions_pipelines_and_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without importing the pipelines' packages, which takes ten seconds."""
+    """It does not import the pipelines' packages, which would take ten seconds."""
     monkeypatch.setattr(Backend, "trouble", lambda self: "")
     oldest = library.kinds()[-1]
     monkeypatch.setenv(library.CHOICE, oldest)

@@ -1,4 +1,4 @@
-"""``fastsiam study`` as a command."""
+"""The command line of ``fastsiam study``."""
 
 from __future__ import annotations
 

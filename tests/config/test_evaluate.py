@@ -1,4 +1,4 @@
-"""Linear evaluation: its optimizer, batch and rates, by the number of images."""
+"""Linear evaluation: optimizer, batch and learning rates for a number of images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RATES = [0.1, 0.3, 1, 3, 10, 30]
     "images, given, optimizer, batch, rates",
     [
         (IMAGENET, {}, "lars", 4096, [0.1]),
-        (91_023, {}, "lars", 4096, [0.1]),  # x 90 epochs are 2,000 steps
+        (91_023, {}, "lars", 4096, [0.1]),  # 2,000 steps in 90 epochs
         (91_022, {}, "sgd", 256, RATES),
         (IMAGENET, {"epochs": 6}, "sgd", 256, RATES),
         (2047, {}, "sgd", 128, RATES),

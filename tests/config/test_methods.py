@@ -1,4 +1,4 @@
-"""Settings of methods: which values go together, how they are described, and warnings."""
+"""Settings of methods: which values can be combined, and warnings."""
 
 from __future__ import annotations
 

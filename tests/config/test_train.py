@@ -1,4 +1,4 @@
-"""Settings as flags and as plain values, also those of version 0.2."""
+"""Training settings as flags and as plain values, including files of version 0.2."""
 
 from __future__ import annotations
 

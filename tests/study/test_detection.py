@@ -1,4 +1,4 @@
-"""``fastsiam study detect``: the search of the rate, what is skipped, refused or missing."""
+"""``fastsiam study detect``: learning rate search, finished and missing rows, errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.run.test_records import record_of
 
 
 def work(rows: list[DetectionRow], config: StudyDetectConfig, how: DetectConfig, out: Path) -> None:
-    """Do what the command does, with the children forked; write the record."""
+    """Run the study and write its record like the command, with forked child processes."""
     fork_programs()
     try:
         write_detection(out / "record.json", run_detection(rows, config, how, out), config, how)
@@ -106,7 +106,7 @@ def test_the_best_rate_is_used_for_all_trials(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A trial that diverges is told; other weights, data and settings are other evaluations."""
+    """Diverged trials are reported; other data or settings are evaluated separately."""
     done: list[Path] = []
     plain = record_of("knn").to_dict() | {"kind": "detect", "protocol": {"differences": []}}
     plain["data"]["labels_crc32"] = preflight(trained_run, replace(QUICK, data=str(made / "voc")))
@@ -147,7 +147,7 @@ def test_failures_stop_it(trained_run: Path, made: Path, tmp_path: Path) -> None
     gone = [*rows, DetectionRow("BYOL", str(tmp_path / "gone"))]
     with pytest.raises(FastSiamError, match="gone"):
         run_detection(gone, StudyDetectConfig(), how, tmp_path / "none")
-    assert not (tmp_path / "none").exists()  # both are told before anything is trained
+    assert not (tmp_path / "none").exists()  # both errors come before any training
     shutil.copytree(made / "voc", tmp_path / "voc")
     for image in (tmp_path / "voc").rglob("*.jpg"):
         image.write_bytes(b"none")
